@@ -54,17 +54,17 @@ sbom: $(STAMPS)/dev             ## bill of materials (CycloneDX), runs/sbom.json
 	$(BIN)/cyclonedx-py environment --of JSON -o runs/sbom.json $(BIN)/python
 
 bench: $(STAMPS)/dev           ## most figures of README.md, made anew (two hours); not those of published code or of others' programs; placement goes to runs/
-	$(BIN)/gst bench step --json experiments/results/step.json
-	$(BIN)/gst bench step --against full --json experiments/results/against_full.json
+	$(BIN)/python -m experiments.bench step --json experiments/results/step.json
+	$(BIN)/python -m experiments.bench step --against full --json experiments/results/against_full.json
 	$(BIN)/python -m experiments.bench score --json experiments/results/score.json
-	$(BIN)/gst bench memory --json experiments/results/memory.json
+	$(BIN)/python -m experiments.bench memory --json experiments/results/memory.json
 	$(BIN)/python -m experiments.bench table --json experiments/results/table.json
 	$(BIN)/python -m experiments.bench partition --json experiments/results/partition.json
 	$(BIN)/python -m experiments.bench distributed --json experiments/results/distributed.json
 	$(BIN)/python -m experiments.bench checkpoint --json experiments/results/checkpoint.json
-	$(BIN)/gst bench executor --json experiments/results/executor.json
-	$(BIN)/gst bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
-	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/gst bench placement --programs $$name --evaluations 2000 --seeds 2 \
+	$(BIN)/python -m experiments.bench executor --json experiments/results/executor.json
+	$(BIN)/python -m experiments.bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
+	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/python -m experiments.bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
 	$(BIN)/python -m experiments.variants.compare --seconds 5
 	$(BIN)/python -m experiments.bench alexnet --seeds 3 --json experiments/results/alexnet.json

@@ -33,19 +33,14 @@ class ShardedTable(nn.Module):
 
     Attributes:
         sent_bytes: that this process has sent to others, by `pull`, `push` and `state`.
-
-    Raises:
-        ValueError: the shard tracks drift, whose averages run over all keys.
     """
 
     def __init__(self, shard: EmbeddingTable, group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
-        if shard.track_drift:
-            raise ValueError("track_drift averages over all keys; a table over several processes does not track it")
         object.__setattr__(self, "shard", shard)  # no submodule: the state of this table holds all rows
         self.shard: EmbeddingTable
         self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
-        self.num_keys, self.track_drift, self.ranges = 1, False, KeyRanges()
+        self.num_keys, self.ranges = 1, KeyRanges()
         self._device = torch.device("cpu") if dist.get_backend(group) == "gloo" else shard.device
         self.sent_bytes = {"pull": 0, "push": 0, "state": 0}
         self._written: Pushed | None = None

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
 from embedding_cache.index import KeyIndex
-from embedding_cache.refresh import DriftEstimate
 from embedding_cache.storage import Background, Prefetched, Tier, rows_for
 
 
@@ -95,8 +94,6 @@ class EmbeddingTable(nn.Module):
             directly (ordinary memory where there is none); "disk": in a file that the system maps into memory.
         path: the directory for that file, which has no name there and is gone with the table.
         capacity: most rows kept; then a new one takes the place of the least recently written. None: one per key.
-        track_drift: observe how far rows move between pushes, for `expected_drift`; a push then reads the rows it
-            overwrites.
         dataset: what the keys number (a content hash, say). A saved table of another dataset is refused.
 
     Raises:
@@ -122,14 +119,13 @@ class EmbeddingTable(nn.Module):
         tier: Tier = "device",
         path: Path | str | None = None,
         capacity: int | None = None,
-        track_drift: bool = False,
         dataset: str = "",
     ) -> None:
         super().__init__()
         check_table(num_keys, channels, dtype, tier, path, capacity)
         self.num_keys, self.channels, self.dtype, self.device = num_keys, channels, dtype, torch.device(device)
         self.tier, self.path, self.capacity = tier, None if path is None else Path(path), capacity
-        self.track_drift, self.dataset = track_drift, dataset
+        self.dataset = dataset
         self.ranges = KeyRanges()
         self._background = Background(self.device)
         self._staged: Staged | None = None
@@ -153,7 +149,6 @@ class EmbeddingTable(nn.Module):
         self._staged = None
         self._index = KeyIndex(self.num_keys, self.capacity)
         self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
-        self._drift = DriftEstimate() if self.track_drift else None
 
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
@@ -233,18 +228,6 @@ class EmbeddingTable(nn.Module):
         """Until nothing moves in the background."""
         self._background.wait()
 
-    def expected_drift(self, keys: Int64[Tensor, " keys"], step: int | None = None) -> Float[Tensor, " keys"]:
-        """How far the rows of `keys` are expected to be from what would be written at `step`: see `refresh`.
-
-        Raises:
-            ValueError: drift is not tracked, and what `pull` refuses.
-        """
-        if self._drift is None:
-            raise ValueError("drift is not tracked; make the table with track_drift=True")
-        slots, ages, _ = self._look_up(keys, step)
-        self._background.wait()
-        return self._drift.expected(slots, ages.cpu().numpy()).to(keys.device)
-
     def resize(self, num_keys: int) -> None:
         """Make room for keys 0..num_keys-1; rows keep their keys.
 
@@ -280,7 +263,7 @@ class EmbeddingTable(nn.Module):
             "age_max": int(ages.max()) if len(ages) else -1,
             "share_unknown": 1 - len(ages) / self.num_keys,
             "rows_in_use": self.rows_in_use,
-            "bytes": self._index.nbytes + self._rows.nbytes + (self._drift.nbytes if self._drift else 0),
+            "bytes": self._index.nbytes + self._rows.nbytes,
         }
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -294,8 +277,7 @@ class EmbeddingTable(nn.Module):
             "rows": self._rows.copied(slots),
             "written": torch.from_numpy(written),
         }
-        state |= self.ranges.state()
-        return state if self._drift is None else state | {"drift": self._drift.state(slots)}
+        return state | self.ranges.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """For `load_state_dict`: replaces everything. A table with fewer keys grows to the saved number, one of another
@@ -313,16 +295,13 @@ class EmbeddingTable(nn.Module):
         self.ranges.load({"slots": 0, "ranges": {}} | state)
         newest = slice(max(0, len(state["keys"]) - self._index.most_rows), None)
         keys, written = (state[name].cpu().numpy()[newest] for name in ("keys", "written"))
-        slots, _ = self._reserve(keys, state["step"])
+        slots = self._reserve(keys, state["step"])
         self._index.stamp(slots, written)
         self._rows.scatter(slots, state["rows"][newest])
-        if self._drift is not None and "drift" in state:
-            drift = state["drift"]
-            self._drift.load(drift | {"factors": drift["factors"][newest]}, slots)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: the settings and the state; files and threads stay behind."""
-        settings = ("num_keys", "channels", "dtype", "device", "tier", "path", "capacity", "track_drift", "dataset")
+        settings = ("num_keys", "channels", "dtype", "device", "tier", "path", "capacity", "dataset")
         return _made_anew, ({name: getattr(self, name) for name in settings}, self.get_extra_state())
 
     def extra_repr(self) -> str:
@@ -375,15 +354,11 @@ class EmbeddingTable(nn.Module):
         if beyond > 0:
             self._index.find(numbers)  # refuses what is wrong with the keys that are left out
             numbers, rows = numbers[beyond:], rows[beyond:]
-        ages = self._index.look_up(numbers, step)[1] if self._drift else None
-        slots, before = self._reserve(numbers, step)
-        return partial(self._write, slots, rows, before, ages)
+        return partial(self._rows.scatter, self._reserve(numbers, step), rows)
 
-    def _reserve(
-        self, keys: Int64[np.ndarray, " keys"], step: int
-    ) -> tuple[Int32[np.ndarray, " keys"], Int32[np.ndarray, " keys"]]:
-        """The slots that `keys` are written to at `step`, and those they had before (0 for none). Storage grows by
-        doubling, so that n pushes copy O(n) rows in all.
+    def _reserve(self, keys: Int64[np.ndarray, " keys"], step: int) -> Int32[np.ndarray, " keys"]:
+        """The slots that `keys` are written to at `step`. Storage grows by doubling, so that n pushes copy O(n) rows in
+        all.
 
         Raises:
             ValueError: a key is out of range or repeated; nothing was changed.
@@ -394,21 +369,9 @@ class EmbeddingTable(nn.Module):
         if needed > self._rows.num_rows:
             self._background.wait()  # no row may be on its way while all move
             num_rows = min(max(needed, 2 * self._rows.num_rows), 1 + self._index.most_rows)
-            for growing in (self._rows, self._index, self._drift):
-                if growing is not None:
-                    growing.grow(num_rows)
-        return self._index.assign(keys, before, step), before
-
-    def _write(
-        self,
-        slots: Int32[np.ndarray, " keys"],
-        rows: Float[Tensor, "keys channels"],
-        before: Int32[np.ndarray, " keys"],
-        ages: Int64[np.ndarray, " keys"] | None,
-    ) -> None:
-        if self._drift is not None and ages is not None:
-            self._drift.observe(slots, before, ages, rows, self._rows.gather(before))
-        self._rows.scatter(slots, rows)
+            self._rows.grow(num_rows)
+            self._index.grow(num_rows)
+        return self._index.assign(keys, before, step)
 
 
 def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTable:

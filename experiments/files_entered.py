@@ -1,4 +1,4 @@
-"""How many files a reader meets who follows one path through the code: those with a function that the path calls.
+"""Count the files that one path through the code enters: those with a function that the path calls.
 
     python -m experiments.files_entered fit|place|drop_in|step [--list]
 

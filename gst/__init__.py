@@ -18,17 +18,14 @@ if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, execution, machine, nn, placement, programs
     from gst.cost.step_time.estimate import estimate
-    from gst.data.collate import collate
-    from gst.data.frameworks import from_dgl, from_networkx
+    from gst.data.frameworks import collate, from_dgl, from_networkx
     from gst.data.pyg import from_pyg
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment
     from gst.graphs.store import open_store, prepare
     from gst.method.batch import SegmentBatch
     from gst.method.estimator import GraphSegmentTraining
-    from gst.method.histories import LayerHistories
-    from gst.placement.api.decorator import placed
-    from gst.placement.api.placed import place
+    from gst.placement.api.place import place, placed
     from gst.placement.api.saving import load
 
     __version__: str
@@ -49,24 +46,23 @@ _HOMES = {
     "EmbeddingTable": "embedding_cache",
     "Graph": "gst.graphs.graph",
     "GraphSegmentTraining": "gst.method.estimator",
-    "LayerHistories": "gst.method.histories",
     "SegmentBatch": "gst.method.batch",
     "SegmentedGraph": "gst.graphs.segments",
-    "collate": "gst.data.collate",
+    "collate": "gst.data.frameworks",
     "estimate": "gst.cost.step_time.estimate",
     "from_dgl": "gst.data.frameworks",
     "from_networkx": "gst.data.frameworks",
     "from_pyg": "gst.data.pyg",
     "load": "gst.placement.api.saving",
     "open_store": "gst.graphs.store",
-    "place": "gst.placement.api.placed",
-    "placed": "gst.placement.api.decorator",
+    "place": "gst.placement.api.place",
+    "placed": "gst.placement.api.place",
     "prepare": "gst.graphs.store",
     "segment": "gst.graphs.segments",
 }
 
 __all__ = [
-    "EmbeddingTable", "Graph", "GraphSegmentTraining", "LayerHistories", "SegmentBatch", "SegmentedGraph",
+    "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph",
     "__version__", "collate", "cost", "data", "devices", "estimate", "from_dgl", "from_networkx", "from_pyg", "load",
     "nn", "open_store", "place", "placed", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
@@ -76,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"gst.{name}")
     if name == "__version__":
-        return import_module("gst.util.version").version()
+        return import_module("gst.util.process").version()
     if name not in _HOMES:
         raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOMES[name]), name)

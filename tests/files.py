@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-FIXTURES = Path(__file__).parent / "fixtures"
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "tests" / "fixtures"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tpugraphs"
 
 

@@ -1,4 +1,4 @@
-"""`python -m experiments.bench NAME`: every benchmark, those of `gst bench` among them.
+"""Run a benchmark: `python -m experiments.bench NAME`.
 
 python -m experiments.bench table --json experiments/results/table.json
 """

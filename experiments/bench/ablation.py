@@ -1,4 +1,4 @@
-"""What each part of the placement loop brings: the loop without it, on this machine's cores.
+"""Ablation of the placement loop: the runtime of its plans without each of its parts, on this machine's cores.
 
     python -m experiments.bench ablation
     python -m experiments.bench ablation --programs rnnlm,bert --seeds 5 --seconds 20 --resume
@@ -36,14 +36,21 @@ from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.loop import SEARCH_RUNS
-from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-from gst.placement.planning import BUDGET, InProgramOrder, restrict
+from gst.placement.objectives import (
+    Budgeted,
+    InProgramOrder,
+    MeasuredObjective,
+    Measurer,
+    Objective,
+    SimulatedObjective,
+)
 from gst.placement.policies.constructive.fine_tuning import FineTuning, TaskRollouts
 from gst.placement.policies.constructive.network import load_weights
 from gst.placement.profiling import measured_task
 from gst.placement.search.annealing import anneal
 from gst.placement.search.measured import AT_ONCE, POLICY_COSTS, Search
 from gst.placement.search.surrogates import NetworkSurrogate
+from gst.placement.settings import BUDGET, restrict
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.util.progress import bar
@@ -166,8 +173,8 @@ def measured(name: str, seconds: float, repetitions: int, seeds: int, patience_s
 
 
 def over_loop(programs: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """How many times as long the plans of each row take as those of the loop: the geometric mean over programs of that
-    over seeds, and its 95 % interval by bootstrap over programs. A plan that failed counts as the baseline does."""
+    """Return the slowdown of each row's plans compared with the loop's: geometric mean over seeds and programs, with a
+    95 % interval by bootstrap over programs. A plan that failed counts as the baseline does."""
     result = {}
     for row in ROWS[1:]:
         logs = np.array([np.mean(_logs(each["rows"], row) - _logs(each["rows"], "loop")) for each in programs.values()])

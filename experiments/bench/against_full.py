@@ -24,8 +24,8 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.util.process import keep_freed_memory
 from gst.util.progress import Progress, no_progress
-from gst.util.tuning import keep_freed_memory
 
 NODES, CONFIGS, HELD_OUT = 100_000, 128, 32
 CONFIGS_PER_STEP, CHANNELS, LAYERS = 8, 32, 2

@@ -1,4 +1,4 @@
-"""How fast are sparse products and maxima by each backend? What `gst.nn.sparse.FASTER` goes by."""
+"""Times of sparse products and maxima by each backend, from which `gst.nn.sparse.FASTER` is set."""
 
 from __future__ import annotations
 

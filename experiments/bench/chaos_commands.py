@@ -1,4 +1,4 @@
-"""What `experiments.bench.chaos` kills: commands on small inputs, how each goes on, what must come out of it."""
+"""Commands that `experiments.bench.chaos` kills: small inputs, the command that resumes, and the result it must give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from gst.data.measured_plans import read_measured
 from gst.execution.measure import Log
 from gst.graphs.store import verify
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import Program, traced
 
@@ -93,7 +93,7 @@ def rows(directory: Path) -> dict[str, list[str]]:
 
 
 def lost(before: dict[str, list[str]], after: dict[str, list[str]]) -> int:
-    """How many rows of `before` are not where they were."""
+    """Return the number of rows of `before` that moved or vanished."""
     kept = [row == then for name in before for row, then in zip(before[name], after.get(name, []), strict=False)]
     return sum(map(len, before.values())) - sum(kept)
 
@@ -175,7 +175,7 @@ def _add(digest: Any, value: Any) -> None:
 
 
 def _plans(directory: Path) -> dict[str, Any]:
-    """Whether the plans are those that are drawn with the profile of the log, in that order, and what became of them. A
+    """Check that the plans are those drawn with the profile of the log, in that order, and count their outcomes. A
     profile is measured, and so another one each time that a command begins."""
     found = read_measured(directory / "out")
     program = traced(PROGRAM, directory / "runs" / "traces")

@@ -1,4 +1,4 @@
-"""How long a checkpoint with a large table takes, beside a plain copy of the file, and how long training waits.
+"""Time to write a checkpoint with a large table, compared with a plain copy of the file, and time that training waits.
 
 A save leaves nothing in the system's memory, so that a restore reads the disk; a copy then reads from memory and ends
 when the disk has everything. Everything runs in one folder, which has to lie on the disk that is meant.

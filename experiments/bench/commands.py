@@ -1,4 +1,4 @@
-"""The arguments of every benchmark and what it prints: `python -m experiments.bench NAME`, and `gst bench NAME`."""
+"""The arguments of every benchmark and what it prints: `python -m experiments.bench NAME`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gst.util.process import wait_briefly
 from gst.util.progress import Bars
-from gst.util.tuning import wait_briefly
 
 RESULTS = Path("experiments/results")
 BENCH = "python -m experiments.bench"
@@ -29,8 +29,8 @@ def _add_step(bench: Any, command: Command) -> None:
         "step",
         _step,
         "a training step with the published network, on graphs of TpuGraphs' size; or against full-graph training",
-        "gst bench step --json step.json\ngst bench step --data data/layout/xla/random/train --configs 32\n"
-        "gst bench step --against full",
+        f"{BENCH} step --json step.json\n{BENCH} step --data data/layout/xla/random/train --configs 32\n"
+        f"{BENCH} step --against full",
     )
     parser.add_argument("--data", type=Path, help="folder of TpuGraphs layout files (default: six made graphs)")
     parser.add_argument("--against", choices=("full",), help="train to the same score on whole graphs of 100,000 nodes")
@@ -64,7 +64,7 @@ def _add_memory(bench: Any, command: Command) -> None:
         "memory",
         _memory,
         "peak memory of preparation, training and evaluation, by the size of the graph",
-        "gst bench memory --nodes 10000,1000000",
+        f"{BENCH} memory --nodes 10000,1000000",
     )
     parser.add_argument("--nodes", default="10000,100000,1000000,10000000", help="sizes (default: %(default)s)")
 
@@ -112,7 +112,7 @@ def _add_executor(bench: Any, command: Command) -> None:
         "executor",
         _executor,
         "what running a captured program costs beyond its operations, against plain PyTorch",
-        "gst bench executor --json executor.json\ngst bench executor --programs rnnlm,inception",
+        f"{BENCH} executor --json executor.json\n{BENCH} executor --programs rnnlm,inception",
     )
     _add_programs(parser)
 
@@ -123,7 +123,7 @@ def _add_simulator(bench: Any, command: Command) -> None:
         "simulator",
         _simulator,
         "simulated against measured runtimes of random plans",
-        "gst bench simulator --json simulator.json\ngst bench simulator --programs rnnlm --plans 30",
+        f"{BENCH} simulator --json simulator.json\n{BENCH} simulator --programs rnnlm --plans 30",
     )
     parser.add_argument("--plans", type=int, default=100, help="of each program (default: %(default)s)")
     _add_programs(parser)
@@ -135,7 +135,7 @@ def _add_placement(bench: Any, command: Command) -> None:
         "placement",
         _placement,
         "what searches find, measured beside plain PyTorch, torch.compile, one device and the baselines",
-        "gst bench placement --json placement.json\ngst bench placement --programs rnnlm --budget 30 --seeds 1",
+        f"{BENCH} placement --json placement.json\n{BENCH} placement --programs rnnlm --budget 30 --seeds 1",
     )
     for name, default, what in (
         ("budget", 50, "measurements of each search"),

@@ -145,7 +145,7 @@ class Clock:
 
 
 def train(steps: int, nodes: int) -> dict[str, float]:
-    """What one process of several does, or the only one. Times begin and end together."""
+    """Run the training of one process, alone or one of several. Times begin and end together."""
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size > 1:

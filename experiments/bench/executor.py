@@ -1,4 +1,4 @@
-"""What running a captured program costs beyond its operations: all on one device against the step as written."""
+"""Overhead of the executors: a captured program on one device, compared with the step as written."""
 
 from __future__ import annotations
 

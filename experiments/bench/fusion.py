@@ -1,4 +1,4 @@
-"""What fusing element-wise operations costs and saves: structures, seconds of compiling, steps with and without.
+"""Cost and gain of fusing element-wise operations: structures, seconds of compiling, steps with and without.
 
     python -m experiments.bench fusion
     python -m experiments.bench fusion --programs rnnlm:layers=4 --device cpu:0-1 --cache runs/fusion
@@ -16,7 +16,7 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from gst.util.tuning import WAITING
+from gst.util.process import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
 
@@ -26,7 +26,7 @@ from gst.execution.groups import Fused, fused
 from gst.execution.measure import measure
 from gst.execution.native import NativeExecutor
 from gst.lowering.calls import eager
-from gst.lowering.grouping import pointwise_chains
+from gst.lowering.fusion import pointwise_chains
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, machine_record, select
 from gst.machine.load import LoadGate

@@ -21,7 +21,8 @@ from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.planning import Planned, plan_all
+from gst.placement.planning import plan_all
+from gst.placement.settings import Planned
 from gst.programs import traced
 from gst.util.progress import bar
 
@@ -54,7 +55,7 @@ def sooner(go: Planned, weaker: Planned) -> float | None:
 
 
 def first_as_good(curve: Iterable[tuple[int, float]], ms: float) -> int | None:
-    """How many plans were asked about until one was as fast; None if none was."""
+    """Return the number of evaluated plans until one was as fast, or None."""
     return next((asked for asked, best in curve if best <= ms), None)
 
 

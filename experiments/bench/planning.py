@@ -1,5 +1,5 @@
-"""What one of many processes has to plan and to sort in a step, however the rows travel: measured in a single process,
-over torch's fake process group, which says that everything has arrived at once."""
+"""Host time that one of many processes spends on planning and sorting rows in a step. It is measured in a single
+process, over torch's fake process group, in which every message arrives at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def planning_ms(
     processes: int, graphs: Sequence[SegmentedGraph], graphs_per_step: int, configs_per_step: int, num_fresh: int,
     channels: int,
 ) -> float:  # fmt: skip
-    """The median time in ms that the first of so many processes takes to draw a step, to work out which rows go where,
-    and to pack, unpack and write its share of them. Their values are whatever lay in memory."""
+    """Return the median milliseconds of host work of process 0: drawing a step, routing its rows, packing, unpacking
+    and writing them. Their values are whatever lay in memory."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.set_num_threads(1)

@@ -38,8 +38,8 @@ def programs(data: Path | None, seed: int = 0) -> list[Graph]:
 
 
 def layout_program(num_nodes: int, seed: int, num_configs: int = 200) -> Graph:
-    """140 node features, 1.7 edges per node and 8 % configurable nodes, as in the genuine AlexNet; each of their 18
-    configuration columns is part of one of three tensor layouts. The runtime is additive, with noise."""
+    """Make a graph with 140 node features, 1.7 edges per node and 8 % configurable nodes, as AlexNet's has. Each of the
+    18 configuration columns is part of one of three tensor layouts. The runtime is additive, with noise."""
     random = np.random.default_rng(seed)
     nodes = np.arange(1, num_nodes)
     near = nodes - np.minimum(random.geometric(0.3, len(nodes)), nodes)

@@ -1,4 +1,4 @@
-"""How long does it take to score a plan of a giant program that differs in one operation from one that is known?
+"""Time to score a plan of a giant program that differs in one operation from a plan with a known score.
 
 The program is made, the cost model has learned next to nothing: how long it takes does not depend on what it says.
 """

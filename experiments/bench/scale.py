@@ -1,4 +1,4 @@
-"""What a step costs with 1 to 256 processes, by a model of links fed with figures measured on one machine.
+"""Time of a step with 1 to 256 processes, by a model of links fed with figures measured on one machine.
 
 A step takes the time of the computation (measured, the same for every process), planning who sends what and handling it
 (measured up to 256 processes, a line through that), and three collectives, with a latency a and a bandwidth b for each
@@ -29,7 +29,7 @@ PROCESSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Link:
-    """What connects a process with the others.
+    """Links of a process to the others.
 
     Args:
         latency_us: of a message, microseconds.
@@ -68,7 +68,7 @@ class Step:
 
 
 def figures_in(path: Path) -> dict[str, Any]:
-    """What `python -m experiments.bench distributed --json` wrote.
+    """Record that `python -m experiments.bench distributed --json` wrote.
 
     Raises:
         ValueError: it is not JSON.
@@ -122,7 +122,7 @@ def measured(result: Mapping[str, Any], compute_ms: float | None = None) -> Step
 
 
 def times_ms(step: Step, link: Link, processes: int) -> dict[str, float]:
-    """What each part of a step takes, in milliseconds."""
+    """Return the milliseconds of each part of a step."""
     others, latency_ms = processes - 1, link.latency_us / 1e3
     per_ms = link.gigabytes_s * 1e6
 

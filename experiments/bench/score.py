@@ -30,8 +30,8 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.nn.encoders import BOTH
 from gst.nn.sharing import Sharing
+from gst.util.process import keep_freed_memory
 from gst.util.progress import Progress, no_progress
-from gst.util.tuning import keep_freed_memory
 
 CHANNELS, LAYERS = 64, 3
 MAX_NODES = 1000  # of a segment
@@ -121,8 +121,8 @@ def score(estimator: GraphSegmentTraining, graph: SegmentedGraph, bf16: bool, ki
 
 
 def rows_share(graph: SegmentedGraph, segments: int = 4) -> list[float]:
-    """What sharing leaves of a computation of every node under every configuration, before the first layer and after
-    each, in some segments, for the configurations of one part."""
+    """Return the share of (node, configuration) pairs that sharing computes, before the first layer and after each, for
+    some segments and the configurations of one part."""
     chosen = np.linspace(0, graph.num_segments - 1, min(segments, graph.num_segments)).round().astype(int)
     configs = torch.arange(min(CONFIGS_AT_ONCE, graph.num_configs))[None]
     batch = assemble([graph], [(0, int(j)) for j in chosen], configs)

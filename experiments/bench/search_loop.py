@@ -103,7 +103,7 @@ def simulated(task: Task, seed: int) -> Plan:
 def loops(
     task: Task, measurer: Measurer, starts: Mapping[str, Plan], budget: int, seed: int
 ) -> Iterator[tuple[str, Plan]]:
-    """What the search finds with each cost model."""
+    """Run the search with each cost model."""
     for key, surrogate, evaluations in (
         ("loop", None, EVALUATIONS), ("network", NetworkSurrogate(task, seed), NETWORK_EVALUATIONS),
     ):  # fmt: skip
@@ -116,7 +116,7 @@ def loops(
 def alone(
     task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int, more: int
 ) -> dict[str, Plan]:
-    """What annealing on the hardware has found after `budget` measurements, and after `more` times as many, if more."""
+    """Anneal by measurements alone, and return the best runtime after `budget` of them, and after `more` times as many."""
     budgeted = Budgeted(runtime, more * budget)
     anneal(task, budgeted, seed, start=list(starts.values()))
     found = zip(budgeted.curve, budgeted.improvements, strict=True)
@@ -157,7 +157,7 @@ def pretended(name: str, machine_name: str, budget: int, seed: int, more: int) -
 
 
 def over_loop(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How many times as long the plans of the others take, geometric means."""
+    """Return the geometric mean slowdown of the plans of each other method."""
     keys = ("portfolio", "simulated", "alone", "alone_more", "network")
     others = [key for key in keys if f"{key}_ms" in rows[0]]
     return {key: statistics.geometric_mean(row[f"{key}_ms"] / row["loop_ms"] for row in rows) for key in others}

@@ -18,7 +18,7 @@ from gst.execution.native import NativeExecutor, runs_in_turns
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.simulation.calibration import fit

@@ -33,8 +33,8 @@ from gst.cost.metrics import kendall_tau
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
+from gst.util.process import keep_freed_memory
 from gst.util.progress import Progress, no_progress
-from gst.util.tuning import keep_freed_memory
 
 WARM_UP = 4
 MAX_ROWS = 1 << 16

@@ -32,8 +32,8 @@ from gst.data.graphnet import FxSource, read_sources
 from gst.execution.measure import Log
 from gst.machine.devices import machine_record
 from gst.reporting.headline import MOST_LOAD
+from gst.util.process import WAITING
 from gst.util.progress import Bars, Progress
-from gst.util.tuning import WAITING
 
 ROOM = 1.2  # at least, of the programs of which a mean is taken apart
 SLOWER = 0.97  # of the best of eager and compiled: more than 3 % slower
@@ -83,7 +83,7 @@ def _key(source: FxSource | str, settings: Mapping[str, Any]) -> str:
 
 
 def _row(what: tuple[str, str], settings: Mapping[str, Any], time_limit_s: float) -> dict[str, Any]:
-    """What the child says of a program, see `experiments.bench.strangers_child`, or `{"failed": reason}`."""
+    """Return the child's record of a program, see `experiments.bench.strangers_child`, or `{"failed": reason}`."""
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as words:
         environment = {key: value for key, value in child_environment().items() if key not in WAITING}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": str(max(settings["threads"]))}
@@ -101,8 +101,7 @@ def _row(what: tuple[str, str], settings: Mapping[str, Any], time_limit_s: float
 
 
 def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Number of programs that ran, geometric means, and the names of those that are slower than what their user had,
-    that gave wrong outputs, and that were timed on a busy machine."""
+    """Summarise all programs: the number that ran, geometric means, and the names of slower, wrong or disturbed ones."""
     ran = {name: row for name, row in rows.items() if "failed" not in row}
     if not ran:
         return {"ran": 0, "failed": len(rows)}
@@ -122,8 +121,8 @@ def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _over_each(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """How many times as fast as each other way what was placed is: geometric mean, on how many programs, and on how
-    many of them it is ahead."""
+    """Return the speedup of the placed program over each other variant: geometric mean, number of programs, and number
+    of wins."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
         for label, (median_ms, *_) in row["ms"].items():

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gst.whole_model.variants import as_written
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -29,12 +30,10 @@ from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
 from experiments.bench.strangers_runtimes import RUNTIMES
 from gst.data.graphnet import read_sources
-from gst.execution.compiling import compiled_by_threads
 from gst.execution.measure import Measurement, measure
-from gst.execution.plain import rested
-from gst.placement.planning import Settings
+from gst.execution.plain import compiled_by_threads, rested
+from gst.placement.settings import Settings
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
-from gst.whole_model.whole import as_written
 
 PLACED, DIRECT = "placed", "direct"
 STEP = "step"  # instead of data: the name is that of a training step
@@ -43,7 +42,7 @@ Run = Callable[[], Any]
 
 
 class Subject(NamedTuple):
-    """What is placed.
+    """The placed program.
 
     Args:
         model: the module of a sample, or a training step.
@@ -84,7 +83,7 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
         subject: what is placed.
         settings: `ways` (`eager`, of `OPTIONS` and `RUNTIMES`; `eager:1` is on one thread, `eager` on each number),
             `threads` (numbers), `rounds`, `seconds` to plan in (None = as long as it takes), and `tasks`, see
-            `gst.placement.planning.Settings`.
+            `gst.placement.settings.Settings`.
 
     Returns:
         nodes (calls in its graph), parameters (of a step: all numbers of its state), threads (the most), and for each

@@ -32,7 +32,7 @@ REPORTED = 50  # plans between two lines of progress
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """What was run, and what differed: nothing, or the command fails."""
+    """Run stream programs and return a record of the runs; a difference in any output fails the command."""
     sys.path.append(str(ROOT))
     return {
         "plans": hostile_plans(options.plans, options.seed),

@@ -1,4 +1,4 @@
-"""How fast are pushes and pulls of the embedding table, beside a plain copy of as many bytes?
+"""Rates of pushes and pulls of the embedding table, compared with a plain copy of as many bytes.
 
 Keys are random, other ones in every repetition, in tables larger than the caches. Pulls and copies read from memory of
 the same kind of pages and write to the same memory, used again, since memory fresh from the system costs either the

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gst.placement.task import Task
-from gst.util.tuning import WAITING
+from gst.util.process import WAITING
 
 os.environ.update(WAITING)  # before torch is loaded
 
@@ -29,15 +30,16 @@ from matplotlib.patches import Patch
 
 from gst.execution.costs import measure_costs
 from gst.execution.native import NativeExecutor, runs_in_turns
-from gst.execution.trace import KINDS, chrome_trace, kind_of, save_trace
 from gst.lowering.plan import Plan, Timeline
 from gst.machine.devices import Device, discover, select
 from gst.machine.load import LoadGate, LoadMeter
 from gst.placement.baselines.list_schedules import heft
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.programs import Program, traced
+from gst.programs.features import KINDS, kind_of
 from gst.simulation.calibration import fit
 from gst.simulation.simulator import Simulator
+from gst.util.writing import write_json
 
 COLOURS = dict(zip(KINDS, ("#0b5394", "#e69f00", "#2a9d55", "#cc3311", "#bbbbbb", "#9467bd"), strict=True))
 NUM_CALIBRATION = 12
@@ -104,13 +106,53 @@ def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline) -
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def chrome_trace(program: Program, devices: Sequence[Device], runs: Mapping[str, Timeline]) -> dict[str, Any]:
+    """Return runs of a program in the Trace Event Format: each run a process, each device a row, each operation an event.
+
+    Args:
+        program: what ran.
+        devices: of the executor or the simulator, in their order.
+        runs: 'executed' and 'simulated', say, drawn in this order below each other, all from time 0.
+
+    Returns:
+        For `json.dumps`; times are microseconds. Inputs and constants, which take no time, are left out; operations
+        that ran fused have the times of their group and lie on each other.
+
+    Raises:
+        ValueError: a run is of another program: it has another number of nodes.
+    """
+    events: list[dict[str, Any]] = []
+    for process, (label, run) in enumerate(runs.items()):
+        if len(run.device) != program.num_nodes:
+            raise ValueError(f"run {label!r} has {len(run.device)} nodes, {program.name!r} has {program.num_nodes}")
+        makespan_ms = run.makespan_us / 1e3
+        events.append(_name("process_name", process, 0, f"{label}, {makespan_ms:.2f} ms"))
+        events += [_name("thread_name", process, row, device.name) for row, device in enumerate(devices)]
+        for node, operation in enumerate(program.operations):
+            if operation.kind == "operation":
+                begin, end = float(run.begin_us[node]), float(run.end_us[node])
+                events.append({
+                    "ph": "X", "name": operation.name, "cat": kind_of(operation), "pid": process,
+                    "tid": int(run.device[node]), "ts": begin, "dur": end - begin,
+                    "args": {
+                        "node": node, "reads": [program.operations[each].name for each in operation.producers],
+                        "shapes": [list(shape) for shape in operation.shapes],
+                    },
+                })  # fmt: skip
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _name(what: str, process: int, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": row, "args": {"name": name}}
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run and simulate the plan, write the trace and the picture."""
     program = traced(options.program)
     devices = select(options.devices.split(","), discover())
     plan = Plan.load(options.plan) if options.plan else None
     runs, load = both(program, devices, plan, options.repetitions)
-    save_trace(chrome_trace(program, devices, runs), options.trace)
+    write_json(options.trace, chrome_trace(program, devices, runs))
     draw(program, devices, runs, load, options.out)
     for label, run in runs.items():
         print(f"{label:<9} {float(run.end_us.max()) / 1e3:.2f} ms")

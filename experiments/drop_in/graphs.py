@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from experiments.drop_in import message_graph
-from gst.data.degree_profile import COLUMNS, degree_profile
+from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 NUM_FAMILIES = 5  # as MalNet-Tiny has types of software
-NUM_FEATURES = len(COLUMNS)  # of a node whose graph has a family
+NUM_FEATURES = len(DEGREE_COLUMNS)  # of a node whose graph has a family
 NUM_KINDS = 3
 
 Edges = np.ndarray

@@ -1,1 +1,1 @@
-"""The tables, the pictures and the numbers of the documents, made from the tracked results alone."""
+"""Tables, pictures and numbers of the documents, made from experiments/results and from the code alone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from experiments.figures import architecture
+from experiments.figures import architecture, overview
 from experiments.figures.catalogue import NUMBERS, TABLES
 from experiments.figures.documents import ROOT, documents, up_to_date
 
@@ -19,8 +19,9 @@ def main() -> None:
         before, after = path.read_text(), up_to_date(path, TABLES, NUMBERS)
         path.write_text(after)
         print(f"{path.relative_to(ROOT)}: {'as it was' if before == after else 'written'}")
-    architecture.PICTURE.write_text(architecture.picture())
-    print(f"{architecture.PICTURE.relative_to(ROOT)}: drawn")
+    for each in (architecture, overview):
+        each.PICTURE.write_text(each.picture())
+        print(f"{each.PICTURE.relative_to(ROOT)}: drawn")
     try:
         from experiments.figures.pictures import PICTURES, draw
     except ModuleNotFoundError as error:

@@ -1,23 +1,26 @@
-"""The house as it stands: rooms, floors and who imports whom, read from the code and the contracts in pyproject.toml.
+"""Architecture of the packages: modules, layers and imports, from the code and the contracts in pyproject.toml.
 
-A room is a package or a single file of `gst`. The picture leaves out an arrow where others already lead the same way
-(the transitive reduction); the table has every one of them.
+A module here is a package or a single file directly below `gst`. The picture leaves out an arrow where other arrows
+already connect the same two modules (the transitive reduction).
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from experiments.figures.documents import ROOT, table
 
 PICTURE = ROOT / "docs" / "architecture.svg"
 PACKAGES = ("experiments", "gst", "embedding_cache", "partitioners")
-HEIGHT, BETWEEN, GAP, LEFT = 34, 40, 18, 20  # of a box, between floors, between boxes, beside the picture
+HEIGHT, BETWEEN, GAP, LEFT = 34, 40, 18, 20  # of a box, between layers, between boxes, margin
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">
-<title id="title">Packages (blue) and single files (grey) on their floors; arrows lead to what they import</title>
+<title id="title">Packages (blue) and single files (grey) in their layers; arrows lead to what they import</title>
 <style>
 text {{ font: 13px sans-serif; text-anchor: middle; fill: #111 }} path {{ fill: none; stroke: #555; opacity: .75 }}
 .package {{ fill: #dcebf7; stroke: #0072b2 }} .files {{ fill: #f3f3f3; stroke: #777 }} .ground {{ fill: #fff }}
@@ -26,59 +29,81 @@ text {{ font: 13px sans-serif; text-anchor: middle; fill: #111 }} path {{ fill: 
 <path d="M0 0L6 3L0 6z" style="fill: #555; stroke: none"/></marker>
 <rect class="ground" width="{width}" height="{height}"/>
 """
+FLOW = re.compile(r"(?:^|(?<=[.:]) )([^.:;]+?) go(?:es)? in(?:\b[^;.]*;|,) (.+?),? comes? out\b")
+FIRST = re.compile(r"Read `([\w/.]+\.py)`")
 
-Rooms = dict[str, list[str]]  # room -> the rooms it imports
+Imports = dict[str, list[str]]  # module -> the modules it imports
 
 
-def floors() -> list[list[str]]:
-    """The rooms of each floor, from the top."""
+@dataclass(frozen=True)
+class Description:
+    """The docstring of a folder, in parts; '' for a part that is missing."""
+
+    holds: str
+    goes_in: str
+    comes_out: str
+    first_file: str
+
+
+def layers() -> list[list[str]]:
+    """Return the modules of each layer, from the top."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["gst"]]
-    inside = [list(dict.fromkeys(_room(f"gst.{name.strip()}") for name in layer.split("|"))) for layer in layers]
+    (names,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["gst"]]
+    inside = [list(dict.fromkeys(_module(f"gst.{name.strip()}") for name in layer.split("|"))) for layer in names]
     return [["experiments"], *inside, ["embedding_cache", "partitioners"]]
 
 
-def rooms() -> Rooms:
-    """Who imports whom."""
+def imports() -> Imports:
+    """Return the modules that each module imports."""
     import grimp
 
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    found: dict[str, set[str]] = {}
-    for module in graph.modules:
-        here = found.setdefault(_room(module), set())
-        here |= {_room(each) for each in graph.find_modules_directly_imported_by(module)} - {_room(module), "gst"}
-    return {room: sorted(found[room]) for floor in floors() for room in floor if room in found}
+    below: dict[str, set[str]] = {}
+    for name in graph.modules:
+        imported = below.setdefault(_module(name), set())
+        imported |= {_module(each) for each in graph.find_modules_directly_imported_by(name)} - {_module(name), "gst"}
+    return {name: sorted(below[name]) for layer in layers() for name in layer if name in below}
 
 
-def _room(module: str) -> str:
-    package, *rest = module.split(".")
+def _module(name: str) -> str:
+    package, *rest = name.split(".")
     return f"gst.{rest[0]}" if package == "gst" and rest else package
 
 
-def purpose(room: str) -> str:
-    """The first sentence of its docstring."""
-    path = ROOT / room.replace(".", "/")
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+def describe(folder: Path) -> Description:
+    """Return the parts of a folder's docstring: "Holds ...: A goes in; B comes out. Read `file.py` first."."""
+    text = " ".join((ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "").split())
+    flow, first = FLOW.search(text), FIRST.search(text)
+    holds = text[: flow.start()] if flow and flow.start() else text
+    holds = re.split(r"(?<=[.])\s", holds)[0].rstrip(".:")
+    return Description(holds, *((flow[1].strip(), flow[2].strip()) if flow else ("", "")), first[1] if first else "")
 
 
-def who_imports_whom() -> str:
-    lines = (
-        (f"`{room}`", purpose(room), ", ".join(each.removeprefix("gst.") for each in below))
-        for room, below in rooms().items()
-    )
-    return table(("room", "what it is for", "imports"), lines)
+def modules() -> str:
+    """Return the table of all folders of the product, from the top layer to the bottom."""
+    lines = []
+    for name in (name for layer in layers()[1:] for name in layer):
+        folder = ROOT / name.replace(".", "/")
+        if folder.is_dir():
+            each = describe(folder)
+            flow = (part[:1].lower() + part[1:] for part in (each.goes_in, each.comes_out))
+            lines.append([f"`{name}`", each.holds, *flow, f"`{each.first_file}`"])
+    return table(("module", "holds", "goes in", "comes out", "read first"), lines)
 
 
-TABLES = {"architecture": who_imports_whom}
+TABLES = {"architecture": modules}
 
 
 def reduced(found: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
-    """The arrows that no longer way replaces."""
+    """Return the arrows that no longer path replaces."""
 
     def reach(box: str) -> set[str]:
-        return {box}.union(*(reach(each) for each in found.get(box, ())))
+        reached, following = set[str](), [box]
+        while following:
+            if (each := following.pop()) not in reached:
+                reached.add(each)
+                following += found.get(each, ())
+        return reached
 
     return [
         (box, to) for box, below in found.items() for to in below
@@ -87,12 +112,14 @@ def reduced(found: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
 
 
 def picture() -> str:
-    """The floors from the top, as SVG: a box for each package, and one for all single files of a floor."""
-    found, boxes = rooms(), _boxes()
+    """Return the layers from the top as SVG: a box for each package, and one for all single files of a layer."""
+    below, boxes = imports(), _boxes()
     arrows: dict[str, set[str]] = {}
-    for room, below in found.items():
-        arrows.setdefault(boxes[room], set()).update({boxes[each] for each in below if each in boxes} - {boxes[room]})
-    levels = [list(dict.fromkeys(boxes[room] for room in floor if room in found)) for floor in floors()]
+    for name, imported in below.items():
+        arrows.setdefault(boxes[name], set()).update(
+            {boxes[each] for each in imported if each in boxes} - {boxes[name]}
+        )
+    levels = [list(dict.fromkeys(boxes[name] for name in layer if name in below)) for layer in layers()]
     levels = [level for level in levels if level]
     width = 2 * LEFT + max(sum(_width(box) + GAP for box in level) for level in levels)
     place: dict[str, tuple[float, float]] = {}
@@ -107,13 +134,13 @@ def picture() -> str:
 
 
 def _boxes() -> dict[str, str]:
-    """The box of each room; files of one floor share one, named by all of them."""
-    found: dict[str, str] = {}
-    for floor in floors():
-        files = [room for room in floor if (ROOT / room.replace(".", "/")).with_suffix(".py").exists()]
-        shared = ", ".join(room.removeprefix("gst.") for room in files)
-        found |= {room: shared if room in files else room.removeprefix("gst.") for room in floor}
-    return found
+    """Return the box of each module; single files of one layer share a box, named by all of them."""
+    boxes: dict[str, str] = {}
+    for layer in layers():
+        files = [name for name in layer if (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
+        shared = ", ".join(name.removeprefix("gst.") for name in files)
+        boxes |= {name: shared if name in files else name.removeprefix("gst.") for name in layer}
+    return boxes
 
 
 def _width(box: str) -> int:

@@ -1,13 +1,19 @@
 """All tables and all numbers of the documents."""
 
-from experiments.figures import architecture, cost_models, method, placement, public_names, published
+from experiments.figures import (
+    architecture,
+    commands,
+    cost_models,
+    gpu,
+    method,
+    placement,
+    public_names,
+    published,
+    reproductions,
+    short,
+)
 
-TABLES = {
-    **method.TABLES,
-    **cost_models.TABLES,
-    **placement.TABLES,
-    **published.TABLES,
-    **architecture.TABLES,
-    **public_names.TABLES,
-}
-NUMBERS = [*method.NUMBERS, *cost_models.NUMBERS, *placement.NUMBERS, *published.NUMBERS]
+SOURCES = (method, cost_models, placement, published, gpu)
+PAGES = (short, reproductions, architecture, commands, public_names)
+TABLES = {name: build for module in (*SOURCES, *PAGES) for name, build in module.TABLES.items()}
+NUMBERS = [number for module in SOURCES for number in module.NUMBERS]

@@ -142,7 +142,7 @@ def hlsyn_seeds() -> str:
 
 
 def _over_seeds(scores: dict[str, Any], key: str) -> str:
-    """Mean over seeds and, of three and more, its 95 % interval by Student's t."""
+    """Return the mean over seeds and, for three and more, its 95 % interval by Student's t."""
     values = [each[key] for each in scores["seeds"]]
     if None in values:
         return "-"

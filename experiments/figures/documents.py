@@ -1,10 +1,10 @@
-"""How a document takes over what the results say: tables between two marks, and numbers in running text.
+"""Documents filled from the results: tables between two marks, and numbers in running text.
 
     <!-- table: NAME -->
-    the table stands here
+    the table
     <!-- end -->
 
-A number in running text is found by the sentence around it, as a format string: `"{:.2f} times as fast as"`.
+A number in running text is located by the sentence around it, a format string such as `"{:.2f} times as fast as"`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMAND = "python -m experiments.figures"
 
 Tables = Mapping[str, Callable[[], str]]
 Number = tuple[str, str, Callable[[], Sequence[float]]]
-"""The document, a sentence with a format for each number, and what gives the numbers."""
+"""A document, a sentence with a format for each number, and the function that returns the numbers."""
 
 MARKED = re.compile(r"(<!-- table: ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIELD = re.compile(r"\{[^}]*\}")
@@ -29,16 +29,16 @@ DIGITS = r"([-+]?[\d,]*\.?\d+)"
 
 
 def result(name: str) -> Any:
-    """What `experiments/results/NAME.json` holds.
+    """Return the content of `experiments/results/NAME.json`.
 
     Raises:
-        FileNotFoundError: nobody has measured it yet.
+        FileNotFoundError: there is no such file, because nothing has been measured yet.
     """
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, the first column left and the others as they come."""
+    """Return a table in Markdown."""
     lines = [_line(head), "|---" * len(head) + "|", *(_line(row) for row in rows)]
     return "\n".join(lines)
 
@@ -48,10 +48,10 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def fill(text: str, tables: Tables) -> str:
-    """The document with every marked table made anew. A table whose result is not there yet says so.
+    """Return the document with every marked table made anew; a line replaces a table whose result is missing.
 
     Raises:
-        ValueError: a mark names a table that there is not.
+        ValueError: a mark names an unknown table.
     """
 
     def made(mark: re.Match[str]) -> str:
@@ -68,10 +68,10 @@ def fill(text: str, tables: Tables) -> str:
 
 
 def tell(text: str, sentence: str, numbers: Sequence[float]) -> str:
-    """The document with the numbers of one sentence replaced; line ends may stand anywhere between words.
+    """Return the document with the numbers of one sentence replaced; lines may break anywhere between words.
 
     Raises:
-        ValueError: there is no such sentence, or more than one.
+        ValueError: the document does not hold this sentence exactly once.
     """
     found = list(_pattern(sentence).finditer(text))
     if len(found) != 1:
@@ -88,16 +88,19 @@ def _pattern(sentence: str) -> re.Pattern[str]:
     return re.compile(DIGITS.join(pieces))
 
 
+PAGES = (
+    "architecture", "results", "reproductions", "explanation/method", "reference/commands", "reference/public_names",
+)  # fmt: skip
+
+
 def documents() -> list[Path]:
-    """README.md, the pages of the architecture, the method and the public names, and every README.md under
-    experiments."""
-    names = ("architecture", "explanation/method", "reference/public_names")
-    pages = [ROOT / "docs" / f"{name}.md" for name in names]
+    """Return README.md, the pages of docs/ that hold made tables, and experiments/**/README.md."""
+    pages = [ROOT / "docs" / f"{name}.md" for name in PAGES]
     return [ROOT / "README.md", *pages, *sorted((ROOT / "experiments").rglob("README.md"))]
 
 
 def up_to_date(path: Path, tables: Tables, numbers: Sequence[Number]) -> str:
-    """The text of a document with its tables and numbers as the results have them."""
+    """Return the text of a document with its tables and numbers as in the results."""
     text = fill(path.read_text(), tables)
     for document, sentence, values in numbers:
         if path == ROOT / document:

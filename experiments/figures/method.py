@@ -1,4 +1,4 @@
-"""What Graph Segment Training costs and reaches: tables and numbers."""
+"""Cost and scores of Graph Segment Training: tables and numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def claims() -> str:
     return table(
         ["", "published", "here"],
         [
-            ["training beside whole graphs", "3 times as fast", f"{against['step_speedup']:.1f} times a step, "
+            ["training compared with whole graphs", "3 times as fast", f"{against['step_speedup']:.1f} times a step, "
              f"{best:.1f} times until tau is first 0.75, {worst:.1f} times until 0.80"],
             ["memory of training", "constant", f"{min(peaks):.0f} to {max(peaks):.0f} MiB from 10^4 to 10^7 nodes"],
             ["a step of the published network", f"{1e3 * theirs['step_median']:,.0f} ms (its code, run here)",
@@ -106,7 +106,7 @@ def estimates(name: str = "estimates") -> str:
 
 
 def drop_in_matrix() -> str:
-    """For each encoder and group of settings how many run; below, why the others do not."""
+    """Return the number of settings that run for each encoder and group, and the reasons of the others."""
     cells = result("drop_in_matrix")["cells"]
 
     def ran(outcomes: dict[str, str], settings: tuple[str, ...]) -> str:
@@ -210,9 +210,9 @@ TABLES = {
 }  # fmt: skip
 NUMBERS: list[Number] = [
     ("docs/explanation/method.md", "the whole graph ({:.2f}) is behind GST-One ({:.2f})", _image_models),
-    ("README.md", "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
+    ("docs/results.md", "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
     (
-        "README.md",
+        "docs/results.md",
         "preparing takes {:.0f} MiB at 10,000 nodes, {:.0f} MiB at 1,000,000 and {:.0f} MiB at 10,000,000, with {:.0f}",
         _preparing,
     ),

@@ -1,6 +1,6 @@
 """The pictures of the documents. Each carries, as `Source`, a fingerprint of the results it shows.
 
-Colours are those of Okabe and Ito, which also people tell apart who see fewer; shapes say the same again.
+Colours are those of Okabe and Ito, distinct for colour-blind readers; shapes repeat the distinction.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def alexnet(found: Mapping[str, Any]) -> Figure:
 
 
 def _ranges(values: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
-    """Medians, and how far it is from them to the least and to the greatest."""
+    """Return the medians, and the distances from them to the least and to the greatest value."""
     middle = [statistics.median(each) for each in values]
     below = [place - min(each) for place, each in zip(middle, values, strict=True)]
     return middle, [below, [max(each) - place for place, each in zip(middle, values, strict=True)]]
 
 
 def system(learner: str, found: Mapping[str, Any]) -> Figure:
-    """Times over the lower bound, one line for each program and machine."""
+    """Draw times over the lower bound, one line for each program and machine."""
     rows = dict(reversed(found["rows"].items()))
     figure = Figure(figsize=(8, 0.9 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()
@@ -142,7 +142,7 @@ def simulator(found: Mapping[str, Any]) -> Figure:
 
 
 def _between(axes: Axes, rows: int) -> None:
-    """A thin line between each row and the next."""
+    """Draw a thin line between each row and the next."""
     axes.hlines(
         [place + 0.5 for place in range(rows - 1)], 0, 1, "#dddddd", linewidth=0.6, transform=axes.get_yaxis_transform()
     )
@@ -190,13 +190,13 @@ def features(found: Mapping[str, Any]) -> Figure:
 
 
 def _difference(axes: Axes, place: int, each: Mapping[str, Any], gains: Sequence[float]) -> None:
-    """Seeds as dots, their mean with its 95 % interval, see `_below`."""
+    """Draw seeds as dots and their mean with its 95 % interval, see `_below`."""
     axes.plot(gains, [place] * len(gains), "o", color=SKY, markersize=5, alpha=0.6)
     axes.errorbar(each["difference"], place, xerr=each["interval"], fmt="D", color=BLUE, capsize=3)
 
 
 def _below(figure: Figure, axes: Axes, dot: str, diamond: str) -> None:
-    """A legend of the two marks below the picture."""
+    """Draw a legend of the two marks below the picture."""
     dots, *_ = axes.lines
     figure.legend(
         [dots, axes.containers[0]], [dot, diamond], loc="outside lower center", ncols=2, frameon=False, fontsize=9
@@ -234,7 +234,7 @@ def hlsyn(found: Mapping[str, Any]) -> Figure:
 
 
 def hlsyn_learning(found: Mapping[str, Any]) -> Figure:
-    """Scores by labels of the new program, and by families to learn from."""
+    """Draw scores by labels of the new program, and by families in training."""
     splits = found["splits"]
     labels = {int(name.split()[0]): rows for name, rows in splits.items() if name.endswith(" labels")}
     shares = {"1/4": "a quarter", "1/2": "half"}
@@ -304,7 +304,7 @@ PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
 
 
 def fingerprint(sources: Sequence[str]) -> str:
-    """Of what results say, whatever their files look like."""
+    """Return a fingerprint of the content of results, independent of the layout of their files."""
     told = json.dumps([result(name) for name in sources], sort_keys=True)
     return f"{', '.join(sources)} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 

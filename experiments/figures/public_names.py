@@ -12,23 +12,22 @@ from experiments.figures.documents import ROOT, table
 
 PAGE = ROOT / "docs" / "reference" / "public_names.md"
 MODULES = (
-    "gst", "gst.nn", "gst.cost", "gst.data", "gst.programs", "gst.devices", "gst.placement", "gst.training",
+    "gst", "gst.nn", "gst.cost", "gst.data", "gst.programs", "gst.placement", "gst.training",
     "partitioners", "embedding_cache",
 )  # fmt: skip
 VALUES = {
     "gst.__version__": "Version of the installed distribution",
-    "gst.execution.executor.AnyExecutor": "What runs a plan: threads, recorded graphs of accelerators, or the native interpreter",
     "gst.programs.FEATURE_NAMES": "Names of the node features of a captured program, in order",
-    "gst.programs.NUM_OPCODES": "How many kinds of operations node features tell apart",
+    "gst.programs.NUM_OPCODES": "Number of kinds of operations in node features",
     "gst.programs.WORKLOADS": "Bundled programs by name",
     "partitioners.METHODS": "Partitioning methods by name",
     "partitioners.SEEDED": "Methods whose parts depend on the seed",
 }
-"""What is neither a class, a function nor a module has no docstring of its own."""
+"""Sentences for values, which have no docstring of their own."""
 
 
 def public_names(module: str) -> dict[str, str]:
-    """Each public name of `module` (`__all__`, sorted) -> the first sentence about it."""
+    """Return the first sentence about each public name of `module` (`__all__`, sorted)."""
     loaded = import_module(module)
     return {name: _sentence(f"{module}.{name}", getattr(loaded, name)) for name in sorted(_all(loaded))}
 
@@ -46,7 +45,7 @@ def _sentence(path: str, value: object) -> str:
 
 
 def _table(module: str) -> str:
-    return table(("name", "what it is"), [(f"`{name}`", what) for name, what in public_names(module).items()])
+    return table(("name", "meaning"), [(f"`{name}`", what) for name, what in public_names(module).items()])
 
 
 TABLES: dict[str, Callable[[], str]] = {f"public names of {module}": partial(_table, module) for module in MODULES}

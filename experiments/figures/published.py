@@ -1,4 +1,4 @@
-"""ColocRL, HDP and GO beside what their papers compare with, and beside what they leave out: tables and numbers."""
+"""ColocRL, HDP and GO compared with the baselines of their papers and with list schedules: tables and numbers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BESIDE = "{{:.2f}} times as fast as the expert, {{:.2f}} times as {} and {{:.2f}
 
 
 def milliseconds(each: Mapping[str, Any], names: Iterable[str]) -> list[float]:
-    """Of one row and the least of some baselines, or of a method: an entry for each seed."""
+    """Return the least time of some baselines in one row, or the times of a method, one for each seed."""
     baselines = [ms for label, ms in each["portfolio_ms"].items() if label.partition(":")[0] in names]
     methods = [ms for name in names if name in each["methods_ms"] for ms in each["methods_ms"][name]]
     return methods or [min(baselines)]
 
 
 def system(learner: str) -> str:
-    """A line for each program and machine: what others take, the learner, and the best other over the learner."""
+    """Return a line for each program and machine: times of others and of the learner, and their ratio."""
     lines = []
     for key, each in result(learner)["rows"].items():
         others = [statistics.median(milliseconds(each, names)) for names in COLUMNS[learner].values()]
@@ -72,19 +72,19 @@ def generalize() -> str:
     )  # fmt: skip
 
 
-def _over(learner: str, other: tuple[str, ...]) -> float:
-    """Geometric mean over programs and machines of another's time over the learner's."""
+def over(learner: str, other: tuple[str, ...]) -> float:
+    """Return the geometric mean over programs and machines of another's time over the learner's."""
     rows = result(learner)["rows"].values()
     times = ([statistics.median(milliseconds(each, names)) for names in (other, (learner,))] for each in rows)
     return statistics.geometric_mean(theirs / ours for theirs, ours in times)
 
 
 def _beside(learner: str, other: str) -> list[float]:
-    return [_over(learner, ("expert",)), _over(learner, (other,)), _over(learner, LISTS)]
+    return [over(learner, ("expert",)), over(learner, (other,)), over(learner, LISTS)]
 
 
 def _sooner() -> float:
-    """Over all runs: how many times fewer plans GO asks about until it is as good as HDP, 0 where it never is."""
+    """Return the median ratio of HDP's plans to GO's until GO is as good as HDP; runs where it never is count as 0."""
     each = [ratio or 0.0 for row in result("go")["rows"].values() for ratio in row["sooner"]["hdp"]]
     return statistics.median(each)
 
@@ -95,14 +95,14 @@ def _zero_shot() -> list[float]:
 
 
 def _transferred() -> list[float]:
-    """How many times fewer plans than HDP a pretrained policy asks about until it is as good, and without list
-    schedules; medians of all cases."""
+    """Return the ratio of HDP's plans to those of a pretrained policy until it is as good: median, least, and the
+    median without list schedules."""
     found = result("go_generalize")["summary"]
     return [found["sooner"], found["sooner_least"], found["drawn_sooner"]]
 
 
 def _never() -> list[float]:
-    """In how many cases the policy without list schedules is never as good as HDP, of how many."""
+    """Return the number of cases where the policy without list schedules is never as good as HDP, and of all cases."""
     rows = result("go_generalize")["rows"].values()
     return [sum(each["drawn_as_good_as_hdp_after"] is None for each in rows), len(rows)]
 

@@ -37,8 +37,8 @@ from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.histories import LayerHistories
 from gst.nn import SAGE, Head
+from gst.util.process import keep_freed_memory
 from gst.util.progress import bar
-from gst.util.tuning import keep_freed_memory
 from gst.util.writing import atomic_write
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from gst.util.interrupts import Stopped, stoppable
+from gst.util.process import Stopped, stoppable, version
 from gst.util.progress import Verbosity, saying, verbosity
-from gst.util.version import version
 from gst.util.writing import directory_lock, write_json
 
 EVERYWHERE = ("--debug", "--quiet", "--verbose")
@@ -26,8 +25,7 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = (
-    "place", "demo", "estimate", "tune", "train-policy", "sweep", "measure", "prepare", "data", "rank", "trace",
-    "bench", "devices", "doctor",
+    "place", "demo", "estimate", "sweep", "measure", "prepare", "data", "rank", "trace", "devices", "doctor",
 )  # fmt: skip
 GO_ON = {
     "place": "the same command with --resume goes on",
@@ -35,7 +33,6 @@ GO_ON = {
     "measure": "the same command with --resume goes on",
     "prepare": "the same command goes on where this one stopped",
     "sweep": "the same command with --resume goes on",
-    "train-policy": "the same command with --resume goes on",
     "fit": "the same command with --ckpt_path last goes on from the last checkpoint, if there is one",
 }
 
@@ -103,8 +100,8 @@ def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
 
 
 def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of `gst` with the subcommand that the arguments name, whose module alone is imported; with all of them
-    where the arguments name none."""
+    """Return the parser of `gst` with the subcommand that the arguments name, or with all if they name none; only the
+    modules of these are imported."""
     parser = argparse.ArgumentParser(
         prog="gst",
         description="Learn how fast giant computation graphs run, and place them on real devices.",
@@ -124,21 +121,19 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     named = arguments[0] if arguments and arguments[0] in COMMANDS else None
     for name in COMMANDS if named is None else (named,):
         if name not in commands.choices:  # some modules add two
-            _add(name, commands, with_benchmarks=named is not None or "--print-completion" in arguments)
+            _add(name, commands)
     return parser
 
 
-def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
-    """Import the module of a subcommand and add its parser; `with_benchmarks` imports those of `gst bench` too."""
+def _add(name: str, commands: Any) -> None:
+    """Import the module of a subcommand and add its parser."""
     match name:
-        case "place" | "demo":
+        case "place":
             from gst.cli.place import add_place as add
+        case "demo":
+            from gst.cli.demo import add_demo as add
         case "estimate":
             from gst.cli.estimate import add_estimate as add
-        case "tune":
-            from experiments.reproductions.hlsyn.tune import add_tune as add
-        case "train-policy":
-            from experiments.reproductions.public_problems.train_policy import add_train_policy as add
         case "sweep":
             from gst.cli.sweep import add_sweep as add
         case "measure":
@@ -151,12 +146,8 @@ def _add(name: str, commands: Any, with_benchmarks: bool) -> None:
             from gst.cli.programs import add_trace as add
         case "devices":
             from gst.cli.devices import add_devices as add
-        case "doctor":
-            from gst.cli.doctor import add_doctor as add
         case _:
-            from gst.cli.bench import add_bench
-
-            return add_bench(commands, add_command, with_benchmarks)
+            from gst.cli.doctor import add_doctor as add
     add(commands, add_command)
 
 

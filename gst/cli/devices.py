@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gst.util.process import wait_briefly
 from gst.util.progress import Bars
-from gst.util.tuning import wait_briefly
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gst.util.version import DISTRIBUTION, version_of
+from gst.util.process import DISTRIBUTION, version_of
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -148,7 +148,7 @@ def _metis() -> Finding:
 
 
 def _compiler() -> Finding:
-    from gst.execution.interpreter import compiler
+    from gst.util.compiled import compiler
 
     if (found := compiler()) is None:
         advice = "install g++ (Debian: apt install g++) or set CXX; plans on core sets and fusion need it"
@@ -241,7 +241,7 @@ def _bf16() -> Finding:
 
 
 def _allocator() -> Finding:
-    from gst.util.tuning import keep_freed_memory
+    from gst.util.process import keep_freed_memory
 
     if loaded := os.environ.get("LD_PRELOAD"):
         return Finding("allocator", "well", f"LD_PRELOAD={loaded}")
@@ -253,7 +253,7 @@ def _allocator() -> Finding:
 
 def _room() -> Iterator[Finding]:
     """Where results, caches and shared memory go."""
-    from gst.machine.devices import cache_directory
+    from gst.util.compiled import cache_directory
 
     for what, folder in (("here", Path.cwd()), ("cache", cache_directory())):
         home = next(each for each in (folder, *folder.parents) if each.exists())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gst.programs.kinds import ACCELERATOR, KINDS
+from gst.programs.operation import ACCELERATOR, KINDS
 
 
 def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.data.tpugraphs import VERSION, derivation_fingerprint, derived, read
+from gst.data.tpugraphs import VERSION, read
 from gst.graphs.graph import Graph
 from gst.util.untrusted import parse_json, plain
 
@@ -24,7 +24,7 @@ USUAL_ROOT = "~/data/tpugraphs"
 class TpuGraphsCollection(GraphSource):
     """One part of one collection, each graph named after its file.
 
-    Targets of the part test are placeholders, 0 for every configuration: models can rank them, nobody can score them.
+    Targets of the part test are placeholders, 0 for every configuration: they can be ranked and not scored.
 
     Examples:
         >>> TpuGraphsCollection("~/data/tpugraphs", "layout/xla/fast")
@@ -38,11 +38,10 @@ class TpuGraphsCollection(GraphSource):
         eval_indices: a JSON file with the configurations to take of each graph, as published for the validation parts
             of the layouts (`eval_indices/xla_random.json`: 1000 of each graph). See `rows` of `read`.
         merge: as in `read`. The published score counts the listed rows with their repeats: it needs False.
-        features, reduction: as of `TpuGraphs`.
 
     Raises:
-        ValueError: there is no such collection, part, feature or reduction, or the part is not below `root`; the
-            message tells how to get it.
+        ValueError: there is no such collection or part, or the part is not below `root`; the message holds the
+            command that downloads it.
     """
 
     root: str
@@ -50,12 +49,9 @@ class TpuGraphsCollection(GraphSource):
     part: Literal["train", "valid", "test"] = "train"
     eval_indices: str | None = None
     merge: bool = True
-    features: Sequence[str] = ()
-    reduction: str = "none"
 
     def __post_init__(self) -> None:
         _check_names(self.collection, self.part)
-        derivation_fingerprint(self.features, self.reduction)
 
     def __iter__(self) -> Iterator[Graph]:
         widths: dict[str, tuple[int, Path]] = {}
@@ -72,10 +68,13 @@ class TpuGraphsCollection(GraphSource):
                         f"{path} has {width} {what} columns and {first.name} {expected}; one collection has one width: "
                         "leave the other files out"
                     )
-            yield derived(graph, self.features, self.reduction)
+            yield graph
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def fingerprint(self) -> str:
-        """Equal for equal files and settings, so that a prepared dataset is found without reading them all.
+        """Return the same text for equal files and settings, so that a segment store is found without reading them.
 
         Raises:
             ValueError: the part, or the list of configurations, is missing.
@@ -83,16 +82,12 @@ class TpuGraphsCollection(GraphSource):
         listing = [] if self.eval_indices is None else [Path(self.eval_indices)]
         if listing and not listing[0].is_file():
             raise ValueError(f"{self.eval_indices}: there is no such file; give the list of this collection")
-        settings = f"merge={self.merge} {bool(listing)}{derivation_fingerprint(self.features, self.reduction)}"
+        settings = f"merge={self.merge} {bool(listing)}"
         return fingerprint_of_files([*self.files, *listing], f"TpuGraphs {VERSION} {settings}")
-
-    def derivation(self) -> dict[str, Any]:
-        """The features and the reduction."""
-        return {"features": list(self.features), "reduction": self.reduction}
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The files of the part, by name.
+        """Files of the part, by name.
 
         Raises:
             ValueError: there are none; the message holds the command that downloads them.
@@ -117,24 +112,18 @@ class TpuGraphsCollection(GraphSource):
 
 
 def parts_below(
-    root: str,
-    collection: str | None = None,
-    part: str | None = None,
-    eval_indices: str | None = None,
-    features: Sequence[str] = (),
-    reduction: str = "none",
+    root: str, collection: str | None = None, part: str | None = None, eval_indices: str | None = None
 ) -> list[TpuGraphsCollection]:
-    """The named parts of the dataset: all below `root` where `collection` or `part` is None. Repeats are merged, but
-    not those that `eval_indices` lists, because the published score counts them.
+    """Return the named parts of the dataset: all below `root` where `collection` or `part` is None. Repeats are merged,
+    but not those that `eval_indices` lists, because the published score counts them.
 
     Raises:
-        ValueError: there are none, there is no such feature or reduction, or `eval_indices`, which belongs to one part,
-            comes with several.
+        ValueError: there are none, or `eval_indices`, which belongs to one part, comes with several.
     """
     if eval_indices is not None and (collection is None or part is None):
         raise ValueError(f"{eval_indices} lists configurations of one part; name it by its collection and part")
     wanted = [
-        TpuGraphsCollection(root, name, split, eval_indices, eval_indices is None, features, reduction)  # type: ignore[arg-type]
+        TpuGraphsCollection(root, name, split, eval_indices, eval_indices is None)  # type: ignore[arg-type]
         for name in ([collection] if collection else COLLECTIONS)
         for split in ([part] if part else PARTS)
     ]
@@ -143,12 +132,12 @@ def parts_below(
 
 
 def inventory(root: str) -> dict[str, int]:
-    """Number of files of each part of each collection below `root`, 0 where it is absent."""
+    """Count the files of each part of each collection below `root`, 0 where it is absent."""
     return {f"{name}/{part}": len(_files(root, name, part)) for name in COLLECTIONS for part in PARTS}
 
 
 def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
-    """A shell command that downloads and unpacks one part, and stops where the download fails.
+    """Return a shell command that downloads and unpacks one part, and stops where the download fails.
 
     Examples:
         >>> download_command("tile/xla", "valid", "tpu").partition(" && curl ")[0]
@@ -161,12 +150,12 @@ def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
 
 
 def download_commands(root: str = USUAL_ROOT) -> list[str]:
-    """`download_command` of every part of every collection, as `gst data tpugraphs --print-download` prints them."""
+    """Return `download_command` of every part of every collection."""
     return [download_command(collection, part, root) for collection in COLLECTIONS for part in PARTS]
 
 
 def _files(root: str, collection: str, part: str) -> tuple[Path, ...]:
-    """The npz files of one part, by name; none if it is absent."""
+    """Return the npz files of one part, by name; none if it is absent."""
     top = Path(root).expanduser()
     for folder in (top / "npz" / collection / part, top / collection / part):
         if paths := tuple(sorted(folder.glob("*.npz"))):
@@ -175,7 +164,7 @@ def _files(root: str, collection: str, part: str) -> tuple[Path, ...]:
 
 
 def _quoted(root: str) -> str:
-    """`root` quoted for the shell, which still expands `~/`."""
+    """Quote `root` for the shell, which still expands `~/`."""
     home, rest = ("~/", root[2:]) if root.startswith("~/") else ("", root)
     return home + shlex.quote(rest)
 
@@ -188,7 +177,7 @@ def _check_names(collection: str, part: str) -> None:
 
 
 def _read_indices(path: Path) -> dict[str, list[int]]:
-    """Places of the listed configurations by graph."""
+    """Read the positions of the listed configurations by graph."""
     advice = "want a JSON object with a list of configurations for each graph"
     try:
         lists = parse_json(path.read_bytes())

@@ -1,21 +1,26 @@
-"""Graphs of NetworkX and DGL as `Graph`s, by their attributes: neither library is imported."""
+"""Graphs of NetworkX and DGL as `Graph`s, and batches of them in a torch `DataLoader`.
+
+Graphs are read by their attributes: neither library is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch.utils.data import default_collate
 
 from gst.data.pyg import as_array
 from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph
 
 
 def from_networkx(
     graph: Any, node_features: str | Sequence[str], node_data: Sequence[str] = (), edge_data: Sequence[str] = (),
     name: str = "",
 ) -> Graph:  # fmt: skip
-    """A NetworkX graph as a `Graph`. Nodes are numbered in its own order; an edge of an undirected graph becomes two.
+    """Convert a NetworkX graph. Nodes are numbered in its own order; an edge of an undirected graph becomes two.
 
     Args:
         node_features: attributes of nodes, numbers or lists of them, that become the columns of `node_features` in
@@ -68,9 +73,10 @@ def _column(rows: Sequence[tuple[str, dict[str, Any]]], key: str) -> np.ndarray:
 
 
 def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
-    """A DGL graph of one type of nodes and edges as a `Graph`: `ndata[x]` becomes the node features, and the other
-    tensors of `ndata` and `edata` become `node_data` and `edge_data` under their names; a name that both have, as of
-    `dgl.to_homogeneous`, is `edge_TYPE` of edges where it is `_TYPE` of nodes.
+    """Convert a DGL graph of one type of nodes and edges.
+
+    `ndata[x]` becomes the node features. Other tensors of `ndata` and `edata` become `node_data` and `edge_data` under
+    their names; a name that both have, such as `_TYPE` of `dgl.to_homogeneous`, becomes `edge_TYPE` for edges.
 
     Raises:
         ValueError: the graph has no `ndata[x]`, or several types of nodes or edges.
@@ -98,3 +104,24 @@ def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
             for key, value in graph.edata.items()
         },
     )
+
+
+def collate(items: Sequence[Any]) -> Any:
+    """Collate segmented graphs to a list and all other items as torch does: `collate_fn=gst.collate`.
+
+    Examples:
+        >>> import numpy as np
+        >>> import gst
+        >>> cut = gst.segment(gst.Graph(np.zeros((3, 1), np.float32), np.zeros((2, 0), np.int64)))
+        >>> graphs, labels = collate([(cut, 1), (cut, 0)])
+        >>> len(graphs), labels
+        (2, tensor([1, 0]))
+    """
+    first = items[0]
+    if isinstance(first, SegmentedGraph):
+        return list(items)
+    if isinstance(first, Mapping):
+        return {key: collate([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple | list):
+        return [collate(column) for column in zip(*items, strict=True)]
+    return default_collate(list(items))

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64
 
 from gst.data.graphnet import BINARY, DOTTED, METHODS, Operation, operator_graph, sample_names, stream_sources
 from gst.data.source import GraphSource, fingerprint_of_files
@@ -28,22 +26,10 @@ COLUMNS = (
 """Node features. Sizes are those of one sample; bytes are those of the types in the source."""
 
 
-class FxGraph(NamedTuple):
-    """An operator graph in arrays.
+def fx_graph(operations: Sequence[Operation], name: str = "") -> Graph:
+    """Build the graph of the operators of a sample (`gst.data.graphnet.operator_graph`).
 
-    Args:
-        features: `COLUMNS` of each operator.
-        edges: from the operator that makes a value to those that read it, each once.
-        opcodes: `KINDS` of each.
-    """
-
-    features: Float32[np.ndarray, "nodes columns"]
-    edges: Int64[np.ndarray, "2 edges"]
-    opcodes: Int64[np.ndarray, " nodes"]
-
-
-def fx_graph(operations: Sequence[Operation]) -> FxGraph:
-    """The graph of the operators of a sample (`gst.data.graphnet.operator_graph`).
+    Node features are `COLUMNS`, opcodes `KINDS`. Edges lead from the operator that makes a value to those that read it.
 
     Raises:
         ValueError: there are none.
@@ -69,7 +55,7 @@ def fx_graph(operations: Sequence[Operation]) -> FxGraph:
         ))  # fmt: skip
     edges = np.array(sorted((source, target) for source, target in pairs if source != target), np.int64).reshape(-1, 2)
     opcodes = np.array([KINDS.get(operation.kind, 0) for operation in operations], np.int64)
-    return FxGraph(np.array(rows, np.float32), np.ascontiguousarray(edges.T), opcodes)
+    return Graph(np.array(rows, np.float32), np.ascontiguousarray(edges.T), opcodes, name=name)
 
 
 @dataclass(frozen=True)
@@ -80,8 +66,7 @@ class FxGraphs(GraphSource):
         path: `graphnet*.tar.xz`, or a folder of samples at any depth.
 
     Attributes:
-        skipped: samples that were left out, once the graphs were read, by what is wrong with them: a call that may not
-            be applied, or shapes that contradict, with file and line.
+        skipped: number of samples left out, by reason with file and line; filled while the graphs are read.
 
     Raises:
         ValueError: the archive is cut off, or no sample can be read.
@@ -103,12 +88,12 @@ class FxGraphs(GraphSource):
         count = 0
         for source in stream_sources(self.path):
             try:
-                graph = fx_graph(operator_graph(source))
+                graph = fx_graph(operator_graph(source), source.name)
             except ValueError as error:
                 self.skipped[str(error)] += 1
                 continue
             count += 1
-            yield Graph(graph.features, graph.edges, graph.opcodes, name=source.name)
+            yield graph
         if not count:
             raise ValueError(next(iter(self.skipped), f"{self.path} holds no sample: want model.py and weight_meta.py"))
 
@@ -116,12 +101,12 @@ class FxGraphs(GraphSource):
         return len(sample_names(self.path))
 
     def fingerprint(self) -> str:
-        """Equal for equal files, so that a segment store is found without reading them."""
+        """Return the same text for equal files, so that a segment store is found without reading them."""
         return fingerprint_of_files(files_below(self.path, "graphnet.tar.xz"), f"FxGraphs {VERSION}")
 
 
 def files_below(path: str, archive: str) -> list[Path]:
-    """The archive, or the files of a folder at any depth.
+    """Return the archive, or the files of a folder at any depth.
 
     Raises:
         ValueError: there is none.

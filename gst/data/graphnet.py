@@ -8,6 +8,7 @@ an error that names its line.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gst.util.archives import dataset_files
-from gst.util.untrusted import plain, shown
+from gst.util.untrusted import dataset_files, plain, shown
 
 WANTED = re.compile(r"((?:.*/)?(?:model|weight_meta)\.py)")
 
@@ -40,7 +40,7 @@ torch._C._nn: linear gelu scaled_dot_product_attention avg_pool2d pad softplus o
  upsample_nearest2d upsample_bicubic2d unfold im2col
 torch.functional: split einsum meshgrid norm
 """
-"""Functions that may be called, by the module that the source names them in."""
+"""Functions that a source may call, by the module that it names them in."""
 METHODS = frozenset({
     "permute", "reshape", "transpose", "view", "mean", "sigmoid", "unbind", "contiguous", "mul_", "reshape_as",
     "flatten", "softmax", "mul", "unsqueeze", "type_as", "tensor_split", "chunk", "expand", "expand_as", "long",
@@ -70,17 +70,17 @@ def _functions() -> dict[str, Callable[..., Any]]:
     functions: dict[str, Callable[..., Any]] = {}
     for line in DOTTED.strip().replace("\n ", " ").splitlines():
         module, names = line.split(":")
-        room: Any = torch
+        parent: Any = torch
         for part in module.split(".")[1:]:
-            room = getattr(room, part)
-        functions.update({f"{module}.{name}": getattr(room, name) for name in names.split() if hasattr(room, name)})
+            parent = getattr(parent, part)
+        functions.update({f"{module}.{name}": getattr(parent, name) for name in names.split() if hasattr(parent, name)})
     functions["torch.sym_sum"] = lambda numbers: sum(numbers)
     functions.update({"slice": slice, "int": int, "float": float, "max": max, "min": min})
     return functions
 
 
 FUNCTIONS = _functions()
-"""What a source may call, by the name it is called by."""
+"""Functions that a source may call, by name."""
 
 
 class Value(NamedTuple):
@@ -92,7 +92,7 @@ class Value(NamedTuple):
         shape: for one sample.
         strides: distance in elements from one index of a dimension to the next.
         dtype: as in the source.
-        is_parameter: it is a weight, a buffer, or worked out from these alone, so that it does not grow with the batch.
+        is_parameter: True for weights, buffers, and values computed from these alone, which do not grow with the batch.
     """
 
     name: int
@@ -105,10 +105,7 @@ class Value(NamedTuple):
     @property
     def numel(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 class Operation(NamedTuple):
@@ -119,7 +116,7 @@ class Operation(NamedTuple):
         reads: tensors among its arguments, in their order.
         writes: tensors that it returns.
         constants: its other arguments, `{position or name: value}`.
-        is_view: it moves no data: what it returns shares the memory of what it reads and nothing is written.
+        is_view: True if its result shares the memory of an argument and nothing is written.
     """
 
     kind: str
@@ -165,12 +162,12 @@ class FxSource:
 
     @property
     def where(self) -> str:
-        """The sample in its folder or archive."""
+        """Name of the sample in its folder or archive."""
         return f"{self.place}/{self.name}" if self.place else self.name
 
     @cached_property
     def inputs(self) -> dict[str, Weight]:
-        """Weights, buffers and images that its program is given, by name.
+        """Weights, buffers and images that are inputs of its program, by name.
 
         Raises:
             ValueError: see `parse_weights`.
@@ -179,7 +176,7 @@ class FxSource:
 
     @cached_property
     def forward(self) -> ast.FunctionDef:
-        """The function that computes it, as a syntax tree.
+        """Syntax tree of the function `forward`.
 
         Raises:
             ValueError: there is none, or the text is no Python.
@@ -191,7 +188,7 @@ class FxSource:
 
 
 def read_sources(path: Path | str) -> Iterator[FxSource]:
-    """The samples of an archive (`graphnet*.tar.xz`) or of a folder at any depth, by name. Nothing is unpacked.
+    """Read the samples of an archive (`graphnet*.tar.xz`) or of a folder at any depth, by name, without unpacking.
 
     Raises:
         ValueError: see `stream_sources`.
@@ -200,7 +197,7 @@ def read_sources(path: Path | str) -> Iterator[FxSource]:
 
 
 def stream_sources(path: Path | str) -> Iterator[FxSource]:
-    """The samples of an archive or of a folder, in the order of the files, so that few texts are held at once.
+    """Read the samples of an archive or of a folder one by one, in the order of the files.
 
     Raises:
         ValueError: the archive is cut off, or a sample lacks one of its two files; the message names it.
@@ -222,7 +219,7 @@ def stream_sources(path: Path | str) -> Iterator[FxSource]:
 
 
 def sample_names(path: Path | str) -> list[str]:
-    """Names of the samples of an archive or of a folder, in the order of the files.
+    """List the names of the samples of an archive or of a folder, in the order of the files.
 
     Raises:
         ValueError: the archive is cut off.
@@ -232,7 +229,7 @@ def sample_names(path: Path | str) -> list[str]:
 
 
 def parse_weights(text: str, where: str) -> dict[str, Weight]:
-    """The inputs that a `weight_meta.py` describes, by name.
+    """Parse the inputs that a `weight_meta.py` describes, by name.
 
     Raises:
         ValueError: it does not parse, or an entry lacks its name, shape or dtype; the message names the place.
@@ -275,22 +272,21 @@ def _tree(text: str, where: str) -> ast.Module:
 
 
 def is_parameter_input(name: str) -> bool:
-    """An input is a weight or a buffer of the model."""
+    """True if an input is a weight or a buffer of the model."""
     return "parameters" in name or "buffers" in name or "self_" in name
 
 
 def is_image_input(name: str, weight: Weight) -> bool:
-    """An input is a batch of images."""
+    """True if an input is a batch of images."""
     return len(weight.shape) == 4 and not is_parameter_input(name)
 
 
 def operator_graph(source: FxSource, image_size: int | None = None, is_channels_last: bool = False) -> list[Operation]:
-    """The operations of a sample for one sample of input, in the order of the source, with the shape of every value.
+    """Return the operations of a program for one sample of input, in order, with the shape of every value.
 
     Args:
-        source: of the sample.
         image_size: height and width of the images, the input of four dimensions that is no weight; None = the source's.
-        is_channels_last: images and results of 2-D convolutions lie in NHWC, which the strides of values show.
+        is_channels_last: True if images and results of 2-D convolutions lie in NHWC, which the strides of values show.
 
     Raises:
         ValueError: a call is none of those that may be applied, or shapes contradict; the message names file and line.
@@ -396,7 +392,7 @@ class _Record:
         if isinstance(target, ast.Name):
             self.names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
-            if isinstance(value, Tensor) and value.dim() and len(value) != len(target.elts):
+            if isinstance(value, Tensor) and value.dim() and len(value) != len(target.elts):  # before it is listed
                 raise ValueError(f"{len(value)} values for {len(target.elts)} names")
             parts = [None] * len(target.elts) if value is None else list(value)
             if len(parts) != len(target.elts):
@@ -404,7 +400,8 @@ class _Record:
             for each, part in zip(target.elts, parts, strict=True):
                 self._assign(each, part)
         elif isinstance(target, ast.Subscript):
-            self._record("setitem", operator.setitem, (self._evaluate(target.value), self._index(target), value), {})
+            place = self._evaluate(target.slice)
+            self._record("setitem", operator.setitem, (self._evaluate(target.value), place, value), {})
         else:
             raise ValueError(f"{ast.unparse(target)[:60]} is assigned to")
 
@@ -428,7 +425,8 @@ class _Record:
             case ast.Compare(left=left, ops=[sign], comparators=[right]):
                 return self._binary(sign, self._evaluate(left), self._evaluate(right))
             case ast.Subscript():
-                return self._record("getitem", operator.getitem, (self._evaluate(node.value), self._index(node)), {})
+                read = (self._evaluate(node.value), self._evaluate(node.slice))
+                return self._record("getitem", operator.getitem, read, {})
             case ast.Slice(lower=lower, upper=upper, step=step):
                 return slice(*(None if each is None else self._evaluate(each) for each in (lower, upper, step)))
             case ast.Attribute():
@@ -436,9 +434,6 @@ class _Record:
             case ast.Call():
                 return self._call(node)
         raise ValueError(f"{type(node).__name__} is no expression of an FX source")
-
-    def _index(self, node: ast.Subscript) -> Any:
-        return self._evaluate(node.slice)
 
     def _attribute(self, node: ast.Attribute) -> Any:
         dtype = _dtype(ast.unparse(node))

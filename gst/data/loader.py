@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gst.data.source import group_of
 from gst.graphs.segments import SegmentedGraph
-from gst.method.draws import generator_for
-from gst.method.exchange import Peers
+from gst.method.draws import Peers, generator_for
 
 Selection = tuple[SegmentedGraph, Int64[Tensor, " _"]]
 """A graph and some of its configurations."""
@@ -33,7 +32,7 @@ class Step:
         graphs: the graphs; a graph may occur twice, with different configurations.
         configs: configurations of each graph, padded with -1.
         targets: of these configurations, NaN at -1.
-        prefetched: what a `Reader` read for the step.
+        prefetched: data that a `Reader` read for the step.
         peers: the step over all processes, of which this is the part of one process.
     """
 
@@ -46,9 +45,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Reader(Generic[Item, Draw, Read]):
-    """Two functions that read a step: `draw(step, ahead)` decides what to read, in the caller's thread and therefore in
-    a fixed order; `load` reads it in a thread of its own. `ahead` is 1 while the previous step is still to be computed.
-    If `draw` cannot decide before that, it returns None and is called again, with 0, after that computation."""
+    """Two functions that read a step.
+
+    Args:
+        draw: `draw(step, ahead)` decides what to read, in the caller's thread and so in a fixed order. `ahead` is 1
+            before the previous step is computed; if it returns None then, it is called again with 0 afterwards.
+        load: reads what `draw` returned, in its own thread.
+    """
 
     draw: Callable[[Item, int], Draw | None]
     load: Callable[[Draw], Read]
@@ -100,13 +103,14 @@ class Prefetched(Generic[Item, Draw, Read]):
 
 
 class StepLoader:
-    """Iterable of the steps of an epoch. Every epoch shuffles the configurations of each graph, deals them out in lists
-    of `configs_per_graph`, shuffles the lists and puts `graphs_per_step` of them in a step. The order depends on seed
-    and epoch alone, and `state_dict` holds the position, so that a resumed training continues with the same steps.
+    """Iterable of the steps of an epoch.
 
-    Where `world_size` processes iterate together, a step of `world_size` times as many graphs is divided among them: no
-    list is drawn twice, and all take as many steps. In a last step that is too short for all, some processes repeat the
-    first graph; `Step.peers` tells.
+    Every epoch shuffles the configurations of each graph, deals them out in lists of `configs_per_graph`, shuffles the
+    lists and puts `graphs_per_step` of them in a step. The order depends on seed and epoch alone. `state_dict` holds
+    the position, so that a resumed training continues with the same steps.
+
+    `world_size` processes divide steps of `world_size` times as many graphs: no list is drawn twice, and all take as
+    many steps. In a last step that is too short for all, some processes repeat the first graph (`Step.peers`).
 
     Examples:
         >>> from gst.data.synthetic import synthetic_program
@@ -121,11 +125,11 @@ class StepLoader:
         graphs_per_step: in a step of each process.
         lists_per_graph: most lists of each graph in an epoch; all if None.
         shuffle: False deals everything in order.
-        rank, world_size: number of this process, and how many there are.
+        rank, world_size: number of this process, and of all.
 
     Attributes:
         reader: if set, reads each step while the previous one is computed.
-        stall: share of the time of the last epoch that was spent waiting for `reader`.
+        stall: share of the last epoch's time spent waiting for `reader`.
     """
 
     def __init__(
@@ -169,23 +173,23 @@ class StepLoader:
             return
         prefetched = Prefetched(steps, self.reader)
         for step, content in prefetched:
-            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)  # nobody asks for the step after the last
+            self.stall = prefetched.waited / max(prefetched.passed, 1e-9)  # no step is requested after the last
             yield replace(step, prefetched=content)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the epoch of the next iteration, from its first step unless it is the epoch being resumed."""
+        """Set the epoch of the next iteration, which begins at its first step unless that epoch is being resumed."""
         if epoch != self.epoch:
             self.epoch, self._position, self._resume_at = epoch, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint: the epoch, the steps taken in it, and the graphs of a step over all processes."""
+        """Return the epoch, the steps taken in it, and the graphs of a step over all processes, for a checkpoint."""
         return {"epoch": self.epoch, "position": self._position, "graphs_together": self.graphs_together}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the last step taken; the last step of an epoch is followed by the next epoch.
 
         Raises:
-            ValueError: the position counts steps of another size.
+            ValueError: the state is within an epoch and counts steps of another size.
         """
         saved = state.get("graphs_together", self.graphs_together)
         ended = state["position"] * saved >= self._lists_in_epoch()
@@ -228,7 +232,7 @@ def _step(lists: Sequence[Selection]) -> Step:
 
 
 def _part(step: Step, rank: int, world_size: int) -> Step:
-    """The part of one process in a step of all processes."""
+    """Return the part of one process in a step of all processes."""
     peers = Peers(rank, world_size, step.graphs, step.configs, step.targets)
     mine = peers.mine
     return Step(tuple(step.graphs[i] for i in mine), step.configs[mine], step.targets[mine], peers=peers)

@@ -42,7 +42,7 @@ class Profiled:
 
 
 def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
-    """Incidence of devices and cores; a device that may use any core, or is no CPU, has a column of its own."""
+    """Return the incidence of devices and cores; a device without named cores has its own column."""
     cores: dict[tuple[str, int], int] = {}
     taken = [
         [cores.setdefault(key, len(cores)) for key in [("core", core) for core in device.cores] or [("own", position)]]
@@ -57,17 +57,17 @@ def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
 def plans_graph(
     profiled: Profiled, plans: Sequence[Plan], runtimes_ns: Float64[np.ndarray, " plans"] | None = None
 ) -> Graph:
-    """The program with every operation configurable and one configuration per plan.
+    """Return the program with every operation configurable and one configuration per plan.
 
-    Node features are those of the program and the logarithm of the profiled time of the operation on each device. A
-    configuration gives each node
+    Node features are those of the program and the logarithm of the profiled time of the operation on each device.
+    Configuration features of a node:
 
-    - for each device, whether it runs there;
-    - for each core, the share of the program's time that it takes of that core (1 = an average operation on one core):
-      all cores of a device that spans several are taken, so that means over nodes are the loads of the cores;
-    - how many of its inputs come from another thread, and the logarithm of their bytes. Devices that begin with the
-      same core share a thread, so that nothing crosses between `cpu:0` and `cpu:0-1`;
-    - how much later than in program order its turn comes, as a share of the program (0 without priorities).
+    - for each device, 1 if the node runs there;
+    - for each core, its time on that core relative to an average operation. A device that spans several cores takes
+      all of them, so that means over nodes are the loads of the cores;
+    - the number of its inputs from another thread, and the logarithm of their bytes. Devices that begin with the same
+      core share a thread, so that nothing crosses between `cpu:0` and `cpu:0-1`;
+    - its delay relative to program order, as a share of the program (0 without priorities).
 
     Args:
         plans: they name the devices of `profiled`, in that order.
@@ -114,7 +114,7 @@ def _features_of_plan(
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSet:
-    """A directory that `gst measure` wrote.
+    """Content of a directory that `gst measure` wrote.
 
     Args:
         header: the first record of the log: program, devices and versions.
@@ -129,7 +129,7 @@ class MeasuredSet:
     measurements: tuple[Measurement, ...]
 
     def graph(self) -> Graph:
-        """The program with the plans that ran and their median runtimes in ns.
+        """Return the program with the plans that ran and their median runtimes in ns.
 
         Raises:
             ValueError: none ran to the end.
@@ -144,7 +144,7 @@ class MeasuredSet:
 
 
 def write_header(directory: Path, header: dict[str, Any], profiled: Profiled) -> None:
-    """Begin a directory of measured plans: write the graph, then the first line of the log, each atomically."""
+    """Write the graph, then the first line of the log, of a directory of measured plans, each atomically."""
     graph = profiled.graph
     with atomic_path(directory / GRAPH) as partial, partial.open("wb") as file:
         np.savez_compressed(
@@ -213,7 +213,7 @@ class MeasuredPlans(GraphSource):
         self.directories = tuple(directories)
 
     def paths(self) -> list[Path]:
-        """The matching directories by name, each once.
+        """Return the matching directories by name, each once.
 
         Raises:
             ValueError: nothing was measured in one of `directories`.
@@ -226,8 +226,11 @@ class MeasuredPlans(GraphSource):
             paths |= {Path(log).parent for log in logs}
         return sorted(paths)
 
+    def __len__(self) -> int:
+        return len(self.paths())
+
     def fingerprint(self) -> str:
-        """Equal for equal files, so that a segment store is found without reading the files."""
+        """Return the same text for equal files, so that a segment store is found without reading them."""
         files = [path / name for path in self.paths() for name in (GRAPH, LOG)]
         return fingerprint_of_files(files, f"measured plans {VERSION}")
 

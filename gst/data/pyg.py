@@ -18,13 +18,14 @@ NO_DATA = ("x", "edge_index", "y", "batch", "ptr", "num_nodes", "opcodes")
 
 
 def from_pyg(data: Any, name: str = "") -> Graph:
-    """A PyG `Data` or `HeteroData` as a `Graph`. Nodes keep their numbers; `edge_index[0]` sends to `edge_index[1]`.
+    """Convert a PyG `Data` or `HeteroData`. Nodes keep their numbers; `edge_index[0]` sends to `edge_index[1]`.
 
     Features keep their dtype (halves become float32). Other tensors with a row for each edge or node, such as
-    `edge_attr` and `pos`, become `edge_data` and `node_data`, but for masks. Of a `HeteroData` the nodes of one type
-    stand behind those of another, features are padded with zeros to the widest, and `node_type` and `edge_type` hold
-    the types' numbers; `hetero_inputs` takes them apart again. Other tensors come along if all types have them in one
-    shape (`edge_time` of edges where `time` is of nodes, too); a warning names those that are left out.
+    `edge_attr` and `pos`, become `edge_data` and `node_data`; masks are left out.
+
+    The nodes of a `HeteroData` are concatenated by type, and features are padded with zeros to the widest. `node_type`
+    and `edge_type` hold the types' numbers; `hetero_inputs` separates them again. Other tensors are kept if all types
+    have them in one shape (`edge_time` for edges if nodes have `time`); a warning names the others.
 
     Examples:
         >>> import torch
@@ -54,7 +55,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
 
 
 def _plain(data: Any) -> dict[str, Any]:
-    x = _matrix(data, "x", "(nodes, features)", "gst.data.degree_profile.degree_profile(edges, num_nodes) makes some")
+    x = _matrix(data, "x", "(nodes, features)", "gst.data.malnet.degree_profile(edges, num_nodes) makes some")
     edge_index = _matrix(data, "edge_index", "(2, edges)", "leave out PyG's ToSparseTensor")
     if len(edge_index) != 2:
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, want (2, edges)")
@@ -75,7 +76,7 @@ def _plain(data: Any) -> dict[str, Any]:
 
 
 def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name that may belong to nodes or edges."""
+    """Yield the tensors by name that may belong to nodes or edges."""
     for key in data.keys() if callable(getattr(data, "keys", None)) else getattr(data, "__dict__", ()):
         value = getattr(data, key)
         if isinstance(value, Tensor) and value.dim() and key not in NO_DATA and not key.endswith("_mask"):
@@ -83,7 +84,7 @@ def _others(data: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
-    """A tensor as an array of numpy in its dtype; halves become float32."""
+    """Convert a tensor to an array of its dtype; halves become float32."""
     tensor = tensor.detach().cpu()
     halves = (torch.float16, torch.bfloat16)
     return (tensor.float() if tensor.dtype in halves else tensor).numpy()
@@ -104,9 +105,8 @@ def _target(y: Any) -> np.ndarray:
     numbers = y.detach().cpu().double().numpy() if isinstance(y, Tensor) else np.asarray(y, np.float64)
     if numbers.size != 1:
         raise ValueError(
-            f"y has shape {numbers.shape}, want one number for the whole graph; set data.y = None, and keep several "
-            "targets beside the graph: DataLoader([(graph, y), ...], collate_fn=gst.collate) (labels of nodes have no "
-            "place in a Graph)"
+            f"y has shape {numbers.shape}, want one number for the whole graph (a Graph has no labels of nodes); set "
+            "data.y = None and pass several targets by DataLoader([(graph, y), ...], collate_fn=gst.collate)"
         )
     return numbers.reshape(1)
 
@@ -145,21 +145,24 @@ def _typed(data: Any) -> dict[str, Any]:
 
 
 def _of_all_types(parts: Sequence[Any], counts: Sequence[int]) -> tuple[dict[str, np.ndarray], set[str]]:
-    """Tensors with a row for each node, or edge, that all types have, joined; and the names of those that some have."""
-    found = [
+    """Join the tensors with a row for each node, or edge, that all types have; return the names of the others."""
+    tensors = [
         {key: as_array(tensor) for key, tensor in _others(part) if len(tensor) == count}
         for part, count in zip(parts, counts, strict=True)
     ]
-    names = {key for each in found for key in each}
-    forms = {key: {(each[key].dtype, each[key].shape[1:]) if key in each else None for each in found} for key in names}
-    joined = {key: np.concatenate([each[key] for each in found]) for key in sorted(names) if len(forms[key]) == 1}
+    names = {key for each in tensors for key in each}
+    forms = {
+        key: {(each[key].dtype, each[key].shape[1:]) if key in each else None for each in tensors} for key in names
+    }
+    joined = {key: np.concatenate([each[key] for each in tensors]) for key in sorted(names) if len(forms[key]) == 1}
     finite = {key: array for key, array in joined.items() if array.dtype.kind != "f" or np.isfinite(array).all()}
     return finite, names - finite.keys()
 
 
 def hetero_inputs(data: Any) -> dict[str, Any]:
-    """The argument `inputs` of `gst.GraphSegmentTraining` for an encoder `forward(x_dict, edge_index_dict)` of graphs
-    like the `HeteroData` given.
+    """Return the argument `inputs` of `gst.GraphSegmentTraining` for an encoder `forward(x_dict, edge_index_dict)`.
+
+    The encoder takes graphs with the types of `data`, a `HeteroData`.
 
     Examples:
         >>> import torch
@@ -181,7 +184,7 @@ def hetero_inputs(data: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NodesByType:
-    """Node features of a batch by type, of which each has a width of its own."""
+    """Node features of a batch by type; each type has its own width."""
 
     node_types: tuple[str, ...]
     widths: tuple[int, ...]
@@ -195,7 +198,7 @@ class NodesByType:
 
 @dataclass(frozen=True)
 class EdgesByType:
-    """Edges of a batch by type, their ends numbered among the nodes of their types."""
+    """Edges of a batch by type; their ends are numbered among the nodes of their types."""
 
     node_types: tuple[str, ...]
     edge_types: tuple[tuple[str, ...], ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from gst.graphs.graph import Graph
 
@@ -22,22 +21,18 @@ class GraphSource(ABC):
         >>> [(graph.name, graph.num_nodes) for graph in Triangle()]
         [('triangle', 3)]
 
-    A source may have a method `fingerprint() -> str`, equal for equal graphs, so that `gst.prepare` finds its segment
-    store without reading the graphs.
+    Optional methods: `fingerprint() -> str`, equal for equal graphs, lets `gst.prepare` find its segment store without
+    reading the graphs; `__len__`, the approximate number of graphs, is for progress bars. Optional attributes that
+    `gst prepare` prints: `classes`, names by number; `skipped`, reasons by item left out, or a `Counter` of reasons.
     """
 
     @abstractmethod
     def __iter__(self) -> Iterator[Graph]:
-        """The graphs, one after the other, the same at every call; names are unique."""
-
-    def derivation(self) -> dict[str, Any]:
-        """How graphs are derived from the files, as arguments of `gst.data.tpugraphs.derived`; checkpoints record it,
-        so that `gst rank` prepares its graph alike. Empty if the source derives nothing."""
-        return {}
+        """Yield the graphs, the same at every call; names are unique."""
 
 
 def group_of(name: str) -> str:
-    """The group in the name of a graph, which a split by groups does not part.
+    """Return the group in the name of a graph; a split by groups keeps each group in one part.
 
     Examples:
         >>> group_of("llvm-toolchain/bin/clang")
@@ -47,10 +42,10 @@ def group_of(name: str) -> str:
 
 
 def fingerprint_of_files(paths: Iterable[Path], reader: str) -> str:
-    """Path, size in bytes and time of the last change of every file, as `make` compares them: no file is read.
+    """Join path, size in bytes and modification time of every file, which `make` compares as well; no file is read.
 
     Args:
-        reader: name, version and settings of the reader; another reader makes other graphs of the same files.
+        reader: name, version and settings of the reader.
     """
     lines = [reader]
     for path in paths:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int8, Int64
+from jaxtyping import Int8, Int64
 
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
@@ -29,12 +29,12 @@ def synthetic_program(
     scratch: Path | None = None,
     chunk: int = CHUNK,
 ) -> Graph:
-    """A directed acyclic graph in which every configurable node chooses one of four implementations.
+    """Generate a directed acyclic graph in which every configurable node chooses one of four implementations.
 
     The runtime of a configuration, in ns, is the sum over configurable nodes of size x cost[opcode, choice] plus, for
     every edge between two configurable nodes that choose differently, the size of the producer (a layout copy). The
-    graph has regions, and each configuration draws the choices of each region from another mix: no region predicts
-    another, so a model needs the whole graph.
+    graph has regions, and each configuration draws the choices of each region from its own distribution: no region
+    predicts another, so a model needs the whole graph.
 
     Examples:
         >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)
@@ -42,11 +42,10 @@ def synthetic_program(
         (100, 4)
 
     Args:
-        num_regions: stretches of the graph with their own mix of choices.
+        num_regions: ranges of nodes with their own distribution of choices.
         configurable: share of configurable nodes. They come in pairs joined by an edge.
         scratch: an empty directory for the arrays, which are then memory-mapped; without one they are in memory.
-        chunk: numbers drawn at once, which bounds the memory besides the arrays and a few numbers per configurable
-            node; it does not change the graph.
+        chunk: numbers drawn at once. It bounds the memory besides the arrays and does not change the graph.
 
     Raises:
         ValueError: there are no nodes.
@@ -69,8 +68,11 @@ def synthetic_program(
 
     cost = generator.uniform(0.5, 4.0, (NUM_OPCODES, NUM_CHOICES))
     choices = _choices(generator, (num_configs, num_regions), config_nodes * num_regions // num_nodes, scratch, chunk)
-    runtimes = _work(choices, sizes[config_nodes], opcodes[config_nodes], cost)
-    runtimes += _copies(choices, sizes[config_nodes], _edges_between(edges, config_nodes, num_nodes, scratch, chunk))
+    work, kinds = sizes[config_nodes], opcodes[config_nodes]
+    producers, consumers = _edges_between(edges, config_nodes, num_nodes, scratch, chunk)
+    copied = work[producers]
+    runtimes = np.array([(work * cost[kinds, chosen]).sum() for chosen in choices])
+    runtimes += np.array([(copied * (chosen[producers] != chosen[consumers])).sum() for chosen in choices])
     return Graph(
         node_features=node_features,
         edges=edges,
@@ -85,7 +87,7 @@ def synthetic_program(
 def _edges(
     generator: np.random.Generator, num_nodes: int, first: np.ndarray, scratch: Path | None, chunk: int
 ) -> Int64[np.ndarray, "2 edges"]:
-    """Edges to every node but the first from two nodes shortly before it, and within pairs; sorted, each edge once."""
+    """Draw edges to every node but the first from two nodes shortly before it, and join pairs; sorted, each once."""
     reach = empty_array(scratch, "reach", (2, num_nodes - 1), np.int32)
     for row in reach:
         for part in chunks(num_nodes - 1, chunk):
@@ -115,7 +117,7 @@ def _edges(
 def _choices(
     generator: np.random.Generator, mixes: tuple[int, int], region: np.ndarray, scratch: Path | None, chunk: int
 ) -> Int8[np.ndarray, "configs configurable"]:
-    """Choice of each configurable node, drawn from the mix of its region: the number of limits below its draw."""
+    """Draw the choice of each configurable node from the distribution of its region."""
     bounds = generator.dirichlet(np.full(NUM_CHOICES, 0.5), mixes).cumsum(-1)
     choices = empty_array(scratch, "choices", (len(bounds), len(region)), np.int8)
     for row, bound in zip(choices, bounds, strict=True):
@@ -128,7 +130,7 @@ def _choices(
 def _edges_between(
     edges: np.ndarray, config_nodes: np.ndarray, num_nodes: int, scratch: Path | None, chunk: int
 ) -> Int64[np.ndarray, "2 between"]:
-    """The edges from one configurable node to another, as positions among these."""
+    """Return the edges from one configurable node to another, as positions among these."""
     position = empty_array(scratch, "position", (num_nodes,), np.int64)
     position[:] = -1
     position[config_nodes] = np.arange(len(config_nodes))
@@ -137,18 +139,6 @@ def _edges_between(
         ends = position[edges[:, part]]
         between.append(ends[:, (ends >= 0).all(0)])
     return np.concatenate(between, axis=1)
-
-
-def _work(
-    choices: np.ndarray, sizes: np.ndarray, opcodes: np.ndarray, cost: np.ndarray
-) -> Float64[np.ndarray, " configs"]:
-    return np.array([(sizes * cost[opcodes, chosen]).sum() for chosen in choices])
-
-
-def _copies(choices: np.ndarray, sizes: np.ndarray, between: np.ndarray) -> Float64[np.ndarray, " configs"]:
-    producers, consumers = between
-    copied = sizes[producers]
-    return np.array([(copied * (chosen[producers] != chosen[consumers])).sum() for chosen in choices])
 
 
 @dataclass(frozen=True)
@@ -180,7 +170,10 @@ class SyntheticPrograms(GraphSource):
                 program = synthetic_program(*arguments, seed, Path(scratch))
             yield program  # mapped files stay readable until the arrays are garbage
 
+    def __len__(self) -> int:
+        return self.num_graphs
+
     def fingerprint(self) -> str:
-        """Equal for equal programs, so that a segment store is found without making them."""
+        """Return the same text for equal programs, so that a segment store is found without making them."""
         arguments = {key: value for key, value in asdict(self).items() if key != "scratch"}
         return f"synthetic programs {VERSION}, numpy {np.__version__}: {arguments}"

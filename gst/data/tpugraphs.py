@@ -1,4 +1,4 @@
-"""TpuGraphs npz files (Phothilimthana et al. 2023, arXiv 2308.13490), layout and tile: read, derived and written."""
+"""TpuGraphs npz files (Phothilimthana et al. 2023, arXiv 2308.13490), layout and tile: read and written."""
 
 from __future__ import annotations
 
@@ -6,57 +6,25 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gst.data.features import check_features, enrich
-from gst.data.reduction import check_reduction, reduce
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph, groups_of_equals
 from gst.util.untrusted import read_arrays
 from gst.util.writing import atomic_path, chunks
 
 VERSION = 1  # of what is read
-DERIVATION_VERSION = 1
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
 ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
 
 
-# Derivation ----------------------------------------------------------------------------------------------------------
-
-
-def derived(graph: Graph, features: Sequence[str] = (), reduction: str = "none") -> Graph:
-    """`graph` with the derived node features `features`, computed on the whole graph, and then reduced.
-
-    Args:
-        features: names of `gst.data.features.FEATURES`.
-        reduction: see `gst.data.reduction.reduce`.
-
-    Raises:
-        ValueError: see `enrich` and `reduce`.
-    """
-    return reduce(enrich(graph, features), reduction)
-
-
-def derivation_fingerprint(features: Sequence[str], reduction: str) -> str:
-    """The part of a fingerprint that names the derivation; empty without one, as in stores of before derivations.
-
-    Raises:
-        ValueError: there is no such feature or reduction.
-    """
-    check_features(features)
-    check_reduction(reduction)
-    if not features and reduction == "none":
-        return ""
-    return f" derived {DERIVATION_VERSION} features={','.join(sorted(set(features)))} reduction={reduction}"
-
-
 def merge_repeats(graph: Graph) -> Graph:
-    """One configuration for each distinct one, in order of first appearance, with the mean, the count and the spread
-    (standard deviation) of the targets of its repeats.
+    """Merge equal configurations, in order of first appearance.
+
+    Each gets the mean, the count and the spread (standard deviation) of the targets of its repeats.
 
     Examples:
         >>> edges, node = np.array([[0], [1]]), np.array([1])
@@ -78,19 +46,16 @@ def merge_repeats(graph: Graph) -> Graph:
 
 
 def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
-    """Read a layout or a tile file; the arrays in it tell which of the two it is.
+    """Read a layout or a tile file, told apart by their arrays.
 
     Edges are stored as (consumer, producer) and returned as producer -> consumer. Layout targets are runtimes in ns;
-    tile targets are runtime / normaliser, the ratio that ranks them. A tile configuration belongs to the whole kernel
-    and is attached to its root. Layout configurations are int8, -1 being padding; those of tiles int8 where that loses
-    nothing, else float32.
+    tile targets are runtime / normaliser. A tile configuration belongs to the whole kernel and is attached to its root.
+    Layout configurations are int8 with -1 as padding; tile configurations are int8 if that is exact, else float32.
 
     Args:
-        merge: merge repeated configurations, see `merge_repeats`. If False there is one configuration for each row of
-            the file, in its order.
-        rows: places in the file of the configurations to take, all if None. They are taken before any are merged, in
-            this order and each as often as it is named, except that with `merge` a row named twice counts once: it was
-            measured once.
+        merge: merge repeated configurations, see `merge_repeats`. If False, each row of the file is a configuration.
+        rows: positions in the file of the configurations to take, all if None. They are taken before any are merged, in
+            this order and with repeats; with `merge` a row named twice counts once, because it was measured once.
 
     Raises:
         ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names the file.
@@ -107,7 +72,7 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
 
 
 def write_npz(graph: Graph, path: Path | str) -> None:
-    """Write a graph as a layout file, which `read` and the published readers read: whole, or not at all.
+    """Write a graph atomically as a layout file, which `read` and the published readers read.
 
     Runtimes are rounded to whole nanoseconds, one row for each configuration; an unknown runtime is 0. `node_splits`,
     the first node of each computation, is not written: no reader needs it.
@@ -129,27 +94,18 @@ class TpuGraphs(GraphSource):
     """A dataset of TpuGraphs files.
 
     Examples:
-        >>> TpuGraphs(["data/layout/xla/random/train/*.npz"], features=("costs",), reduction="hops:6").derivation()
-        {'features': ['costs'], 'reduction': 'hops:6'}
+        >>> write_npz(Graph(np.ones((2, 1), np.float32), np.array([[0], [1]])), "pair.npz")
+        >>> [graph.num_nodes for graph in TpuGraphs(["*.npz"])]
+        [2]
 
     Args:
         files: paths or glob patterns of npz files.
-        features: names of derived node features, see `gst.data.features.FEATURES`.
-        reduction: `none` or `hops:K`, see `gst.data.reduction.reduce`.
-
-    Raises:
-        ValueError: there is no such feature or reduction.
     """
 
     files: Sequence[str]
-    features: Sequence[str] = ()
-    reduction: str = "none"
-
-    def __post_init__(self) -> None:
-        derivation_fingerprint(self.features, self.reduction)
 
     def paths(self) -> list[Path]:
-        """The files that match, in the order of their patterns.
+        """Return the files that match, in the order of their patterns.
 
         Raises:
             ValueError: no file matches a pattern.
@@ -163,16 +119,14 @@ class TpuGraphs(GraphSource):
         return paths
 
     def __iter__(self) -> Iterator[Graph]:
-        return (derived(read(path), self.features, self.reduction) for path in self.paths())
+        return map(read, self.paths())
 
-    def derivation(self) -> dict[str, Any]:
-        """The features and the reduction."""
-        return {"features": list(self.features), "reduction": self.reduction}
+    def __len__(self) -> int:
+        return len(self.paths())
 
     def fingerprint(self) -> str:
-        """Equal for equal files and settings, so that a segment store is found without reading the files."""
-        settings = derivation_fingerprint(self.features, self.reduction)
-        return fingerprint_of_files(self.paths(), f"TpuGraphs {VERSION}{settings}")
+        """Return the same text for equal files, so that a segment store is found without reading them."""
+        return fingerprint_of_files(self.paths(), f"TpuGraphs {VERSION}")
 
 
 def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge: bool) -> None:
@@ -214,7 +168,7 @@ def _runtimes(arrays: dict[str, np.ndarray], key: str, configs: int) -> np.ndarr
 
 
 def _nodes(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Node features, edges (producer, consumer), opcodes."""
+    """Return node features, edges (producer, consumer) and opcodes."""
     features = _array(arrays, "node_feat", 2).astype(np.float32)
     opcodes = _integers(arrays, "node_opcode", 1)
     edges = _integers(arrays, "edge_index", 2)
@@ -244,7 +198,7 @@ def _tile(name: str, arrays: dict[str, np.ndarray]) -> Graph:
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
-    """int8 where that loses nothing (layouts always), else float32. In chunks: files hold up to gigabytes of them."""
+    """Convert to int8 if that is exact (layouts always), else to float32; in chunks, because files hold gigabytes."""
     small = np.empty(values.shape, np.int8)
     whole = True
     for part in chunks(len(values), ROWS_AT_ONCE):

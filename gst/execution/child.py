@@ -31,12 +31,11 @@ from gst.execution.graph_executor import GraphExecutor
 from gst.execution.groups import group_records
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor, runs_in_turns
+from gst.execution.on_accelerator import ReferenceOutputs, reference
 from gst.execution.pairs import pairs_of_lanes
-from gst.execution.reference import Reference, reference
-from gst.execution.transfers import measured_links
+from gst.execution.probes import measured_links
 from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
-from gst.machine.accelerators import limit_memory
-from gst.machine.devices import least_memory_limit
+from gst.machine.devices import least_memory_limit, limit_memory
 from gst.programs import Program, kind_for, traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -92,7 +91,7 @@ class Runner:
     """
 
     executor: AnyExecutor
-    reference: Reference
+    reference: ReferenceOutputs
     limit: int | None
 
     def costs(self, repetitions: int) -> Costs:

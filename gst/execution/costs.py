@@ -16,10 +16,8 @@ from gst.execution.event_times import event_times_us
 from gst.execution.executor import AnyExecutor
 from gst.execution.native import NativeExecutor
 from gst.execution.pair_records import Pairs
-from gst.execution.pairs import traffic_bytes
-from gst.lowering.calls import Call, Step, Values, bind, steps_in_order
+from gst.lowering.calls import Call, Step, Storages, Values, bind, fixed_values, steps_in_order, storages
 from gst.lowering.plan import Plan, Timeline
-from gst.lowering.storages import Storages, fixed_values, storages
 from gst.machine.devices import Device, select
 from gst.programs import Program, Reference
 
@@ -30,25 +28,23 @@ COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What each operation costs on each device, alone.
+    """Costs of each operation of a program on each device, alone, and of the links between devices.
 
     Args:
         devices: where operations may run.
         edges: producer -> consumer.
         computed: false for inputs and constants, which take no time and no memory.
         kept: values that are outputs, never freed.
-        times_us: of each operation alone on each device; infinite where it cannot run.
-        output_bytes: of the value of each node, as it would be copied to another memory.
-        own_bytes: the most that each operation takes while it runs on each device, its result included.
-        storages: who allocates what, and who keeps it.
+        times_us: of each operation alone; infinite where it cannot run.
+        output_bytes: of the value of each node.
+        own_bytes: the most that each operation takes while it runs, its result included.
+        storages: allocations, and the values that keep them.
         latency_us: fixed part of a transfer's time, from device (row) to device (column); 0 within a memory.
-        bytes_per_us: of a copy from a device to another; infinite within a memory.
-        copies_queue: whether the values that leave a memory are copied one after the other, each once for each other
-            memory where it is read, as the lanes of copies of a stream program do. Otherwise links never queue.
-        pairs: of each accelerator of which several devices are lanes, what operations ask of it, and times of pairs of
-            them at once there.
-        load: share of the cores that other processes took while times were measured, 0 .. 1; None where it is unknown,
-            as of costs that are simulated.
+        bytes_per_us: of a copy; infinite within a memory.
+        copies_queue: True if values that leave a memory are copied one after the other, each once for each memory that
+            reads it, as a stream program does. Otherwise links never queue.
+        pairs: timed pairs of operations for each accelerator that several devices share.
+        load: share of the cores that other processes took while times were measured, 0 .. 1; None if unknown.
     """
 
     devices: tuple[Device, ...]
@@ -71,16 +67,29 @@ class Costs:
 
     @property
     def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
-        """Bytes that each operation reads and writes: of its result, and of each value it reads."""
+        """Bytes that each operation reads and writes, see `traffic_bytes`."""
         return traffic_bytes(self.edges, self.output_bytes) * self.computed
 
 
+def traffic_bytes(
+    edges: Int64[np.ndarray, "2 edges"], output_bytes: Int64[np.ndarray, " nodes"]
+) -> Float64[np.ndarray, " nodes"]:
+    """Return the bytes that each node reads and writes: of its result, and of each value it reads.
+
+    Examples:
+        >>> traffic_bytes(np.array([[0], [1]]), np.array([4, 8])).tolist()
+        [4.0, 12.0]
+    """
+    size = output_bytes.astype(np.float64)
+    return np.bincount(edges[1], size[edges[0]], len(size)) + size
+
+
 def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
-    """Run the program on each device alone; devices with as many threads share their times.
+    """Run the program of an entered executor on each device alone; devices with as many threads share their times.
 
     Args:
-        executor: entered; its program and devices are measured.
-        repetitions: runs on each kind of device; of each operation the shortest one counts.
+        executor: entered.
+        repetitions: runs on each kind of device; the shortest time of each operation counts.
     """
     program, devices = executor.program, executor.devices
     by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -100,14 +109,13 @@ def profiled_costs(
     times_us: Float64[np.ndarray, "devices nodes"],
     links: Links | None = None,
 ) -> Costs:
-    """Costs where memory was not measured: an operation takes no more than its result.
+    """Return costs of a program whose memory was not measured: an operation takes no more than its result.
 
     Args:
-        program: what was run.
+        program: the program that was run.
         devices: where.
-        times_us: of each operation alone on each device; infinite where it cannot run.
-        links: latencies and bytes per microsecond (`gst.execution.transfers.measured_links`). If None, from
-            memory to memory a value takes `COPY_US` and goes at `COPY_BYTES_PER_US`.
+        times_us: of each operation alone; infinite where it cannot run.
+        links: from `gst.execution.probes.measured_links`; if None, `COPY_US` and `COPY_BYTES_PER_US` between memories.
 
     Raises:
         ValueError: an operation can run on none of the devices.
@@ -126,12 +134,12 @@ def profiled_costs(
 
 
 def links_record(costs: Costs) -> dict[str, list[list[float]]]:
-    """Links of costs for JSON, which knows no infinite speed; `links_of` reads it."""
+    """Return the links of costs for JSON, which knows no infinite speed; `links_of` reads it."""
     return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
 
 
 def links_of(record: Mapping[str, Any]) -> Links | None:
-    """Links for `profiled_costs`; None from records of releases that did not measure them.
+    """Return links of a record for `profiled_costs`; None if they were not measured.
 
     Examples:
         >>> latency_us, bytes_per_us = links_of({"latency_us": [[0, 7]], "us_per_byte": [[0, 0.5]]})
@@ -142,6 +150,22 @@ def links_of(record: Mapping[str, Any]) -> Links | None:
         return None
     with np.errstate(divide="ignore"):
         return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
+
+
+def pairs_record(pairs: Sequence[Pairs]) -> dict[str, Any]:
+    """Return pairs of accelerators as an entry of a JSON record, empty without any; `pairs_of` reads it."""
+    return {"pairs": [each.to_dict() for each in pairs]} if pairs else {}
+
+
+def pairs_of(record: Mapping[str, Any]) -> tuple[Pairs, ...]:
+    """Return the pairs of a record with an entry of `pairs_record`.
+
+    Examples:
+        >>> pairs = (Pairs("cuda:0", 100.0, 1000.0, (), (), ()),)
+        >>> pairs_of({"times_us": [], **pairs_record(pairs)}) == pairs, pairs_of({"times_us": [], **pairs_record(())})
+        (True, ())
+    """
+    return tuple(map(Pairs.from_dict, record.get("pairs", ())))
 
 
 def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:
@@ -155,14 +179,14 @@ def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
 
 
 def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
-    """The least time and memory of each operation: what else happens on a machine only ever makes it slower."""
+    """Return the least time and memory of each operation: other work on a machine only makes it slower."""
     runs = alone(executor, device.name, repetitions)
     return shortest_us(runs), np.min([each.own_bytes for each in runs], axis=0)
 
 
 def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
-    """Time of each operation in that of several runs of a plan in which it was shortest. Other processes interrupt some
-    operations of every run, but seldom the same one in all.
+    """Return the shortest time of each operation over several runs of a plan, in microseconds. Other processes
+    interrupt some operations of every run, but seldom the same one in all.
 
     Examples:
         >>> begins = np.zeros(2)
@@ -176,16 +200,16 @@ def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
 def profile(
     program: Program, executor: AnyExecutor | None = None, device: str | None = None, repetitions: int = 5
 ) -> Float64[np.ndarray, " nodes"]:
-    """Median time of each operation in program order, in microseconds; 0 for inputs and constants.
+    """Return the median time of each operation in program order, in microseconds; 0 for inputs and constants.
 
-    On a CPU the call itself is part of it, as it is in a run; one pass before warms up and is not counted. On an
-    accelerator it is the time by its own events (`event_times`), infinite where the operation cannot run there.
+    On a CPU the time includes the call; one pass before warms up. On an accelerator it is the time by its own events
+    (`event_times_us`), infinite where the operation cannot run there.
 
     Args:
-        program: what to run.
-        executor: whose device to use; the calling thread with all its threads if None.
-        device: name of the device, the executor's first if None; one of one thread gives one-thread times.
-        repetitions: passes to take the median of.
+        program: the program to run.
+        executor: of the device; the calling thread with all its threads if None.
+        device: name of the device, the executor's first if None.
+        repetitions: passes, of which the median counts.
 
     Raises:
         ValueError: the executor has no such device, or there are no repetitions.
@@ -207,7 +231,7 @@ def profile(
 
 
 def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timeline]:
-    """Runs of the whole program on one device, after one that is not counted."""
+    """Run the whole program on one device several times, after one run that is not counted."""
     plan = Plan((device,), np.zeros(executor.program.num_nodes, np.int64))
     timelines = []
     for _ in range(repetitions + 1):

@@ -1,14 +1,16 @@
-"""Times of operations by events of the accelerator that runs them: what a clock of the host cannot see.
+"""Times of operations by the events of the accelerator that runs them.
 
-A host hears of the end of a kernel microseconds late, and takes longer to launch a short kernel than it takes to run.
-So calls of an operation are recorded as one graph, whose replay is one launch, and timed between two events of a
-stream; on a CPU they are called between two readings of the clock.
-"""
+A host learns of the end of a kernel microseconds late, and takes longer to launch a short kernel than the kernel runs.
+So several calls of an operation are recorded as one graph, whose replay is one launch, and timed between two events of
+a stream. On a CPU the calls are timed between two readings of the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,198 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.execution.spans import Graphs, NewGraph, call_us, first_line, graph_maker, timing_on
-from gst.lowering.calls import HOST, Call, Values, bind, copied, steps_in_order
+from gst.execution.lanes import is_here, synchronise
+from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, steps_in_order
 from gst.lowering.plan import says_no_memory
-from gst.lowering.storages import fixed_values
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references
+
+NewGraph = Callable[[torch.device, Any], Graph]
+BUDGET_US = 20_000.0  # that an operation is timed for, about
+BATCH_US = 1_000.0  # of several calls in a span, about
+LONG_US = 2_000.0  # of a call that is timed alone
+LEAST_US = 1e-3  # a view takes an accelerator no time
+
+
+def span_us(function: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None) -> float:
+    """Return the microseconds from the moment when a device begins the work of a function to its end, on the current
+    stream.
+
+    Args:
+        function: launches operations.
+        device: the CPU, or an accelerator of this machine.
+        before: launches other work, which is not timed and keeps the device busy while the host launches the function.
+
+    Raises:
+        ValueError: there is no such device here.
+
+    Examples:
+        >>> span_us(lambda: torch.ones(10_000).sum(), torch.device("cpu")) > 0
+        True
+    """
+    check_here(device)
+    if device.type == "cpu":
+        before()
+        begin = perf_counter_ns()
+        function()
+        return (perf_counter_ns() - begin) / 1e3
+    stream = torch.accelerator.current_stream(device)
+    first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
+    before()
+    first.record(stream)
+    function()
+    last.record(stream)
+    last.synchronize()
+    return first.elapsed_time(last) * 1e3
+
+
+class Graphs:
+    """Recorder of graphs on one device, one after the other in the same memory, and in new memory after a failure. A
+    graph is of no use once the next is recorded.
+
+    Args:
+        device: of the current stream.
+        make: makes an empty graph.
+    """
+
+    def __init__(self, device: torch.device, make: NewGraph) -> None:
+        self.device, self._make = device, make
+        self._first: Graph | None = None  # it lives as long as this: with its last graph the memory would go
+
+    def record(self, function: Callable[[], object]) -> Graph | None:
+        """Return a graph of the work that a function launches on the current stream; None if it cannot be recorded. The
+        function ran before, so that libraries have chosen their kernels. Where memory is short, cached memory is given
+        back, and recording is tried once more."""
+        for gives_back in (False, True):
+            try:
+                graph = self._make(self.device, None if self._first is None else self._first.pool())
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", r".*Graph is empty")  # views launch nothing
+                    with recorded(graph, gives_back):
+                        function()
+            except RuntimeError as error:  # of all kinds: function() failed in no call before
+                self._first = None
+                if not says_no_memory(str(error)):
+                    return None
+            else:
+                self._first = self._first or graph
+                return graph
+        return None
+
+
+def call_us(
+    call: Callable[[], object], device: torch.device, repetitions: int, batch: int, graphs: Graphs | None
+) -> float:
+    """Return the microseconds of a call on a device, of several in a span; with its launch where it is not recorded.
+    Long calls run fewer times, so that all of them take about `BUDGET_US`.
+
+    Args:
+        call: ran once before.
+        device: of the current stream.
+        repetitions: spans of which the median counts, at most.
+        batch: calls in a span, at most.
+        graphs: records the calls of a span as one; None = they are launched one by one.
+    """
+    spans = [span_us(call, device) for _ in range(WARM_RUNS - 1)]  # behind the call before
+    once_us = max(min(spans), LEAST_US)
+    if once_us >= LONG_US:  # its launch is next to nothing
+        more = min(repetitions, int(BUDGET_US / once_us)) - len(spans)
+        return float(np.median([*spans, *(span_us(call, device) for _ in range(more))]))
+    size = max(min(batch, int(BATCH_US / once_us)), 1)
+    several = partial(repeated, call, size)
+    if graphs is not None:
+        synchronise([device])
+        graph = graphs.record(several)
+        if graph is not None:
+            return graph_us(graph, device, min(repetitions, max(int(BUDGET_US / (2 * size * once_us)), 1))) / size
+    return float(np.median([span_us(several, device) for _ in range(repetitions)])) / size
+
+
+def graph_us(graph: Graph, device: torch.device, repetitions: int) -> float:
+    """Return the median microseconds of a replay. Another replay goes before each timed one, since launching a graph
+    takes longer than a few short kernels, too."""
+    graph.replay()
+    return float(np.median([span_us(graph.replay, device, before=graph.replay) for _ in range(repetitions)]))
+
+
+def launch_us(
+    device: torch.device, repetitions: int = 5, batch: int = 10, graph: NewGraph | None = None,
+    call: Callable[[], object] | None = None,
+) -> float | None:  # fmt: skip
+    """Return the microseconds by which launching an operation exceeds running it: calls one by one, less the same calls
+    in a graph. None where nothing can be recorded.
+
+    Args:
+        device: the CPU, or an accelerator of this machine.
+        repetitions: spans of each variant, of which the median counts.
+        batch: calls in a span.
+        graph: makes an empty graph, see `graph_maker`.
+        call: launches the operation; adds 1 to eight numbers if None.
+
+    Raises:
+        ValueError: there is no such device here.
+
+    Examples:
+        >>> launch_us(torch.device("cpu")) is None
+        True
+    """
+    make = graph_maker(device, graph)
+    with timing_on(device):
+        if make is None:
+            return None
+        several = partial(repeated, call or partial(torch.add, torch.zeros(8, device=device), 1), batch)
+        repeated(several, WARM_RUNS)
+        synchronise([device])
+        together = Graphs(device, make).record(several)
+        if together is None:
+            return None
+        inside = graph_us(together, device, repetitions)
+        outside = float(np.median([span_us(several, device) for _ in range(repetitions)]))
+    return max(outside - inside, 0.0) / batch
+
+
+def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph | None:
+    """Return a function that makes empty graphs for a device: `graph` if given, otherwise `new_graph` on an accelerator
+    of this process. None on a CPU, and with a warning on an accelerator without graphs."""
+    if graph is not None or not is_here(device):
+        return graph
+    try:
+        new_graph(device)
+    except (RuntimeError, AttributeError) as error:  # of the kind, the driver or PyTorch
+        warnings.warn(f"times on {device} hold the launch of each operation: {first_line(error)}", stacklevel=2)
+        return None
+    return new_graph
+
+
+@contextmanager
+def timing_on(device: torch.device) -> Iterator[None]:
+    """Make a stream of the device the current one, on which graphs can be recorded, and keep no gradients.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    check_here(device)
+    with torch.no_grad(), no_garbage(), torch.Stream(device) if is_here(device) else nullcontext():
+        yield
+
+
+def check_here(device: torch.device) -> None:
+    """Raise ValueError for a device that is not here."""
+    if device.type != "cpu" and not is_here(device):
+        raise ValueError(f"there is no {device} here to take times on")
+
+
+def repeated(call: Callable[[], object], count: int) -> None:
+    """Call `count` times and keep no value."""
+    for _ in range(count):
+        call()
+
+
+def first_line(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
 
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operators for which the host waits for values of a tensor."""
@@ -32,17 +220,17 @@ WRITERS = {torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 def event_times_us(
     program: Program, device: torch.device, repetitions: int = 5, batch: int = 10, graph: NewGraph | None = None
 ) -> Float64[np.ndarray, " nodes"]:
-    """Time of each operation alone on a device, in microseconds; 0 for inputs and constants, infinite where an
-    operation cannot run there: its value is then computed on the host, for those that read it. What cannot be recorded
-    is timed with its launch. Operations with the same arguments but for the values of tensors are timed once. Values
-    are freed behind their last reader.
+    """Return the time of each operation alone on a device, in microseconds: 0 for inputs and constants, infinite where
+    an operation cannot run (its value is then computed on the host).
+
+    An operation that cannot be recorded is timed with its launch. Operations with the same arguments, except for the
+    values of tensors, are timed once. Values are freed after their last reader.
 
     Args:
-        program: what to run, in its order.
+        program: the program, which runs in its order.
         device: the CPU, or an accelerator of this machine.
-        repetitions: spans of each operation, of which the median counts, at most (`call_us`).
-        batch: calls of the operation in a span, at most.
-        graph: makes an empty graph. If None, `new_graph` on an accelerator; on a CPU nothing is recorded.
+        repetitions, batch: see `call_us`.
+        graph: makes an empty graph, see `graph_maker`.
 
     Raises:
         ValueError: there is no such device here, or fewer than one repetition or call is asked for, or an operation
@@ -74,13 +262,9 @@ def event_times_us(
 
 
 def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Call, Values, str]]:
-    """Each operation of a program in order, after it has run once on a device: its node, its call, the values of all
-    nodes that are read yet, and why it cannot run there, in one line, empty if it can. If it cannot, its value comes
-    from the host.
-
-    Args:
-        program: what to run.
-        device: the CPU, or an accelerator of this machine.
+    """Yield each operation of a program in order, after it ran once on a device: its node, its call, the values that
+    are still read, and the reason why it cannot run there, in one line, empty if it can. Then its value comes from the
+    host.
 
     Raises:
         ValueError: an operation runs neither on the device nor on the host.
@@ -105,8 +289,8 @@ def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Ca
 
 
 def can_be_recorded(program: Program, node: int) -> bool:
-    """Whether recording an operation may be tried. Not if it draws random numbers on the host, or if the host waits for
-    values of its tensors: that ends a recording.
+    """True if recording an operation may be tried: it draws no random numbers on the host, and the host waits for no
+    values of its tensors, which would end a recording.
 
     Examples:
         >>> from gst.programs import Step, capture
@@ -126,8 +310,8 @@ def can_be_recorded(program: Program, node: int) -> bool:
 
 
 def signature_of(operation: Operation, values: Values) -> Hashable:
-    """The same for operations that take equally long: operator, shapes, strides and types of tensors, and all other
-    arguments."""
+    """Return a key that is equal for operations that take equally long: operator, shapes, strides and types of tensors,
+    and all other arguments."""
     leaves, form = pytree.tree_flatten((operation.args, operation.kwargs))
     arguments = [values[leaf.node] if isinstance(leaf, Reference) else leaf for leaf in leaves]
     return operation.target, repr(form), tuple(map(_described, arguments))
@@ -140,7 +324,7 @@ def _described(value: Any) -> Hashable:
 
 
 def _on_host(program: Program, node: int, values: Values, device: torch.device, reason: str) -> Any:
-    """The value of an operation that failed on a device, computed on the host and brought there."""
+    """Return the value of an operation that failed on a device, computed on the host and copied to the device."""
     call, second_reason = bind(program, HOST)[node], reason
     assert call is not None, f"node {node} is no operation"
     if device != HOST:

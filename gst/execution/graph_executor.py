@@ -1,12 +1,16 @@
-"""Run plans on accelerators of this machine by recorded graphs, alone or beside the CPU."""
+"""Executor of plans on lanes of several memories: recorded graphs on accelerators, eagerly elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
 from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,7 +24,6 @@ from gst.execution.measure import timed
 from gst.execution.on_accelerator import num_weights
 from gst.execution.recording import Graph, new_graph
 from gst.execution.residents import Residents
-from gst.execution.worker import Worker, started
 from gst.lowering.calls import copied
 from gst.lowering.lower import ProvenLowering
 from gst.lowering.plan import ExecutionError, Plan, says_no_memory
@@ -36,21 +39,19 @@ Result = TypeVar("Result")
 class GraphExecutor:
     """Runs plans of one program. Use it as a context manager.
 
-    A plan is lowered (`gst.lowering.lower`), its fusion groups are compiled where that is faster
-    (`LaneGroups`), and its lanes are recorded as graphs of their accelerators (`LaneGraph`). Where that is impossible
-    the lanes run eagerly. One thread launches everything and computes what is on the CPU, so several CPU devices would
-    take turns.
+    A plan is lowered (`gst.lowering.lower`), its fusion groups are compiled where that is faster (`LaneGroups`), and
+    its lanes are recorded as graphs of their accelerators (`LaneGraph`). Where that is impossible, and on CPUs, the
+    lanes run eagerly. One thread launches everything and computes the CPU's part, so several CPU devices alternate.
 
     Recorded plans read inputs and constants, weights among them, in the same memory (`Residents`). Captured programs
-    write to none of them: what a training step renews is an output. So k recorded plans take one copy of the weights on
-    each accelerator, and the memory of the values between for each plan. A weight that a plan reads elsewhere has a
-    copy there, too, which goes with the last plan that reads it. A run copies inputs only where other values lie. If an
-    operation of the program does write into values in place, all inputs are copied anew before each run. Plans that run
-    eagerly have copies of their own.
+    write to none of them: new weights are outputs. So k recorded plans take one copy of the weights on each
+    accelerator, and the memory of their intermediate values. A run copies inputs only where other values lie. If an
+    operation writes into values in place, all inputs are copied anew before each run. Plans that run eagerly have
+    copies of their own.
 
     Args:
-        program: what plans place.
-        devices: those plans may name.
+        program: the program that plans place.
+        devices: those that plans may name.
         recorded, graph: see `LaneGraph`.
 
     Examples:
@@ -84,7 +85,7 @@ class GraphExecutor:
         self._given: list[Tensor] | None = None  # inputs of runs that are timed
 
     def __enter__(self) -> Self:
-        (self._worker,) = started([next((device for device in self.devices if not device.is_accelerator), HOST)])
+        self._worker = Worker(next((device for device in self.devices if not device.is_accelerator), HOST))
         return self
 
     def __exit__(
@@ -105,8 +106,8 @@ class GraphExecutor:
         return self._on_worker(function)
 
     def compile(self, plan: Plan) -> LaneExecutor:
-        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are remembered
-        by key.
+        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are kept by
+        key.
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
@@ -114,8 +115,8 @@ class GraphExecutor:
         return self._on_worker(partial(self._compile, plan))
 
     def record(self, plan: Plan) -> LaneGraph:
-        """Record a plan, which runs it a few times. Where memory is short for it, recorded plans that were not asked
-        for lately are forgotten.
+        """Record a plan, which runs it a few times. Where memory is short, the recorded plans that were used least
+        recently are dropped.
 
         Raises:
             ValueError: as `compile`.
@@ -123,16 +124,15 @@ class GraphExecutor:
         return self._on_worker(partial(self._record, plan))
 
     def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
-        """Run the program once as `plan` says, and wait for all of it.
+        """Run the program once under a plan, and wait for all of it.
 
         Args:
             plan: for this program, on this executor's devices.
-            inputs: flat inputs; the examples if None. They are not changed.
+            inputs: flat inputs, which are not changed; the examples if None.
             num_steady: of the inputs, see `LaneGraph.run`.
 
         Returns:
-            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, where
-            they are the caller's current stream's; without one each where it was made.
+            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, on the caller's current stream; without an accelerator each where it was made.
 
         Raises:
             ValueError: the plan or the inputs do not fit the program.
@@ -142,9 +142,9 @@ class GraphExecutor:
         return self._on_worker(partial(self._with_room, plan, partial(self._run, plan, inputs, num_steady, stream)))
 
     def time_ms(self, plan: Plan) -> float:
-        """Milliseconds of a run as callers make it: with example inputs that lie on the first accelerator, of which
-        those that are no weights are copied to where the plan reads them, and outputs copied out. Where a plan runs
-        eagerly, all inputs lie where it reads them.
+        """Return the milliseconds of a run as callers make it: inputs that are no weights are copied from the first
+        accelerator to where the plan reads them, and outputs copied out. Where a plan runs eagerly, all inputs lie
+        where it reads them.
 
         Raises:
             ValueError, ExecutionError: as `run`.
@@ -174,7 +174,7 @@ class GraphExecutor:
         return value.clone() if self._home is None else value.to(self._home, copy=True)
 
     def _calls_inputs(self, steady: int) -> list[Tensor]:
-        """What a caller gives who has all but the weights on the first accelerator."""
+        """Return inputs of a caller who has all but the weights on the first accelerator."""
         if self._given is None:
             inputs, home = self.program.inputs, self._home
             others = inputs[steady:] if home is None else [copied(value, home) for value in inputs[steady:]]
@@ -209,7 +209,7 @@ class GraphExecutor:
         return self._graphs[key]
 
     def _with_room(self, plan: Plan, function: Callable[[], Result]) -> Result:
-        """What a function returns; where memory is short it is called again, with fewer recorded plans."""
+        """Return the result of a function; where memory is short it is called again, with fewer recorded plans."""
         while True:
             try:
                 return function()
@@ -220,7 +220,7 @@ class GraphExecutor:
                     raise ExecutionError(f"out of memory: {str(error).splitlines()[0]}") from error
 
     def _forget_another(self, key: str) -> bool:
-        """Forget the recorded plan, other than that of `key`, that was not asked for longest; whether there was one."""
+        """Drop the least recently used recorded plan other than that of `key`; True if there was one."""
         other = next((each for each in self._graphs if each != key), None)
         if other is not None:
             del self._graphs[other]
@@ -230,3 +230,47 @@ class GraphExecutor:
         if self._worker is None:
             raise ValueError("the executor is closed; use it inside `with GraphExecutor(program, devices) as run:`")
         return self._worker.submit(function).result()
+
+
+class Worker:
+    """One thread for the life of an executor, bound to a device's cores, with its number of threads.
+
+    New threads would lose the primitive caches of oneDNN, and OpenMP keeps the number of threads per thread. The
+    calling thread keeps its own number, from which other threads start later.
+    """
+
+    def __init__(self, device: Device) -> None:
+        threads = torch.get_num_threads()  # also fixes this thread's own number before the worker sets another
+        self._device = device
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=device.name, daemon=True)
+        self._thread.start()
+        self.submit(lambda: None).result()
+        torch.set_num_threads(threads)
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        """Run `job` on the thread, after those submitted before."""
+        future: Future[Any] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread; not while the interpreter ends, when no thread goes on."""
+        if not sys.is_finalizing():
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        if self._device.cores and hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):  # not allowed here: the device works, unbound
+                os.sched_setaffinity(threading.get_native_id(), self._device.cores)
+        torch.get_num_threads()  # a thread takes the process's number when first asked: now, not later
+        torch.set_num_threads(self._device.threads)
+        with torch.no_grad():
+            while (item := self._jobs.get()) is not None:
+                job, future = item
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+                del item, job, future  # nothing of a finished run stays alive while the thread waits

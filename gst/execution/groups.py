@@ -1,4 +1,5 @@
-"""Fusion groups compiled by Inductor: each structure is compiled and timed once, and used where it is faster."""
+"""Fusion groups compiled by Inductor for the interpreter: each structure is compiled and timed once, and used if
+faster."""
 
 from __future__ import annotations
 
@@ -22,26 +23,27 @@ from torch import Tensor
 
 from gst.execution.interpreter import load, lower, machine
 from gst.lowering.calls import Values, bind, copied, steps_in_order
-from gst.lowering.legality import Group, fusion_groups
+from gst.lowering.fusion import Group, fusion_groups
 from gst.lowering.plan import Plan, contracted_plan
 from gst.lowering.rewrite import CompiledGroup, alone, renumbered, rewritten
-from gst.machine.devices import Device, cache_directory, cpu_model
+from gst.machine.devices import Device, cpu_model
 from gst.programs import Program, as_module, outputs_differ
 from gst.programs.operation import form_of, form_of_target
+from gst.util.compiled import cache_directory
 from gst.util.progress import notice
 from gst.util.untrusted import read_object
 
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """What became of the groups of a plan.
+    """Program and plan in which groups are compiled.
 
     Args:
-        program: in which each compiled group is one node.
+        program: each compiled group is one node of it.
         plan: for that program; it fuses nothing more.
         node_of: for each node of the old program the node of the new one that computes it.
-        num_groups: how many groups are compiled.
-        records: each legal group with what is known of its structure.
+        num_groups: number of compiled groups.
+        records: each legal group with the record of its structure.
     """
 
     program: Program
@@ -52,17 +54,16 @@ class Fused:
 
 
 def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faster: bool = True) -> Fused:
-    """Compile the groups of a plan, as far as they are legal (`legalise`), each structure once on this machine.
+    """Compile the legal groups of a plan (`legalise`), each structure once on this machine.
 
-    A structure that was never seen is compiled by Inductor for the threads of its device, run in turns with its
-    operations one by one, and kept with both times in `$XDG_CACHE_HOME/gst/fusion`. One that cannot be compiled, or
-    whose outputs differ, runs as it did; its record says why.
+    A new structure is compiled by Inductor for the threads of its device, run alternately with its operations one by
+    one, and kept with both times in `$XDG_CACHE_HOME/gst/fusion`. One that cannot be compiled, or whose outputs differ,
+    runs one by one; its record gives the reason.
 
     Args:
-        program: what the plan is for.
-        plan: with `fusion`.
+        program, plan: the program, and a plan of it with `fusion`.
         devices: those that the plan names, CPU devices.
-        keep_if_faster: leave groups alone that are slower compiled; otherwise fuse whatever can be compiled.
+        keep_if_faster: fuse only groups that are faster compiled.
 
     Raises:
         ValueError: the plan is not for this program or these devices.
@@ -80,7 +81,8 @@ def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faste
 
 
 def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> list[tuple[Group, Record]]:
-    """Each legal group of a plan with what is known of its structure, compiled and measured if nothing was (`fused`).
+    """Return each legal group of a plan with the record of its structure, which is compiled and measured if it is new
+    (`fused`).
 
     Raises:
         ValueError: as `fused`.
@@ -93,7 +95,7 @@ def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> li
 
 
 def _records(program: Program, home: Mapping[Group, Device]) -> list[tuple[Group, Record]]:
-    """Each group with its record; structures without one are made."""
+    """Return each group with its record; missing records are made."""
     keys: dict[Group, str] = {}
     unknown: dict[str, Group] = {}
     found: dict[str, Record] = {}
@@ -122,15 +124,15 @@ REPETITIONS, WARMUP = 30, 3
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a structure.
+    """Measurement of a structure.
 
     Args:
         key: of the structure.
         num_operations: of the group.
         threads: of the device and of the compiled code.
-        compile_s: how long compiling took, in seconds.
+        compile_s: seconds that compiling took.
         compiled_us: least time of the compiled group in the interpreter, in microseconds; None if it cannot run.
-        eager_us: least time of its operations one by one, in turns with the former; None likewise.
+        eager_us: least time of its operations one by one, measured alternately; None likewise.
         reason: why it cannot run compiled; empty if it can.
     """
 
@@ -144,24 +146,24 @@ class Record:
 
     @property
     def pays(self) -> bool:
-        """Is the compiled group there, and faster?"""
+        """True if the group runs compiled, and faster."""
         return self.share < 1.0
 
     @property
     def share(self) -> float:
-        """What part of the time of its operations the group takes; 1 where it runs as it did, one by one."""
+        """Compiled time / time of the operations one by one; 1 where they run one by one."""
         if self.compiled_us is None or self.eager_us is None:
             return 1.0
         return min(1.0, self.compiled_us / self.eager_us)
 
 
 def library_path(key: str) -> Path:
-    """Where the compiled code of a structure lies if there is any."""
+    """Return the path of the compiled code of a structure."""
     return _home(key) / LIBRARY
 
 
 def recorded(key: str) -> Record | None:
-    """What was measured before; None if nothing was, or the files of it are damaged."""
+    """Read the record of a structure; None without one, or if its files are damaged."""
     try:
         record = Record(**read_object(_home(key) / RECORD))
     except (OSError, ValueError, TypeError):
@@ -170,14 +172,13 @@ def recorded(key: str) -> Record | None:
 
 
 def make(key: str, program: Program, group: Group, inputs: Sequence[Tensor], device: Device) -> Record:
-    """Compile a group for a device and measure it against its operations one by one. What goes wrong is recorded, and
-    not tried again.
+    """Compile a group for a device and measure it against its operations one by one. Failures are recorded, and not
+    tried again.
 
     Args:
         key: of the structure.
-        program: that the group is part of.
-        group: what is compiled, on its own.
-        inputs: example values of its inputs.
+        program, group: the program, and the group of it to compile.
+        inputs: example values of the group's inputs.
         device: where it will run; the compiled code uses as many threads.
     """
     home = _home(key)
@@ -211,7 +212,7 @@ def _home(key: str) -> Path:
 
 
 def _compile(program: Program, library: Path, threads: int) -> None:
-    """Ahead of time, by AOTInductor; Inductor is described by Ansel et al., PyTorch 2, ASPLOS 2024."""
+    """Compile ahead of time, by AOTInductor; Inductor is described by Ansel et al., PyTorch 2, ASPLOS 2024."""
     options = {"cpp.threads": threads, "compile_threads": 1, "aot_inductor.output_path": str(library)}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -219,8 +220,8 @@ def _compile(program: Program, library: Path, threads: int) -> None:
 
 
 def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple[float, float]:
-    """Microseconds of the compiled group and of its operations one by one, in turns, in the interpreter: the least of
-    all runs, which other work on this machine disturbs least.
+    """Return microseconds of the compiled group and of its operations one by one, run alternately in the interpreter:
+    the least of all runs, which other work on this machine disturbs least.
 
     Raises:
         ValueError: their outputs differ in value or in layout, or one of them fails.
@@ -271,23 +272,23 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 
 @lru_cache(maxsize=16)
 def layouts(program: Program, device: torch.device = CPU) -> dict[int, Layout]:
-    """Shape, strides and dtype of every tensor of the program, from a run in program order on a device."""
+    """Return shape, strides and dtype of every tensor of the program, from a run in program order on a device."""
     return {node: layout(value) for node, value in _values(program, device) if isinstance(value, Tensor)}
 
 
 def example_values(program: Program, nodes: Collection[int], device: torch.device = CPU) -> dict[int, Tensor]:
-    """Tensors of these nodes for the example inputs, computed on a device."""
+    """Return the tensors of these nodes for the example inputs, computed on a device."""
     return {node: value for node, value in _values(program, device) if node in nodes and isinstance(value, Tensor)}
 
 
 def layout(value: Tensor) -> Layout:
-    """Shape, strides and dtype; the stride along an axis of one element, which says nothing, is 1."""
+    """Return shape, strides and dtype; the stride along an axis of one element, which means nothing, is 1."""
     strides = (stride if size > 1 else 1 for size, stride in zip(value.shape, value.stride(), strict=True))
     return tuple(value.shape), tuple(strides), str(value.dtype)
 
 
 def structure_key(program: Program, group: Group, inputs: Sequence[Layout], threads: int) -> str:
-    """16 hexadecimal digits: equal where operations, arguments, layouts of inputs, which values are outputs, threads,
+    """Return 16 hexadecimal digits that are equal where operations, arguments, layouts of inputs, outputs, threads,
     version of torch and model of the processor are equal.
 
     Raises:
@@ -305,7 +306,7 @@ def structure_key(program: Program, group: Group, inputs: Sequence[Layout], thre
 
 
 def _values(program: Program, device: torch.device) -> Iterator[tuple[int, Any]]:
-    """Each node and its value on a device, freed when nothing reads it any more."""
+    """Yield each node and its value on a device; values are freed after their last reader."""
     values: Values = [*program.inputs]
     values += [operation.constant for operation in program.operations[len(values) :]]
     if device.type != "cpu":

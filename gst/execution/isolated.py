@@ -22,23 +22,22 @@ from gst.execution.measure import Measurement, measure
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, select
 from gst.machine.load import LoadGate, LoadMeter, accelerators_of, lock_devices
+from gst.util.process import WAITING
 from gst.util.progress import notice
-from gst.util.tuning import WAITING
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once
 
 
 class IsolatedExecutor:
-    """Runs plans of one program in a child process, which ends with this one. Use it as a context manager.
+    """Runs plans of one program in a child process, which ends with the thread that started it. Use it as a context
+    manager.
 
-    In the child OpenMP's threads wait as `gst.util.tuning` says, since they would steal the cores of other devices.
-    After a crash, a timeout, an error or wrong outputs the next request starts a new child. The child ends when the
-    thread that started it ends.
+    OpenMP's threads in the child wait as `gst.util.process.WAITING` sets, since they would steal the cores of other
+    devices. After a crash, a timeout, an error or wrong outputs the next request starts a new child.
 
     Args:
         program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
-        devices: those plans may name. The least of their memory limits holds for the intermediate values of a run of a
-            plan; without the compiled interpreter, for what the process may allocate.
+        devices: those that plans may name. The least of their memory limits holds for the intermediate values of a run; without the compiled interpreter, for the memory that the process allocates.
         time_limit_s: seconds for each run.
 
     Raises:
@@ -64,7 +63,7 @@ class IsolatedExecutor:
         self._stop()
 
     def costs(self, repetitions: int = 5) -> Costs:
-        """What each operation costs alone on each device; no memory limit holds.
+        """Measure the costs of each operation alone on each device; no memory limit holds.
 
         Raises:
             ValueError: the program does not run on a device alone.
@@ -79,7 +78,7 @@ class IsolatedExecutor:
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
-        """When each operation began and ended in each run of each plan.
+        """Return the begin and end of each operation in each run of each plan.
 
         Raises:
             ExecutionError: a plan fails.
@@ -90,9 +89,9 @@ class IsolatedExecutor:
             return RunsInTurns(runs, round(meter.share(), 4))
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """By the first node of each group that a plan fuses: the part of its operations' time that it takes compiled
-        on its device, 1 where it is left alone. What this machine never saw is compiled and measured first, seconds for
-        each structure. Empty where the executor compiles none.
+        """Return, by the first node of each group that a plan fuses, compiled time / time of its operations on its
+        device; 1 where it runs one by one, and no entry where the executor compiles none. New structures are compiled
+        and measured first, which takes seconds each.
 
         Raises:
             ExecutionError, ValueError: as `check`.
@@ -102,7 +101,7 @@ class IsolatedExecutor:
             return shares
 
     def compile(self, plan: Plan) -> None:
-        """Work out a plan. Groups of a new structure are compiled, which takes long.
+        """Lower a plan. Groups of a new structure are compiled, which takes long.
 
         Raises:
             ExecutionError, ValueError: as `check`.
@@ -123,7 +122,7 @@ class IsolatedExecutor:
             self._eager_reasons.add(reason)
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
-        """Milliseconds of one run, and the most bytes that intermediate values took, where that is counted.
+        """Return milliseconds of one run, and the most bytes that intermediate values took, if that is counted.
 
         Raises:
             ExecutionError, ValueError: as `check`.
@@ -157,7 +156,7 @@ class IsolatedExecutor:
             raise
 
     def _greet(self) -> None:
-        """Tell a new child what to run, and hear that it can."""
+        """Send a new child the program and the devices, and receive the program's key."""
         try:
             key = self._tell(START_LIMIT_S, (os.getpid(), self._program, self.devices))
         except ExecutionError as failure:
@@ -175,7 +174,7 @@ class IsolatedExecutor:
             self._words.close()
 
     def _ask(self, limit_s: float, request: str, *arguments: Any) -> Any:
-        """What a method of the child's `Runner` returns, of a new child if there is none.
+        """Return the result of a method of the child's `Runner`, of a new child if there is none.
 
         Raises:
             ExecutionError: the child fails, ends or takes longer than `limit_s`.
@@ -225,16 +224,16 @@ def measure_plans(
     progress: Callable[[int, int], None] | None = None,
     seconds: float = math.inf,
 ) -> list[Measurement]:
-    """Time plans in turns, as `gst.execution.measure.measure` does, each after a run whose outputs are compared.
+    """Time plans alternately (`measure`), each after a run whose outputs are compared.
 
-    A plan that fails in any of its runs is 'failed', and the others go on; those that then meet a fresh child are run
-    once without the clock before they go on.
+    A plan that fails in any of its runs is 'failed', and the others go on; those that then meet a fresh child run once
+    without the clock before they go on.
 
     Args:
         isolated: entered.
-        repetitions, warmup, gate, progress, seconds: see `gst.execution.measure.measure`.
-        beside: what else takes turns with them, by label: a call runs it once and returns its milliseconds. Their
-            measurements follow those of the plans.
+        plans: of its program.
+        repetitions, warmup, gate, progress, seconds: see `measure`.
+        beside: other callables to compare with, by label: a call runs one once and returns its milliseconds. Their measurements follow those of the plans.
 
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
@@ -255,14 +254,14 @@ def measure_plans(
 
 
 def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:
-    """The GPUs that plans use; all devices if they use a core, as cores share caches and memory."""
+    """Return the GPUs that plans use; all devices if they use a core, as cores share caches and memory."""
     names = {plan.devices[place] for plan in plans for place in np.unique(plan.placement).tolist()}
     used = [device for device in isolated.devices if device.name in names]
     return used if all(device.is_accelerator for device in used) else list(isolated.devices)
 
 
 class _Turn:
-    """One of several plans that are timed in turns."""
+    """One of several plans that are timed alternately."""
 
     def __init__(self, isolated: IsolatedExecutor, plan: Plan) -> None:
         self.isolated, self.plan = isolated, plan
@@ -275,7 +274,7 @@ class _Turn:
         self._child = isolated.next_child
 
     def run(self) -> float:
-        """Milliseconds of one run."""
+        """Return the milliseconds of one run."""
         if self._failure is not None:
             raise self._failure
         if self._child != self.isolated.next_child:

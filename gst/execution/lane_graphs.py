@@ -2,7 +2,7 @@
 
 Launching operations one by one costs microseconds each; a recorded graph is launched at once. Lanes fork from the
 stream that records and join it again by events. All lanes of one accelerator are one graph; with several, or beside the
-CPU, graphs end where values are exchanged (`gst.lowering.stretches`): copies go between them into buffers that
+CPU, graphs end where values are exchanged (`gst.lowering.happens_before`): copies go between them into buffers that
 stay, and the CPU computes meanwhile. One recording over several devices would be one launch, but the allocator of
 PyTorch keeps a graph's memory apart on the device alone that records it: on others it would be given away.
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from gst.execution.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
 from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
 from gst.execution.residents import Resident, Residents
+from gst.lowering.happens_before import Stretches, inner_steps, stretches
 from gst.lowering.stream_program import COPY, RUN
-from gst.lowering.stretches import Stretches, inner_steps, stretches
 from gst.programs import Program
 
 DRAWS_ON_HOST = "its random numbers are drawn on the host, which a graph cannot wait for"

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gst.execution.event_times import span_us
 from gst.execution.groups import Layout, check_alike, example_values, layout, layouts, structure_key
 from gst.execution.lanes import GroupCall, Values, is_here
 from gst.execution.on_accelerator import module_on, one_graph
-from gst.execution.spans import span_us
 from gst.lowering.calls import copied
-from gst.lowering.legality import Group, fusion_groups
+from gst.lowering.fusion import Group, fusion_groups
 from gst.lowering.plan import Plan, says_no_memory
 from gst.lowering.rewrite import alone
 from gst.machine.devices import Device, usable_cores

@@ -1,8 +1,8 @@
-"""Eager executor of stream programs: every lane is a stream of its accelerator, and its events are that stream's.
+"""Eager executor of stream programs: every lane is a stream of its accelerator, with the events of that stream.
 
 One thread issues all steps, each wait behind the record of its event. A lane of the CPU computes when it is issued; so
-does a lane of an accelerator that is not here, whose values can only be fake tensors. `torch.accelerator`,
-`torch.Stream` and `torch.Event` are all that is asked of a device: no kind of accelerator is named here.
+does a lane of an accelerator that is not here, whose values can only be fake tensors. The only interface to a device is
+`torch.accelerator`, `torch.Stream` and `torch.Event`: no kind of accelerator is named here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by no
 
 
 def is_here(device: torch.device) -> bool:
-    """Whether this process has an accelerator of the device's kind.
+    """True if this process has an accelerator of the device's kind.
 
     Examples:
         >>> is_here(torch.device("cpu"))
@@ -44,12 +44,12 @@ def residents_of(
     program: Program, streams: StreamProgram, places: Sequence[torch.device], inputs: Sequence[Tensor] | None,
     placed: Placed,
 ) -> Iterator[tuple[int, int, Tensor]]:  # fmt: skip
-    """What lies in each memory when a run begins: node, memory and value.
+    """Yield node, memory and value of each input and constant that lies in a memory when a run begins.
 
     Args:
         places: device of each memory.
         inputs: flat inputs; the examples if None.
-        placed: examples and constants that were brought to devices before; those brought now are added.
+        placed: examples and constants that are on devices already; new ones are added.
 
     Raises:
         ValueError: the inputs do not fit the program.
@@ -70,12 +70,12 @@ def residents_of(
 
 
 def _at(value: Tensor, device: torch.device) -> Tensor:
-    """The value on a device with the strides that it has, itself if it is there."""
+    """Return the value on a device with its strides; itself if it is there."""
     return value if value.device == device else copied(value, device)
 
 
 def outputs_of(program: Program, streams: StreamProgram, memories: Sequence[Any]) -> list[Any]:
-    """Flat outputs of the program, from the values of nodes in each memory at the end."""
+    """Return flat outputs of the program, from the values of nodes in each memory at the end."""
     where = dict(streams.results.T.tolist())
     return [memories[where[each.node]][each.node] if isinstance(each, Reference) else each for each in program.outputs]
 
@@ -88,12 +88,12 @@ def synchronise(devices: Iterable[torch.device]) -> None:
 
 
 def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) -> Ints:
-    """All steps in an order in which one thread can issue them: those of each lane in their order, and each wait
-    behind the record of its event. A wait that was issued before would wait for nothing.
+    """Return all steps in an order in which one thread can issue them: each lane in its order, and each wait behind the
+    record of its event. A wait that is issued earlier would wait for nothing.
 
     Args:
         streams: a stream program.
-        rng: chooses the lane of the next step; lanes in turns, each as far as it goes, if None.
+        rng: chooses the lane of the next step. If None, lanes alternate, each as far as it can go.
 
     Raises:
         ExecutionError: lanes wait for each other for ever.
@@ -109,7 +109,7 @@ def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) 
     order: list[int] = []
 
     def advance(lane: int, most: int) -> bool:
-        """Issue at most so many steps of a lane; whether there was one."""
+        """Issue at most `most` steps of a lane; True if there was one."""
         begin = place[lane]
         while place[lane] < min(ends[lane], begin + most):
             step = place[lane]
@@ -135,11 +135,12 @@ class LaneExecutor:
     """Runs one stream program, as often as it is called.
 
     Args:
-        program: what was lowered.
+        program: the program.
         streams: its lowered form.
         devices: for which it was lowered; their memories are those of the stream program.
-        order: of its steps, see `issue_order`, which is asked if None.
-        groups: by its operations, what computes the outputs of a fusion group; others run operation by operation.
+        order: of its steps; that of `issue_order` if None.
+        groups: functions that compute the outputs of fusion groups, by their operations; other groups run operation by
+            operation.
 
     Raises:
         ValueError: a memory of the stream program is that of no device.
@@ -177,8 +178,8 @@ class LaneExecutor:
         """Run the program once, and wait until every lane is done.
 
         Args:
-            inputs: flat inputs; the examples if None, which are brought to the devices once. They are not changed.
-            placed: where examples and constants lie; where this has brought them if None.
+            inputs: flat inputs, which are not changed; the examples if None, which are brought to the devices once.
+            placed: examples and constants on devices; those of earlier runs if None.
 
         Returns:
             Flat outputs, each in the memory where the stream program leaves it.
@@ -194,7 +195,7 @@ class LaneExecutor:
         return self.outputs(memories)
 
     def residents(self, inputs: Sequence[Tensor] | None = None, placed: Placed | None = None) -> list[Values]:
-        """What lies in each memory when a run begins; see `run`."""
+        """Return the values in each memory when a run begins; see `run`."""
         memories: list[Values] = [{} for _ in self.devices]
         where = self._placed if placed is None else placed
         for node, memory, value in residents_of(self.program, self.streams, self.devices, inputs, where):
@@ -202,14 +203,14 @@ class LaneExecutor:
         return memories
 
     def turns(self, order: Ints) -> Turns:
-        """Steps in an order in which they can be issued, and the lane of each."""
+        """Group steps, in an order in which they can be issued, by lane."""
         return [(lane, list(steps)) for lane, steps in groupby(order.tolist(), self._lane_of_step.__getitem__)]
 
     def issue(self, memories: list[Values], turns: Turns | None = None) -> None:
         """Hand steps to their lanes; accelerators may still be at work when this returns.
 
         Args:
-            memories: what lies in each; afterwards it holds the results too.
+            memories: values in each; the results are added.
             turns: the steps, with all records for which they wait; every step if None.
         """
         streams, events = self.streams, dict[int, list[torch.Event]]()
@@ -251,7 +252,7 @@ class LaneExecutor:
                 del values[node]
 
     def outputs(self, memories: Sequence[Values]) -> list[Any]:
-        """Flat outputs of the program, from what lies in each memory at the end."""
+        """Return flat outputs of the program, see `outputs_of`."""
         return outputs_of(self.program, self.streams, memories)
 
     def synchronise(self) -> None:
@@ -273,8 +274,8 @@ class Lane:
         self._arrivals: dict[torch.device, torch.Stream] = {}
 
     def copy(self, value: Any, device: torch.device) -> Any:
-        """A copy on another device. Which side's stream copies differs between kinds of devices, so both are the
-        lane's, and its events are of both."""
+        """Return a copy on another device. Kinds of devices differ in the side whose stream copies, so both streams are
+        the lane's, and its events are of both."""
         if isinstance(value, list | tuple):
             return [self.copy(each, device) for each in value]
         if not isinstance(value, Tensor):
@@ -283,7 +284,7 @@ class Lane:
             return copied(value, device, non_blocking=True)
 
     def refill(self, buffer: Any, value: Any) -> None:
-        """Copy a value into what `copy` gave for one like it."""
+        """Copy a value into a buffer that `copy` returned for one like it."""
         if isinstance(buffer, list):
             for each, part in zip(buffer, value, strict=True):
                 self.refill(each, part)
@@ -292,7 +293,7 @@ class Lane:
                 unexpanded(buffer).copy_(unexpanded(value), non_blocking=True)
 
     def forget_arrivals(self) -> None:
-        """Send no more copies on the streams of before: where the lane is recorded, its events are its own stream's."""
+        """Drop the streams of earlier copies: where the lane is recorded, its events are its own stream's."""
         self._arrivals.clear()
 
     def _arrival(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -303,11 +304,11 @@ class Lane:
         return self._arrivals[device]
 
     def record(self) -> list[torch.Event]:
-        """Events that have happened when all that was issued to this lane is done."""
+        """Return events that happen when all work issued to this lane is done."""
         return [stream.record_event() for stream in self.every_stream()]
 
     def wait(self, events: Sequence[torch.Event]) -> None:
-        """What is issued to this lane afterwards begins when these have happened."""
+        """Let work that is issued to this lane from now on begin when these events have happened."""
         for event in events:
             if self.stream is None:
                 event.synchronize()
@@ -315,13 +316,13 @@ class Lane:
                 self.stream.wait_event(event)
 
     def free(self, value: Any) -> None:
-        """Give memory back once this lane is here; it has waited for all other readers. The allocator knows only the
-        stream on which it was taken."""
+        """Give memory back once this lane gets here; it has waited for all other readers. The allocator knows only the
+        stream on which the memory was taken."""
         if self.stream is not None:
             _each_tensor(value, lambda tensor: tensor.record_stream(self.stream))  # type: ignore[arg-type]
 
     def every_stream(self) -> list[torch.Stream]:
-        """Its own, and those of copies that it sends."""
+        """Return its own stream, and those of copies that it sends."""
         return [*([] if self.stream is None else [self.stream]), *self._arrivals.values()]
 
 

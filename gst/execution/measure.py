@@ -1,4 +1,4 @@
-"""Times of callables, warmed up, in turns, on quiet cores, with a bootstrap interval of the median; logs on disk."""
+"""Alternate timing of callables on quiet cores, with a bootstrap interval of the median; logs on disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from gst.lowering.plan import ExecutionError
-from gst.machine.accelerators import synchronise_accelerators
-from gst.machine.clocks import ReadClocks
-from gst.machine.devices import machine_record
+from gst.machine.clocks import ReadClocks, read_clocks
+from gst.machine.devices import machine_record, synchronise_accelerators
 from gst.machine.load import LoadGate, LoadMeter
-from gst.machine.nvml import read_clocks
 from gst.util.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
@@ -34,21 +32,18 @@ class Measurement:
     """Times of one callable, or why it failed. Times are milliseconds, NaN if it failed.
 
     Args:
-        label: what it was called.
+        label: name of the callable.
         plan_key: key of the plan that ran, if it was a plan.
         samples_ms: one time for each repetition, in order.
-        median_ms: of the samples.
-        low_ms: lower end of the bootstrap 95 % interval of the median.
-        high_ms: its upper end.
+        median_ms, low_ms, high_ms: of the samples, with the bootstrap 95 % interval of the median.
         outcome: 'failed' if the callable raised; it was then not called again.
-        reason: what it raised.
+        reason: the message of that error.
         load: share of the cores that other processes took meanwhile, 0 .. 1.
-        quiet: whether the gate found the cores free whenever it was asked; true where it never was.
+        quiet: True if the gate found the cores free whenever it looked.
         machine: see `machine_record`.
-        time: when it ended, UTC, ISO 8601.
-        peak_bytes: the most that intermediate values took in a run, where that was counted.
-        clocks: of each accelerator in use by name, right after the last timed run
-            (`gst.machine.clocks.Clocks`); empty where they cannot be read.
+        time: of the end, UTC, ISO 8601.
+        peak_bytes: the most that intermediate values took in a run, if that was counted.
+        clocks: of each accelerator in use by name, right after the last timed run (`Clocks`); empty if unknown.
     """
 
     label: str
@@ -71,13 +66,13 @@ class Measurement:
         return len(self.samples_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a `Log`; NaN becomes None, and `clocks` is left out where there are none."""
+        """Return a record for a `Log`: NaN becomes None, and empty `clocks` are left out."""
         record = {key: None if value != value else value for key, value in asdict(self).items()}
         return record if self.clocks else {key: value for key, value in record.items() if key != "clocks"}
 
     @staticmethod
     def from_dict(record: Mapping[str, Any]) -> Measurement:
-        """What `to_dict` wrote."""
+        """Read a record of `to_dict`."""
         times = {
             key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
         }
@@ -98,21 +93,19 @@ def measure(
     accelerators: Sequence[str] = (),
     clocks: ReadClocks = read_clocks,
 ) -> dict[str, Measurement]:
-    """Time callables in turns, so that what changes on the machine changes for all: each once in a round, in an order
-    drawn for it, so that none always follows the same other and meets the caches and idle threads that this one leaves.
+    """Time callables alternately, so that changes of the machine affect all of them. Each runs once in a round, in a
+    random order, so that none always meets the caches and idle threads of the same other one.
 
     Args:
         callables: by label; each is called `warmup + repetitions` times.
-        repetitions: timed calls of each.
-        warmup: calls of each before, not timed.
-        gate: asked before every round; its patience is for the whole call. No waiting if None.
+        repetitions, warmup: timed calls of each, and calls before them.
+        gate: waits for quiet cores before every round; its patience is for the whole call. No waiting if None.
         seed: of the order in each round, and of the bootstrap.
         plan_keys: key of the plan for some labels.
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
-        seconds: no round begins after so many by `clock`, once `LEAST_ROUNDS` are timed.
-        accelerators: names of those in use, whose clocks are read once, after the last timed call.
-        clocks: reads them.
+        seconds: no round begins later than this by `clock`, once `LEAST_ROUNDS` are timed.
+        accelerators: names of those in use, whose clocks are read after the last timed call by `clocks`.
 
     Returns:
         For each label its measurement. A callable that raises is 'failed', and the others go on.
@@ -157,11 +150,7 @@ def measure(
         if progress is not None:
             progress(number + 1, warmup + repetitions)
     last_clocks = {name: each.to_dict() for name, each in clocks(accelerators).items()} if accelerators else {}
-    load, machine, now = (
-        round(meter.share(), 4),
-        machine_record(),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    load, machine, now = round(meter.share(), 4), machine_record(), datetime.now(UTC).isoformat(timespec="seconds")
     keys, rng = plan_keys or {}, np.random.default_rng(seed)
     result = {}
     for label, times in samples.items():
@@ -175,7 +164,7 @@ def measure(
 
 
 def median_interval(samples: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
-    """The median of the samples and its bootstrap 95 % interval (percentiles), which contains it."""
+    """Return the median of the samples and its bootstrap 95 % interval (percentiles), which contains it."""
     values = np.asarray(samples, np.float64)
     median = float(np.median(values))
     medians = np.median(rng.choice(values, (RESAMPLES, len(values))), axis=1)
@@ -184,7 +173,7 @@ def median_interval(samples: Sequence[float], rng: np.random.Generator) -> tuple
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Milliseconds of one call, until its work on accelerators is done too."""
+    """Return the milliseconds of one call, until its work on accelerators is done too."""
     synchronise_accelerators()
     start = time.perf_counter()
     result = function()
@@ -196,8 +185,7 @@ def timed(function: Callable[[], object]) -> float:
 
 # Log ------------------------------------------------------------------------------------------------------------------
 
-SCHEMA = 1
-"""Of the lines; one without a number has this one."""
+SCHEMA = 1  # of the lines; a line without a number has this one
 
 
 class Log:
@@ -217,7 +205,7 @@ class Log:
         self.path = Path(path)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record and wait until the disk has it; what a crash left of a line is cut off first.
+        """Write one record and wait until the disk has it; a line that a crash left unfinished is cut off first.
 
         Raises:
             ValueError: the record holds NaN, infinity or something else that is not JSON.
@@ -234,7 +222,7 @@ class Log:
             _write_whole(file, line.encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """All records in the order of writing, none if there is no file; an unfinished last line is left out.
+        """Return all records in the order of writing, none without a file; an unfinished last line is left out.
 
         Raises:
             ValueError: another line is damaged or of another schema; the message names file and line.
@@ -272,7 +260,7 @@ def _cut_unfinished_line(file: FileIO) -> None:
 
 
 def _write_whole(file: FileIO, line: bytes) -> None:
-    """At the end of the file and onto the disk; nothing of it where that cannot be."""
+    """Append a line and sync it to the disk; on an error nothing of it is kept."""
     start = file.seek(0, os.SEEK_END)
     try:
         written = 0

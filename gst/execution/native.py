@@ -19,7 +19,7 @@ from gst.lowering.calls import laid_out
 from gst.lowering.plan import ExecutionError, Plan, Timeline, positions_of_nodes, ranks
 from gst.machine.devices import MOST_CORES, Device, least_memory_limit, select, supports
 from gst.programs import Program, Reference
-from gst.util.tuning import keep_freed_memory
+from gst.util.process import keep_freed_memory
 
 MAX_SCHEDULES = 256
 
@@ -74,7 +74,7 @@ class NativeExecutor:
 
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.util.tuning`
+        torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.util.process`
         self._machine = machine(self.devices)
         return self
 

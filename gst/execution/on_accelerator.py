@@ -1,21 +1,27 @@
-"""A step run whole on an accelerator, without a plan: as written, recorded as one graph, and compiled in each mode."""
+"""A program run whole, without a plan: as written, recorded as one graph, compiled, and as the reference of plans.
+
+cuDNN rounds the factors of convolutions to TF32, 11 bits of 24, by default. So outputs on a GPU differ from those on
+the CPU by more than rounding of fp32; plans are compared with outputs of the same accelerator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gst.execution.event_times import NewGraph, graph_maker
 from gst.execution.lanes import is_here, synchronise
 from gst.execution.recording import WARM_RUNS, no_garbage, recorded
-from gst.execution.spans import NewGraph, graph_maker
-from gst.lowering.calls import copied, unexpanded
-from gst.programs import Program, Reference, Step, as_module
+from gst.lowering.calls import HOST, copied, eager, unexpanded
+from gst.machine.devices import Device
+from gst.programs import Program, Reference, Step, as_module, differ_beyond_rounding, outputs_differ
+from gst.programs.program import distances
 
 Run = Callable[[], list[Any]]
 
@@ -148,3 +154,48 @@ def module_on(program: Program, device: torch.device) -> nn.Module:
         for each in program.operations
     )
     return as_module(replace(program, operations=operations)).to(device)
+
+
+BETWEEN = 2.0  # times the distance between the host and the accelerator: a plan on both may be off by it
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """Outputs of a program.
+
+    Args:
+        program: whose they are.
+        want: flat, on the host.
+        again: outputs for other inputs, computed alike; None where plans round as these do.
+        least: how far each output of a plan may be off in any case; empty where no plan rounds otherwise.
+    """
+
+    program: Program
+    want: Sequence[Any]
+    again: Callable[[Sequence[Tensor]], list[Any]] | None = None
+    least: Sequence[float] = ()
+
+    def difference(self, got: Sequence[Any]) -> str | None:
+        """What differs first between flat outputs and these, where plans round otherwise by more than that; None if
+        they agree."""
+        if self.again is None:
+            return outputs_differ(got, self.want)
+        return differ_beyond_rounding(got, self.want, self.again, self.program.inputs, self.least)
+
+
+def reference(program: Program, devices: Sequence[Device]) -> ReferenceOutputs:
+    """Outputs of all operations in order on the first accelerator among some devices; on the host where there is none,
+    or where it cannot run them all."""
+
+    def run(inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
+        return pytree.tree_map_only(Tensor, Tensor.cpu, eager(program, inputs, device))
+
+    home, on_host = next((each.torch_device for each in devices if each.is_accelerator), HOST), run(None, HOST)
+    if home != HOST:
+        try:
+            want = run(None, home)
+        except RuntimeError:  # an operation, or memory, that it lacks
+            return ReferenceOutputs(program, on_host, partial(run, device=HOST))
+        least = [BETWEEN * each for each in distances(want, on_host)]
+        return ReferenceOutputs(program, want, partial(run, device=home), least)
+    return ReferenceOutputs(program, on_host)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -112,20 +111,3 @@ class Pairs:
             pairs.append(Pair((one, other), tuple(each["alone_us"]), each["both_us"]))
         tuples = {"threads": tuple(record["threads"]), "flops": tuple(record["flops"]), "pairs": tuple(pairs)}
         return Pairs(**(record | tuples))
-
-
-def pairs_record(pairs: Sequence[Pairs]) -> dict[str, Any]:
-    """Pairs of accelerators as an entry of a record for JSON, which has none where there are none; `pairs_of` reads
-    it."""
-    return {"pairs": [each.to_dict() for each in pairs]} if pairs else {}
-
-
-def pairs_of(record: Mapping[str, Any]) -> tuple[Pairs, ...]:
-    """Pairs of a record in which `pairs_record` is an entry.
-
-    Examples:
-        >>> pairs = (Pairs("cuda:0", 100.0, 1000.0, (), (), ()),)
-        >>> pairs_of({"times_us": [], **pairs_record(pairs)}) == pairs, pairs_of({"times_us": [], **pairs_record(())})
-        (True, ())
-    """
-    return tuple(map(Pairs.from_dict, record.get("pairs", ())))

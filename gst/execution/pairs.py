@@ -1,34 +1,123 @@
-"""Pairs of operations timed at once on two streams of one accelerator, beside the time of each alone, and what each
-takes of the accelerator's threads, of its memory's rate and of its rate of arithmetic.
+"""Pairs of operations timed at once on two streams of one accelerator, and the share of it that each operation takes.
 
-Two kernels that each leave much of an accelerator idle run at once as fast as alone; two that each fill it take turns.
-What a pair takes is fitted by `gst.simulation.share_fit`.
-"""
+Two kernels that each leave much of an accelerator idle run at once as fast as alone; two that each fill it alternate.
+`gst.simulation.share_fit` fits the time of a pair."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import combinations_with_replacement, cycle
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64
 
-from gst.execution.event_times import can_be_recorded, first_runs, signature_of
-from gst.execution.kernels import Kernels, kernels_of
+from gst.execution.costs import traffic_bytes
+from gst.execution.event_times import (
+    Graphs,
+    NewGraph,
+    can_be_recorded,
+    first_line,
+    first_runs,
+    graph_maker,
+    graph_us,
+    repeated,
+    signature_of,
+    timing_on,
+)
 from gst.execution.lanes import Lane, is_here, synchronise
 from gst.execution.pair_records import Pair, Pairs
-from gst.execution.spans import Graphs, NewGraph, first_line, graph_maker, graph_us, repeated, timing_on
+from gst.execution.recording import new_graph
 from gst.machine.devices import Device
 from gst.machine.rates import saved_rates
 from gst.programs import Program
 from gst.programs.features import flops
+
+log = logging.getLogger("gst")
+
+
+class Kernels:
+    """Asks for the kernels of calls, one after the other, until one question fails; the log says why.
+
+    Args:
+        graphs: records calls on the current stream of an accelerator of CUDA, as graphs that can be asked for what they
+            hold (`new_graph` with `is_kept`).
+        driver: `cuda.bindings.driver`.
+        num_multiprocessors: of the accelerator.
+    """
+
+    def __init__(self, graphs: Graphs, driver: Any, num_multiprocessors: int) -> None:
+        self._graphs, self._driver, self._num_multiprocessors = graphs, driver, num_multiprocessors
+        self._is_asked = True
+
+    def part_of_threads(self, call: Callable[[], object]) -> float | None:
+        """Of the largest kernel of a call that was made before."""
+        if not self._is_asked or (graph := self._graphs.record(call)) is None:
+            return None
+        try:
+            return part_of_threads(graph.raw_cuda_graph(), self._driver, self._num_multiprocessors)  # type: ignore[attr-defined]
+        except Exception as error:  # whatever the bindings raise
+            log.warning("threads of kernels are estimated from sizes of results: %s", first_line(error))
+            self._is_asked = False
+            return None
+
+
+def kernels_of(device: torch.device) -> Kernels | None:
+    """Who tells of kernels on a device; None where it is not of CUDA and here, or `cuda.bindings` are not installed.
+
+    Examples:
+        >>> kernels_of(torch.device("cpu")) is None
+        True
+    """
+    if device.type != "cuda" or not is_here(device):
+        return None
+    try:
+        driver = import_module("cuda.bindings.driver")
+    except ImportError:
+        return None
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    return Kernels(Graphs(device, partial(new_graph, is_kept=True)), driver, count)
+
+
+def part_of_threads(graph: int, driver: Any, num_multiprocessors: int) -> float:
+    """The greatest part of an accelerator's blocks that a kernel of a graph wants, at most 1; 0 without a kernel.
+
+    Args:
+        graph: address of a `CUgraph`.
+        driver: `cuda.bindings.driver`.
+        num_multiprocessors: of the accelerator.
+
+    Raises:
+        RuntimeError: the driver refuses to tell.
+    """
+
+    def told(result: Any, *values: Any) -> Any:
+        if result != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"the driver of CUDA says {result}")
+        return values[0] if len(values) == 1 else values
+
+    handle = driver.CUgraph(graph)
+    _, count = told(*driver.cuGraphGetNodes(handle))
+    nodes = told(*driver.cuGraphGetNodes(handle, count))[0] if count else []
+    most = 0.0
+    for node in nodes[:count]:
+        if told(*driver.cuGraphNodeGetType(node)) != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            continue
+        kernel = told(*driver.cuGraphKernelNodeGetParams(node))
+        blocks = kernel.gridDimX * kernel.gridDimY * kernel.gridDimZ
+        threads = kernel.blockDimX * kernel.blockDimY * kernel.blockDimZ
+        function = driver.CUfunction(int(kernel.func) or int(kernel.kern))  # the driver takes either here
+        at_once = told(*driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, kernel.sharedMemBytes))
+        most = max(most, blocks / max(at_once * num_multiprocessors, 1))
+    return min(most, 1.0)
+
 
 log = logging.getLogger("gst")
 
@@ -86,7 +175,7 @@ def measured_pairs(
         times_us: of each operation alone there; infinite where it cannot run.
         repetitions: of each span, of which the median counts.
         count: of pairs.
-        graph: makes an empty graph; see `gst.execution.spans.graph_maker`.
+        graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
         peak_gb_per_s: rate of the memory where it was measured; if 0, the quantile `PEAK` of the operations' rates.
         peak_gflops: rate of matrix products where it was measured; if 0, the greatest rate of an operation.
 
@@ -164,19 +253,6 @@ def sampled_pairs(
     return [
         (int(rng.choice(one)), int(rng.choice(other))) for _, (one, other) in zip(range(count), kinds, strict=False)
     ]
-
-
-def traffic_bytes(
-    edges: Int64[np.ndarray, "2 edges"], output_bytes: Int64[np.ndarray, " nodes"]
-) -> Float64[np.ndarray, " nodes"]:
-    """Bytes that each node reads and writes: of its result, and of each value it reads.
-
-    Examples:
-        >>> traffic_bytes(np.array([[0], [1]]), np.array([4, 8])).tolist()
-        [4.0, 12.0]
-    """
-    size = output_bytes.astype(np.float64)
-    return np.bincount(edges[1], size[edges[0]], len(size)) + size
 
 
 def _calls_on_values(

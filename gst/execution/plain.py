@@ -1,10 +1,9 @@
-"""A step run by PyTorch itself, as written or compiled, with all threads, in a process of its own.
+"""Run a step by PyTorch itself, as written or compiled, with all threads, in a process of its own.
 
 The process that runs plans keeps idle OpenMP threads from spinning, since they would steal the cores of other devices.
-That slows PyTorch's own threads, so the line that every claim is held against is measured where it does not hold.
+That slows PyTorch's own threads, so the baselines of every plan are measured in a process without this setting.
 
-    python -m gst.execution.plain PROGRAM [--saved] [--compiled]    # a line in: a step; out: its milliseconds
-"""
+    python -m gst.execution.plain PROGRAM [--saved] [--compiled]    # reads a line: runs a step; writes milliseconds"""
 
 from __future__ import annotations
 
@@ -14,24 +13,45 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Timer
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from gst.execution.child import end_with_parent
-from gst.execution.compiling import compiled_by_threads
 from gst.execution.measure import timed
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.plan import ExecutionError
+from gst.machine.devices import usable_cores
 from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding, resolve, traced
 from gst.programs.seeded import unseeded
-from gst.util.tuning import WAITING, keep_freed_memory
+from gst.util.process import WAITING, keep_freed_memory
+
+
+@contextmanager
+def compiled_by_threads() -> Iterator[None]:
+    """Within it Inductor runs as many C++ compilers at a time as this process has cores, and starts no pool of
+    processes, which Triton alone needs. What still waits when it ends, as after Ctrl-C, is not compiled."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    count = len(usable_cores())
+    threads = ThreadPoolExecutor(count)
+    pool = patch.object(AsyncCompile, "pool", staticmethod(lambda: threads))
+    no_processes = patch.object(AsyncCompile, "use_process_pool", classmethod(lambda cls: False))
+    try:
+        with config.patch(compile_threads=count), pool, no_processes:
+            yield
+    finally:
+        threads.shutdown(cancel_futures=True)
+
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
 SPIN_S = 0.01  # for which idle OpenMP threads of this process may go on spinning, at the cost of whatever runs next

@@ -11,8 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from gst.lowering.calls import copied, is_expanded, laid_out, unexpanded
-from gst.lowering.storages import fixed_values
+from gst.lowering.calls import copied, fixed_values, is_expanded, laid_out, unexpanded
 from gst.lowering.stream_program import StreamProgram
 from gst.programs import Operation, Program
 

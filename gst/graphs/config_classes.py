@@ -1,47 +1,76 @@
-"""Which configurations of a graph give a segment the same features, so that they share its embedding.
+"""Configurations of a graph compared by content: classes that give a segment the same features, and references.
 
-A segment meets only the configurations of its own configurable nodes. A program with many configurations has few
-different ones on any of its segments: the 23,905 of the genuine AlexNet of TpuGraphs are 1,500 pairs of a segment and
-what it meets, not 167,335.
+A segment depends only on the configurations of its own configurable nodes. A program with many configurations has few
+different ones on any of its segments: the 23,905 of the genuine AlexNet of TpuGraphs make 1,500 different pairs of a
+segment and its features, not 167,335.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Bool, Int64, Shaped, UInt, UInt64
+import torch
+from jaxtyping import Int64, Shaped, UInt, UInt64
+from torch import Tensor
 
-from gst.graphs.kept import OnceForEach
 from gst.graphs.segments import SegmentedGraph
 
 BLOCK_BYTES = 1 << 26  # of configuration features read at once
 FIRST_COLUMNS = 8  # of a segment that are hashed first: where they tell all configurations apart, no more are read
+Result = TypeVar("Result")
+MOST_COPIES = 8  # results remembered by the content of graphs, the last used ones
+
+
+@dataclass(eq=False)
+class OnceForEach(Generic[Result]):
+    """A function of graphs that is computed once for each and remembered as long as the graph is in memory.
+
+    A `DataLoader` with workers unpickles a graph anew for every step. Its fingerprint comes with it and finds the
+    result of an earlier copy, among the last few.
+
+    Args:
+        compute: the function; it may depend on nothing but the content that the fingerprint covers.
+    """
+
+    compute: Callable[[SegmentedGraph], Result]
+    _of_graph: WeakKeyDictionary[SegmentedGraph, Result] = field(default_factory=WeakKeyDictionary, init=False)
+    _of_content: OrderedDict[str, Result] = field(default_factory=OrderedDict, init=False)
+
+    def __call__(self, graph: SegmentedGraph) -> Result:
+        if graph not in self._of_graph:
+            content = graph.fingerprint if graph.is_copy else None  # of others it would read all of the graph
+            earlier = self._of_content.get(content) if content is not None else None
+            self._of_graph[graph] = self.compute(graph) if earlier is None else earlier
+            if content is not None:
+                self._of_content[content] = self._of_graph[graph]
+                self._of_content.move_to_end(content)
+                while len(self._of_content) > MOST_COPIES:
+                    self._of_content.popitem(last=False)
+        return self._of_graph[graph]
 
 
 @dataclass(frozen=True, eq=False)
 class ConfigClasses:
-    """Classes of configurations for each segment of a graph: two are of one class where their features are equal on
+    """Classes of configurations for each segment of a graph. Two are of one class where their features are equal on
     all configurable nodes of the segment, context included.
 
     Args:
-        counts: classes of each segment; 1 for a segment without configurable nodes.
+        counts: number of classes of each segment; 1 for a segment without configurable nodes.
         table: the class of each configuration, for segments where some but not all of them are alike.
-        place: the row of each segment in `table`; -1 where there is none.
+        place: the row of each segment in `table`; -1 for segments without one.
     """
 
     counts: Int64[np.ndarray, " segments"]
     table: UInt[np.ndarray, "tabled configs"]
     place: Int64[np.ndarray, " segments"]
 
-    @staticmethod
-    def all_apart(configurable: Bool[np.ndarray, " segments"], num_configs: int) -> ConfigClasses:
-        """Each of `num_configs` configurations is a class of its own in configurable segments."""
-        counts = np.where(configurable, num_configs, 1)
-        return ConfigClasses(counts, np.zeros((0, num_configs), np.uint8), np.full(len(counts), -1))
-
     def of(self, configs: Int64[np.ndarray, " chosen"]) -> Int64[np.ndarray, "segments chosen"]:
-        """The class of each of `configs` in each segment."""
+        """Return the class of each of `configs` in each segment."""
         classes = np.where(self.counts[:, None] > 1, configs[None, :], 0)
         tabled = self.place >= 0
         classes[tabled] = self.table[self.place[tabled][:, None], configs[None, :]]
@@ -49,8 +78,8 @@ class ConfigClasses:
 
 
 def config_classes(graph: SegmentedGraph) -> ConfigClasses:
-    """The classes of configurations of `graph`. The first call reads its configuration features, a bounded part at a
-    time; the result, at most 4 bytes for each configuration and segment, is kept (`OnceForEach`).
+    """Return the classes of configurations of `graph`. The first call reads its configuration features, a bounded part
+    at a time; the result, at most 4 bytes for each configuration and segment, is remembered (`OnceForEach`).
 
     Configurations are compared by hashes of 64 bits; two different ones of a graph with 10^5 configurations have the
     same with a probability of 3e-10.
@@ -86,7 +115,7 @@ def _integer(count: int) -> np.dtype:
 
 
 def _hashes(graph: SegmentedGraph, segment: int) -> UInt64[np.ndarray, " configs"]:
-    """A hash of what each configuration gives the nodes of a segment, of the first ones if they tell all apart."""
+    """Hash the features that each configuration gives the nodes of a segment, or the first of them if they suffice."""
     columns = graph.config_columns[graph.config_ptr[segment] : graph.config_ptr[segment + 1]]
     channels = graph.config_features.shape[2]
     keys = np.random.default_rng(segment).integers(1 << 63, size=len(columns), dtype=np.uint64) * 2 + 1
@@ -105,20 +134,67 @@ def _hashes(graph: SegmentedGraph, segment: int) -> UInt64[np.ndarray, " configs
 
 
 def feature_hashes(features: Shaped[np.ndarray, "*rows channels"]) -> UInt64[np.ndarray, "*rows"]:
-    """A hash of each row, equal for equal rows."""
+    """Return a hash of each row, equal for equal rows."""
     odd = np.random.default_rng(0).integers(1 << 63, size=features.shape[-1], dtype=np.uint64) * 2 + 1
     return mixed(as_numbers(features) @ odd)
 
 
 def as_numbers(features: Shaped[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """Bit patterns of what encoders see, float32, so that no two different values are one."""
+    """Return the bit patterns of features as encoders get them, in float32, so that different values stay different."""
     if features.dtype.kind == "f":
         return (features.astype(np.float32) + np.float32(0)).view(np.uint32).astype(np.uint64)  # -0.0 is 0.0
     return features.astype(np.int64).astype(np.uint64)
 
 
 def mixed(x: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """Every bit depends on every other: the finaliser of SplitMix64 (Steele et al. 2014, section 3)."""
+    """Mix bits so that each depends on every other: the finaliser of SplitMix64 (Steele et al. 2014, section 3)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def with_references(
+    graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], references: int
+) -> Int64[Tensor, "graphs both"]:
+    """Put the reference configurations of each graph before `configs`, as `gst.nn.CrossConfigHead` takes them."""
+    drawn = [torch.from_numpy(reference_configs(graph, references)) for graph in graphs]
+    return torch.cat([torch.stack(drawn).to(configs), configs], dim=1)
+
+
+def reference_configs(graph: SegmentedGraph, references: int) -> Int64[np.ndarray, " references"]:
+    """Return the configurations with the smallest fingerprints, a bottom-k sample (Cohen and Kaplan 2007).
+
+    It is a uniform draw of distinct configurations, the same for any order of configurations and nodes. A graph with
+    fewer repeats them cyclically."""
+    return np.resize(_ordered(graph), references).astype(np.int64)
+
+
+@OnceForEach
+def _ordered(graph: SegmentedGraph) -> Int64[np.ndarray, " distinct"]:
+    """Return distinct configurations in the order of their fingerprints."""
+    return np.unique(fingerprints(graph), return_index=True)[1]
+
+
+def fingerprints(graph: SegmentedGraph) -> UInt64[np.ndarray, " configs"]:
+    """Return a hash of the features that each configuration gives the nodes, equal for equal configurations.
+
+    It is a sum over nodes, modulo 2^64, so that their order does not matter. Opcodes and features identify a node."""
+    nodes, channels = graph.config_features.shape[1:]
+    keys, hashes = _keys_of_columns(graph), np.empty(graph.num_configs, np.uint64)
+    block = max(1, BLOCK_BYTES // max(1, 8 * nodes * channels))
+    for start in range(0, graph.num_configs, block):
+        features = np.asarray(graph.config_features[start : start + block])
+        hashes[start : start + block] = feature_hashes(features) @ keys
+    return mixed(hashes)
+
+
+def _keys_of_columns(graph: SegmentedGraph) -> UInt64[np.ndarray, " configurable"]:
+    """Return an odd number for each column of the configuration features, by the content of its node."""
+    sizes = np.diff(graph.config_ptr)
+    rows = np.repeat(graph.row_ptr[:-1], sizes) + graph.config_rows
+    column_row = np.zeros(graph.config_features.shape[1], np.int64)
+    column_row[graph.config_columns] = rows  # context nodes name the same content again
+    features = as_numbers(np.asarray(graph.node_features)[column_row])
+    odd = np.random.default_rng(1).integers(1 << 63, size=features.shape[1], dtype=np.uint64) * 2 + 1
+    content = features @ odd + np.asarray(graph.opcodes)[column_row].astype(np.uint64)
+    return mixed(content) | np.uint64(1)

@@ -1,14 +1,19 @@
-"""Buffers that a run allocates: which values lie in which, and what groups take beside them. Storages of a program and
-memories of its values go in; buffers with their bytes come out."""
+"""Memory of a stream program: the buffers that a run allocates, and the task behind which each value is freed.
+
+Storages of a program and memories of its values go in. Buffers with their bytes come out, and for each value the task
+after which no lane waits for its free."""
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Int64
+from typing import no_type_check
 
-from gst.lowering.storages import Storages
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from gst.lowering.calls import Storages
+from gst.lowering.common_order import Work, crossing, positions
 from gst.lowering.stream_program import Ints, Rows, rows
-from gst.lowering.work import Work, crossing, positions
+from gst.util.compiled import compiled
 
 
 def transient_bytes(
@@ -92,3 +97,174 @@ def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
         base = base[base]
     held = np.flatnonzero(in_input & (work.group[base] < 0))
     return held * num_storages + first + base[held]
+
+
+def behind_readers(
+    lane: Ints,
+    needs: Int64[np.ndarray, "2 needs"],
+    value: Ints,
+    reader: Ints,
+    writer: Ints,
+    holds: Rows,
+    stays: Ints,
+) -> Ints:
+    """The task behind which each value is freed: the first on a lane of its readers that knows all of them to be done,
+    so that no lane stands still for a free; the last of the lane of the last reader if none does. Values that lie in
+    one buffer and in no other are freed together, behind those that lie in it and in others: one step gives it back.
+
+    Args:
+        lane: of each task.
+        needs: (task, task that must be done before it).
+        value, reader: of each read.
+        writer: of each value.
+        holds: buffers of each value.
+        stays: values that are never freed, nor are their buffers given back.
+    """
+    count, lanes = len(writer), int(lane.max(initial=-1)) + 1
+    owner, buffer = np.repeat(np.arange(count), np.diff(holds.bounds)), holds.items
+    is_given_back = ~np.isin(buffer, buffer[np.isin(owner, stays)])
+    owner, buffer = np.unique(np.stack([owner[is_given_back], buffer[is_given_back]]), axis=1)
+    number = np.bincount(owner, minlength=count)
+    is_one, is_several = number[owner] == 1, number[owner] > 1
+    together = np.arange(count)
+    together[owner[is_one]] = count + buffer[is_one]
+    num_sets = count + int(buffer.max(initial=-1)) + 1
+    in_order = needs[:, np.lexsort((-needs[1], needs[0]))]
+    by_task = rows(in_order[0], in_order[1], len(lane))
+    # A set is touched by tasks that read a value of it, or make one that nobody reads.
+    unread = np.setdiff1d(np.arange(count), value)
+    touched = together[np.concatenate([unread, value])]
+    task = np.concatenate([writer[unread], reader])
+
+    def known(sets: Ints, tasks: Ints, frees: Bool[np.ndarray, " touches"]) -> Ints:
+        """For each set the first task that knows `tasks`, and what is freed behind those marked `frees`, to be done."""
+        keys, inverse = np.unique(sets * lanes + lane[tasks], return_inverse=True)
+        last = np.zeros(len(keys), np.int64)
+        np.maximum.at(last, inverse.reshape(-1), 2 * tasks + frees)
+        bounds = np.searchsorted(keys, np.arange(num_sets + 1) * lanes)
+        return _first_that_knows(lane, by_task.bounds, by_task.items, lanes, bounds, last >> 1, last & 1)
+
+    behind = known(touched, task, np.zeros(len(task), bool))
+    if is_several.any():
+        before = behind[owner[is_several]]
+        frees = np.arange(len(task) + len(before)) >= len(task)
+        sets, tasks = np.append(touched, count + buffer[is_several]), np.append(task, before)
+        in_buffer = sets >= count
+        later = known(sets[in_buffer], tasks[in_buffer], frees[in_buffer])
+        behind[count:] = later[count:]
+    return behind[together]
+
+
+@compiled
+@no_type_check
+def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
+    """For each set of tasks the first task that is on a lane of one of them and behind which all are done for certain.
+
+    Args:
+        lane, bounds, needs, lanes: of all tasks, as `_waits` in `waits.py` has them.
+        set_bounds, last: the last task of a set on each of its lanes, set by set.
+        frees: 1 if what is freed behind that task must be done too, as the next task of its lane tells.
+    """
+    count, sets = len(lane), len(set_bounds) - 1
+    clocks = np.zeros((lanes, lanes), np.int32)
+    done = np.zeros((count, lanes), np.int32)
+    position = np.zeros(count, np.int64)
+    behind, latest = np.full(sets, -1), np.full(sets, -1)
+    # Sets that end with each task; then, for each lane, those that it may learn of.
+    ending, following = np.full(count, -1), np.full(sets, -1)
+    for each in range(sets):
+        for at in range(set_bounds[each], set_bounds[each + 1]):
+            latest[each] = max(latest[each], last[at])
+        if latest[each] >= 0:
+            following[each] = ending[latest[each]]
+            ending[latest[each]] = each
+    head, after, entry = np.full(lanes, -1), np.full(len(last), -1), np.zeros(len(last), np.int64)
+    entries = 0
+    last_of_lane = np.full(lanes, -1)
+    for task in range(count):
+        mine = lane[task]
+        learns = False
+        for at in range(bounds[task], bounds[task + 1]):
+            need = needs[at]
+            if clocks[mine, lane[need]] <= position[need]:
+                learns = True
+                for each in range(lanes):
+                    clocks[mine, each] = max(clocks[mine, each], done[need, each])
+        position[task] = clocks[mine, mine]
+        clocks[mine, mine] += 1
+        done[task] = clocks[mine]
+        last_of_lane[mine] = task
+        if learns:
+            before, at = -1, head[mine]
+            while at >= 0:
+                following_entry, its = after[at], entry[at]
+                is_known = behind[its] >= 0
+                if not is_known:
+                    is_known = True
+                    for each in range(set_bounds[its], set_bounds[its + 1]):
+                        other = last[each]
+                        if clocks[mine, lane[other]] <= position[other] + (frees[each] and lane[other] != mine):
+                            is_known = False
+                            break
+                    if is_known:
+                        behind[its] = task
+                if is_known:
+                    if before < 0:
+                        head[mine] = following_entry
+                    else:
+                        after[before] = following_entry
+                else:
+                    before = at
+                at = following_entry
+        its = ending[task]
+        while its >= 0:
+            is_known = True
+            for at in range(set_bounds[its], set_bounds[its + 1]):
+                other = last[at]
+                if clocks[mine, lane[other]] <= position[other] + (frees[at] and lane[other] != mine):
+                    is_known = False
+            if is_known:
+                behind[its] = task
+            else:
+                for at in range(set_bounds[its], set_bounds[its + 1]):
+                    entry[entries], after[entries] = its, head[lane[last[at]]]
+                    head[lane[last[at]]] = entries
+                    entries += 1
+            its = following[its]
+    for each in range(sets):
+        if latest[each] >= 0 and behind[each] < 0:
+            behind[each] = last_of_lane[lane[latest[each]]]
+    return behind
+
+
+def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
+    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back.
+
+    Args:
+        holds: buffers of each value.
+        free: action that frees each value; -1 for results, whose buffers are never given back.
+        count: number of buffers.
+    """
+    buffer, of_holder = holds.items, np.repeat(free, np.diff(holds.bounds))
+    is_given_back = ~np.isin(buffer, buffer[of_holder < 0])
+    buffer, of_holder = buffer[is_given_back], of_holder[is_given_back]
+    last = np.full(count, -1)
+    np.maximum.at(last, buffer, of_holder)
+    others = of_holder != last[buffer]
+    return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
+
+
+def frees_before_late(behind: Ints, free: Ints, late: Ints, awaited: Ints, tasks: int) -> Int64[np.ndarray, "2 needs"]:
+    """Copies that wait for room: pairs (copy, free behind the task that it waits for).
+
+    Args:
+        behind: the task behind which each value is freed.
+        free: action that frees each value; -1 for results.
+        late, awaited: of each such copy its task, and the task that it waits for.
+        tasks: their number.
+    """
+    freed = np.flatnonzero(free >= 0)
+    freed_behind = rows(behind[freed], free[freed], tasks)
+    size = np.diff(freed_behind.bounds)[awaited]
+    start = freed_behind.bounds[awaited] - np.cumsum(size) + size
+    return np.stack([np.repeat(late, size), freed_behind.items[np.repeat(start, size) + np.arange(size.sum())]])

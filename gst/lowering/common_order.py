@@ -1,15 +1,101 @@
-"""The common order of groups and copies, in which every value is made before it is read. Groups with ranks go in, and
-how long copies wait; runs and copies come out, one behind the other."""
+"""The work of a stream program in one common order, in which every value is made before it is read.
+
+Groups with ranks go in. Runs and copies come out, one behind the other, and then the steps of each lane, with as few
+waits as imply that order."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import numpy as np
+from jaxtyping import Bool, Int64
 
-from gst.lowering.stream_program import COPY, RUN, Ints, rows
-from gst.lowering.work import Values, Work, positions
+from gst.lowering.calls import Storages
+from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, Ints, Rows, rows
+from gst.util.compiled import compiled
+
+
+class Work(NamedTuple):
+    """What is to be lowered, as arrays.
+
+    Args:
+        edges: (2, edges); producer -> consumer, each pair once.
+        group: (nodes); group of each operation, -1 for inputs and constants.
+        lane: (groups); lane of each group.
+        rank: (groups); of the groups that can run, the one of least rank stands first in the order. Distinct.
+        home: (nodes); memory of each input that is copied to its other readers; -1 for what lies wherever it is read.
+        results: nodes whose values are returned, each once.
+        output_bytes: (nodes); of the value of each node.
+        transient_bytes: (groups); that a group takes while it runs, beside what it writes.
+        storages: who allocates what, and which values lie in it.
+    """
+
+    edges: np.ndarray
+    group: np.ndarray
+    lane: np.ndarray
+    rank: np.ndarray
+    home: np.ndarray
+    results: np.ndarray
+    output_bytes: np.ndarray
+    transient_bytes: np.ndarray
+    storages: Storages
+
+
+class Values(NamedTuple):
+    """Where values are, and who reads them. A value in a memory has the key `node * memories + memory`.
+
+    Args:
+        home: (nodes); memory where each value is made or lies from the start; -1 for one that lies wherever it is read.
+        written: nodes that groups write, increasing.
+        read: key of the value that a group reads, in the memory of the group.
+        reader: that group.
+        residents, copies: keys of what lies there from the start, and of what is copied there, increasing.
+    """
+
+    home: np.ndarray
+    written: np.ndarray
+    read: np.ndarray
+    reader: np.ndarray
+    residents: np.ndarray
+    copies: np.ndarray
+
+
+def values_of(work: Work, group_memory: Ints, count: int) -> Values:
+    """Values in `count` memories, of groups that are in these memories."""
+    nodes, num_groups = len(work.group), len(work.lane)
+    crosses = (work.group[work.edges[0]] != work.group[work.edges[1]]) & (work.group[work.edges[1]] >= 0)
+    pairs = np.unique(work.edges[0, crosses] * num_groups + work.group[work.edges[1, crosses]])
+    node, reader = np.divmod(pairs, num_groups) if num_groups else (pairs, pairs)
+    read = node * count + group_memory[reader]
+    computed = np.flatnonzero(work.group >= 0)
+    home = work.home.copy()
+    home[computed] = group_memory[work.group[computed]]
+    everywhere = (work.group[node] < 0) & (work.home[node] < 0)
+    # An input that is a result has a home: the first memory that reads it, or the first of all.
+    is_result, first = np.zeros(nodes, bool), np.full(nodes, count)
+    is_result[work.results] = True
+    np.minimum.at(first, node, group_memory[reader])
+    fixed = np.flatnonzero((work.group < 0) & is_result & (home < 0))
+    home[fixed] = np.where(first[fixed] < count, first[fixed], 0)
+    at_home = np.flatnonzero((work.group < 0) & (home >= 0) & (is_result | (first < count)))
+    return Values(
+        home, crossing(work.edges, work.group, work.results), read, reader,
+        residents=np.unique(np.concatenate([read[everywhere], at_home * count + home[at_home]])),
+        copies=np.unique(read[~everywhere & (home[node] != group_memory[reader])]),
+    )  # fmt: skip
+
+
+def crossing(edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints) -> Ints:
+    """Operations whose values others than their group read, or the program returns."""
+    crosses = (group[edges[0]] != group[edges[1]]) & (group[edges[0]] >= 0)
+    return np.unique(np.concatenate([edges[0, crosses], results[group[results] >= 0]]))
+
+
+def positions(keys: Ints, wanted: Ints) -> Ints:
+    """Where each of `wanted` is among increasing `keys`; -1 where it is not."""
+    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
 
 
 class Actions(NamedTuple):
@@ -117,3 +203,61 @@ def inverse(order: Ints) -> Ints:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return place
+
+
+def steps_of(actions: Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Actions with waits for the earlier ones that each needs, lane by lane: bounds, kinds, arguments and targets.
+
+    Args:
+        actions: in the common order.
+        needs: of each action those that must be done before it, the latest first.
+        lanes: their number.
+    """
+    count = len(actions.kind)
+    waiter, awaited = _waits(actions.lane, needs.bounds, needs.items, lanes)
+    recorded = np.unique(awaited)
+    event = np.searchsorted(recorded, awaited)
+    is_recorded: Bool[np.ndarray, " actions"] = np.zeros(count, bool)
+    is_recorded[recorded] = True
+    # Sorted by lane, action, and waits (0) before the action (1) before its record (2).
+    of = np.concatenate([waiter, np.arange(count), recorded])
+    part = np.repeat([0, 1, 2], [len(waiter), count, len(recorded)])
+    kind = np.concatenate([np.full(len(waiter), WAIT), actions.kind, np.full(len(recorded), RECORD)])
+    argument = np.concatenate([event, actions.argument, np.arange(len(recorded))])
+    target = np.concatenate([np.full(len(waiter), -1), actions.target, np.full(len(recorded), -1)])
+    order = np.lexsort((part, of, actions.lane[of]))
+    bounds = np.zeros(lanes + 1, np.int64)
+    np.cumsum(np.bincount(actions.lane[of], minlength=lanes), out=bounds[1:])
+    return bounds, kind[order].astype(np.int64), argument[order].astype(np.int64), target[order].astype(np.int64)
+
+
+@compiled
+@no_type_check
+def _waits(lane, bounds, needs, lanes):
+    """Pairs (action that waits, action that it waits for) that are not implied by others: the transitive reduction.
+
+    Args:
+        lane: of each action, in the common order.
+        bounds, needs: actions that must be done before each one, the latest first.
+        lanes: their number.
+    """
+    count = len(lane)
+    clocks = np.zeros((lanes, lanes), np.int32)  # actions of each lane that are done when a lane goes on
+    done = np.zeros((count, lanes), np.int32)  # the same when an action is done
+    position = np.zeros(count, np.int64)
+    waiter, awaited = np.empty(len(needs), np.int64), np.empty(len(needs), np.int64)
+    waits = 0
+    for action in range(count):
+        mine = lane[action]
+        for at in range(bounds[action], bounds[action + 1]):
+            need = needs[at]
+            if clocks[mine, lane[need]] > position[need]:
+                continue
+            for each in range(lanes):
+                clocks[mine, each] = max(clocks[mine, each], done[need, each])
+            waiter[waits], awaited[waits] = action, need
+            waits += 1
+        position[action] = clocks[mine, mine]
+        clocks[mine, mine] += 1
+        done[action] = clocks[mine]
+    return waiter[:waits], awaited[:waits]

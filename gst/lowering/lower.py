@@ -21,16 +21,23 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.buffers import buffers_of, transient_bytes
-from gst.lowering.common_order import Actions, anchors, inverse, order_of, tasks_of
-from gst.lowering.freeing import behind_readers, frees_before_late, frees_of_shared
-from gst.lowering.legality import legalise
+from gst.lowering.buffers import behind_readers, buffers_of, frees_before_late, frees_of_shared, transient_bytes
+from gst.lowering.calls import Storages, storages
+from gst.lowering.common_order import (
+    Actions,
+    Work,
+    anchors,
+    inverse,
+    order_of,
+    positions,
+    steps_of,
+    tasks_of,
+    values_of,
+)
+from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan, positions_of_nodes, ranks
 from gst.lowering.race_check import check
-from gst.lowering.storages import Storages, storages
 from gst.lowering.stream_program import FREE, Ints, StreamProgram, rows
-from gst.lowering.waits import steps_of
-from gst.lowering.work import Work, positions, values_of
 from gst.machine.devices import Device, least_memory_limit
 from gst.programs import Program, Reference
 

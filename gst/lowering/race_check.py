@@ -1,26 +1,19 @@
-"""Checker of stream programs: that no two steps race, that no lane waits for ever, and the most memory a run can take.
+"""Checker of stream programs: no two steps race, no lane waits for ever, and the most memory that a run can take.
 
-A step happens before another if it stands before it on its lane, or before the record of an event that is waited for
-before the other: the vector clock of a step says of every lane how many of its steps happen before (Fidge, 1988;
-Mattern, 1989). Events are recorded once and are never reset, so which steps are taken does not depend on the order in
-which lanes advance, and one walk over the program finds all clocks. What one run may do and another may not is decided
-by this order alone: two steps without it take place in either order in some run.
+The order of steps is that of `gst.lowering.happens_before`: it alone decides what one run may do and another may not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, Rows, StreamProgram
+from gst.lowering.happens_before import Accesses, Clocks, RaceError, accesses_of, happens_before
+from gst.lowering.stream_program import RUN, StreamProgram
 from gst.util.compiled import compiled
-
-
-class RaceError(RuntimeError):
-    """A stream program whose outcome depends on luck, or which never ends. The message names the two steps."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ def check(program: StreamProgram) -> Checked:
         which writes it
     """
     clocks = happens_before(program)
-    accesses = _accesses(program)
+    accesses = accesses_of(program)
     _check_values(program, clocks, accesses)
     peak = peaks(program, clocks, accesses)
     resident = np.bincount(program.residents[1], program.resident_bytes.astype(np.float64), len(program.memories))
@@ -70,169 +63,6 @@ def check(program: StreamProgram) -> Checked:
         dict(zip(program.memories, peak.tolist(), strict=True)),
         dict(zip(program.memories, resident.astype(np.int64).tolist(), strict=True)),
     )
-
-
-# Clocks ---------------------------------------------------------------------------------------------------------------
-
-
-class Clocks(NamedTuple):
-    """Vector clocks of the steps of a program. They change where a lane waits, so that one row serves many steps.
-
-    Args:
-        lane: of each step.
-        position: of each step on its lane.
-        row: row of `clocks` of each step.
-        clocks: (rows, lanes); how many steps of each other lane have been taken for certain.
-        when: place of each step in an order of all steps that the events allow.
-    """
-
-    lane: np.ndarray
-    position: np.ndarray
-    row: np.ndarray
-    clocks: np.ndarray
-    when: np.ndarray
-
-    def before(self, first: Int64[np.ndarray, " pairs"], second: Int64[np.ndarray, " pairs"]) -> np.ndarray:
-        """For pairs of steps whether the first happens before the second in every run."""
-        same = self.lane[first] == self.lane[second]
-        seen = np.where(same, self.position[second], self.clocks[self.row[second], self.lane[first]])
-        return self.position[first] < seen
-
-    def taken(self, steps: Int64[np.ndarray, " steps"], lane: int) -> Int64[np.ndarray, " steps"]:
-        """How many steps of a lane happen before each of `steps`."""
-        return np.where(self.lane[steps] == lane, self.position[steps], self.clocks[self.row[steps], lane])
-
-
-def happens_before(program: StreamProgram) -> Clocks:
-    """Clocks of all steps.
-
-    Raises:
-        RaceError: an event is recorded twice or never, or lanes wait for each other.
-    """
-    records = np.flatnonzero(program.kind == RECORD)
-    recorder = np.full(program.num_events, -1)
-    recorder[program.argument[records]] = records
-    if (twice := records[recorder[program.argument[records]] != records]).size:
-        first, second = int(twice[0]), int(recorder[program.argument[twice[0]]])
-        raise RaceError(f"{program.place_words(first)} and {program.place_words(second)} record the same event")
-    lane = program.lane_of_step
-    position = np.arange(program.num_steps) - program.bounds[lane]
-    row, clocks, when, next_step = _walk(program.bounds, program.kind, program.argument, program.num_events)
-    stuck = np.flatnonzero(next_step < program.bounds[1:])
-    if stuck.size:
-        waits = [int(next_step[each]) for each in stuck]
-        awaited = int(recorder[program.argument[waits[0]]])
-        if awaited < 0:
-            raise RaceError(f"{program.place_words(waits[0])} waits for ever: no step records the event")
-        raise RaceError(
-            f"{program.place_words(waits[0])} waits for ever for {program.place_words(awaited)}, which stands behind "
-            f"{program.place_words(int(next_step[lane[awaited]]))}"
-        )
-    return Clocks(lane, position, row, clocks, when)
-
-
-@compiled
-@no_type_check
-def _walk(bounds, kind, argument, num_events):
-    """Take steps until all are taken or every lane waits: row and time of each step, clocks, and where lanes stand."""
-    lanes, steps = len(bounds) - 1, len(kind)
-    waits = 0
-    for step in range(steps):
-        waits += kind[step] == WAIT
-    clocks = np.zeros((lanes + waits, lanes), np.int32)
-    row, when = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
-    now = np.arange(lanes)
-    rows, time = lanes, 0
-    next_step = bounds[:-1].copy()
-    event_lane = np.full(num_events, -1)
-    event_row, event_position = np.zeros(num_events, np.int64), np.zeros(num_events, np.int64)
-    advanced = True
-    while advanced:
-        advanced = False
-        for lane in range(lanes):
-            while next_step[lane] < bounds[lane + 1]:
-                step = next_step[lane]
-                if kind[step] == WAIT:
-                    event = argument[step]
-                    other = event_lane[event]
-                    if other < 0:
-                        break
-                    for each in range(lanes):
-                        clocks[rows, each] = max(clocks[now[lane], each], clocks[event_row[event], each])
-                    clocks[rows, other] = max(clocks[rows, other], event_position[event] + 1)
-                    now[lane] = rows
-                    rows += 1
-                elif kind[step] == RECORD:
-                    event = argument[step]
-                    event_lane[event] = lane
-                    event_row[event] = now[lane]
-                    event_position[event] = step - bounds[lane]
-                row[step] = now[lane]
-                when[step] = time
-                time += 1
-                next_step[lane] += 1
-                advanced = True
-    return row, clocks[:rows], when, next_step
-
-
-# Values ---------------------------------------------------------------------------------------------------------------
-
-
-class Accesses(NamedTuple):
-    """Which step writes, reads and frees which value of which memory; values are numbers in the order of `keys`.
-
-    Args:
-        keys: node times the number of memories, plus the memory, of every value; in increasing order.
-        writer: step that writes each value, -1 if it is resident, -2 if none does.
-        written, writers: value and step of every write.
-        read, readers: value and step of every read.
-        freed, frees: value and step of every free.
-        resident: whether each value is there from the start.
-    """
-
-    keys: np.ndarray
-    writer: np.ndarray
-    written: np.ndarray
-    writers: np.ndarray
-    read: np.ndarray
-    readers: np.ndarray
-    freed: np.ndarray
-    frees: np.ndarray
-    resident: np.ndarray
-
-
-def _accesses(program: StreamProgram) -> Accesses:
-    count = len(program.memories)
-    memory = program.lane_memory[program.lane_of_step]
-    runs, copies, frees = (np.flatnonzero(program.kind == kind) for kind in (RUN, COPY, FREE))
-    reader, read = _of_groups(program.reads, program.argument[runs])
-    writer, written = _of_groups(program.writes, program.argument[runs])
-    read_keys = np.concatenate([read * count + memory[runs[reader]], program.argument[copies] * count + memory[copies]])
-    written_keys = np.concatenate(
-        [written * count + memory[runs[writer]], program.argument[copies] * count + program.target[copies]]
-    )
-    freed_keys = program.argument[frees] * count + memory[frees]
-    resident_keys = program.residents[0] * count + program.residents[1]
-    result_keys = program.results[0] * count + program.results[1]
-    keys, inverse = np.unique(
-        np.concatenate([read_keys, written_keys, freed_keys, resident_keys, result_keys]), return_inverse=True
-    )
-    ends = np.cumsum([len(read_keys), len(written_keys), len(freed_keys), len(resident_keys)])
-    read, written, freed, residents, _ = np.split(inverse.reshape(-1), ends)
-    readers, writers = np.concatenate([runs[reader], copies]), np.concatenate([runs[writer], copies])
-    writer_of, resident = np.full(len(keys), -2), np.zeros(len(keys), bool)
-    writer_of[written] = writers
-    resident[residents] = True
-    writer_of[residents] = -1
-    return Accesses(keys, writer_of, written, writers, read, readers, freed, frees, resident)
-
-
-def _of_groups(lists: Rows, groups: Int64[np.ndarray, " runs"]) -> tuple[np.ndarray, np.ndarray]:
-    """Which run, and which node, of the lists of the groups that are run."""
-    sizes = np.diff(lists.bounds)[groups]
-    run = np.repeat(np.arange(len(groups)), sizes)
-    offset = np.arange(len(run)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return run, lists.items[lists.bounds[groups][run] + offset]
 
 
 def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) -> None:

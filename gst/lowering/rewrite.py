@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.graphs.graph import Graph
-from gst.lowering.legality import Group
+from gst.lowering.fusion import Group
 from gst.programs import Operation, Program, Reference
 from gst.programs.features import node_features, opcode
 

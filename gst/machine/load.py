@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from gst.machine.devices import Device, cache_directory, usable_cores
+from gst.machine.devices import Device, usable_cores
+from gst.util.compiled import cache_directory
 from gst.util.progress import Progress, no_progress
 
 BUSY = 0.15  # share of the cores that others take, beyond which they are waited for

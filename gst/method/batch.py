@@ -34,7 +34,6 @@ class SegmentBatch:
         config_features: what each configuration gives each of them. Segments of different graphs hold the
             configurations of their own graph in the same column.
         node_data, edge_data: further tensors by name, one row for each node or edge (`Graph.node_data`).
-        history_keys: of each node under each configuration in layer histories, if there are any; -1 is none.
         plans: what encoders worked out from the batch alone, to be used again.
         host: the batch in memory of the host, if this one is on an accelerator: what plans are made from.
     """
@@ -49,7 +48,6 @@ class SegmentBatch:
     config_features: Float[Tensor, "configurable configs channels"]
     node_data: Mapping[str, Tensor] = field(default_factory=dict)
     edge_data: Mapping[str, Tensor] = field(default_factory=dict)
-    history_keys: Int64[Tensor, "nodes configs"] | None = None
     plans: dict[Any, Any] = field(default_factory=dict, init=False)
     host: SegmentBatch | None = field(default=None, init=False)
 
@@ -119,12 +117,6 @@ class SegmentBatch:
         """One copy of the batch for each configuration, for a GNN that knows no configurations."""
         return ExpandedBatch(self)
 
-    def padded(self, multiple: int) -> SegmentBatch:
-        """The same batch with one more segment, so that nodes and edges are multiples of `multiple` (of at least one
-        node): `torch.compile` sees few shapes."""
-        nodes, edges = self.num_nodes, self.edge_index.shape[1]
-        return self.padded_to(nodes + multiple - nodes % multiple, edges + -edges % multiple, len(self.config_nodes))
-
     def padded_to(self, nodes: int, edges: int, configurable: int, segments: int | None = None) -> SegmentBatch:
         """The same batch with further segments of nodes that no one owns: one node in each, and the rest in the last.
         Further edges join these nodes to themselves, equally many to each; further configurable nodes are the last
@@ -176,7 +168,6 @@ class SegmentBatch:
             config_features=pad(self.config_features, more_configurable),
             node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},
             edge_data={name: pad(tensor, more_edges) for name, tensor in self.edge_data.items()},
-            history_keys=None if self.history_keys is None else pad(self.history_keys, more_nodes, -1),
         )  # fmt: skip
 
 

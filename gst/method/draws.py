@@ -1,23 +1,31 @@
-"""What one training step does, drawn before any of it is read: the segments of its graphs, their keys in the embedding
-table, fresh segments, dropout and the weights of both."""
+"""Draws of one training step, made before any segment is read: fresh segments, dropout, and the weights of both.
+
+A step that encodes a few segments of a graph estimates the sum over all of them without bias by the difference
+estimator (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, chapters 3 and 6)
+
+    sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j,
+
+with h_j the embedding of segment j now, g_j its row in the table and q_j the probability with which j is drawn. With
+independent draws its variance is the sum over j of (1 - q_j) / q_j |h_j - g_j|^2, least where q_j is proportional to
+|h_j - g_j|. `inclusion_probabilities` turns guesses of that distance into q, and `sample_by_probability` draws.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from embedding_cache import inclusion_probabilities, sample_by_probability
 from embedding_cache.table import KeyRanges
-from gst.graphs.config_classes import ConfigClasses, config_classes
+from gst.graphs.config_classes import config_classes
 from gst.graphs.segments import SegmentedGraph
-from gst.method.batch import SegmentBatch
-from gst.method.exchange import Peers, Traffic
+
+_UNIT = 2**40  # parts of a whole that probabilities are counted in
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +33,11 @@ class Catalogue:
     """Segments of `graphs`, those of one graph after those of another.
 
     Args:
-        graph: which of the graphs each segment belongs to.
-        number: which segment of that graph it is.
-        rows: nodes it holds, context included.
-        node_counts: nodes it owns.
-        configurable: whether it holds a configurable node. The others are the same under every configuration.
+        graph: position of each segment's graph in `graphs`.
+        number: number of each segment within its graph.
+        rows: nodes of each segment, context included.
+        node_counts: nodes that each segment owns.
+        configurable: True for segments with a configurable node. The others are the same under every configuration.
     """
 
     graphs: tuple[SegmentedGraph, ...]
@@ -40,12 +48,11 @@ class Catalogue:
     configurable: Bool[Tensor, " segments"]
 
     @staticmethod
-    def of(graphs: Sequence[SegmentedGraph], all_configurable: bool = False) -> Catalogue:
-        """Args:
-            all_configurable: configurations matter to all segments, as where layer histories cross the cuts.
+    def of(graphs: Sequence[SegmentedGraph]) -> Catalogue:
+        """List the segments of `graphs`.
 
         Raises:
-        ValueError: one of `graphs` is no `SegmentedGraph`.
+            ValueError: one of `graphs` is no `SegmentedGraph`.
         """
         for position, graph in enumerate(graphs):
             if not isinstance(graph, SegmentedGraph):
@@ -61,29 +68,24 @@ class Catalogue:
             together([np.arange(graph.num_segments) for graph in graphs]),
             together([np.diff(graph.row_ptr) for graph in graphs]),
             together([graph.owned_counts for graph in graphs]),
-            together([(np.diff(graph.config_ptr) > 0) | all_configurable for graph in graphs]),
+            together([np.diff(graph.config_ptr) > 0 for graph in graphs]),
         )
 
     def __len__(self) -> int:
         return len(self.graph)
 
     @property
-    def first_nodes(self) -> Int64[Tensor, " segments"]:
-        """The smallest id of the nodes that each segment owns."""
-        return torch.from_numpy(np.concatenate([graph.node_ids[graph.row_ptr[:-1]] for graph in self.graphs]))
-
-    @property
     def graph_node_counts(self) -> Int64[Tensor, " graphs"]:
         return torch.tensor([graph.num_nodes for graph in self.graphs])
 
     def picks(self, segments: Int64[Tensor, " chosen"]) -> list[tuple[int, int]]:
-        """(graph, number) of each of `segments`, as `assemble` takes them."""
+        """Return (graph, number) of each of `segments`, as `assemble` takes them."""
         return list(zip(self.graph[segments].tolist(), self.number[segments].tolist(), strict=True))
 
     def chunks(
         self, segments: Int64[Tensor, " chosen"], num_configs: int, max_rows: int
     ) -> Iterator[Int64[Tensor, " chunk"]]:
-        """`segments` in stretches of at most `max_rows` (node, configuration) pairs, one segment being the least."""
+        """Cut `segments` into runs of at most `max_rows` (node, configuration) pairs, or of a single segment."""
         costs = (self.rows * torch.where(self.configurable, num_configs, 1))[segments]
         start, filled = 0, 0
         for stop, cost in enumerate(costs.tolist()):
@@ -98,13 +100,15 @@ class Catalogue:
 def table_keys(
     catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"], ranges: KeyRanges, slot: int, by_class: bool
 ) -> Int64[Tensor, "segments configs"]:
-    """Keys in an embedding table of all (segment, configuration) pairs; -1 for padding. A segment without configurable
-    nodes has one key for all configurations. Keys belong to the content of a graph and its cut, whatever its name.
+    """Return the keys of all (segment, configuration) pairs in an embedding table; -1 for padding.
+
+    A segment without configurable nodes has one key for all configurations. Keys belong to the content of a graph and
+    its cut, whatever its name.
 
     Args:
-        by_class: configurations that give a segment the same features share its key (`gst.graphs.config_classes`).
-        ranges: of the table; the keys of a graph are allocated when it is first met.
-        slot: of the encoder whose rows these are.
+        ranges: of the table; the keys of a graph are allocated with its first step.
+        slot: number of the encoder that writes the rows.
+        by_class: let configurations that give a segment the same features share its key (`gst.graphs.config_classes`).
 
     Raises:
         ValueError: two graphs have one fingerprint.
@@ -112,11 +116,15 @@ def table_keys(
     keys = []
     of_graph = catalogue.configurable.split([graph.num_segments for graph in catalogue.graphs])
     for graph, configurable, chosen in zip(catalogue.graphs, of_graph, configs.clamp(min=0).numpy(), strict=True):
-        apart = ConfigClasses.all_apart(configurable.numpy(), graph.num_configs)
-        classes = config_classes(graph) if by_class else apart
-        starts = classes.counts.cumsum() - classes.counts
-        first = ranges.first_key(slot, graph.fingerprint, int(classes.counts.sum()), _sizes_of(graph))
-        keys.append(torch.from_numpy(first + starts[:, None] + classes.of(chosen)))
+        if by_class:
+            classes = config_classes(graph)
+            counts, numbers = classes.counts, classes.of(chosen)
+        else:
+            counts = np.where(configurable.numpy(), graph.num_configs, 1)
+            numbers = np.where(counts[:, None] > 1, chosen[None, :], 0)
+        starts = counts.cumsum() - counts
+        first = ranges.first_key(slot, graph.fingerprint, int(counts.sum()), _sizes_of(graph))
+        keys.append(torch.from_numpy(first + starts[:, None] + numbers))
     return torch.where(configs[catalogue.graph] >= 0, torch.cat(keys), -1)
 
 
@@ -126,7 +134,7 @@ def _sizes_of(graph: SegmentedGraph) -> str:
 
 
 def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) -> Bool[Tensor, " segments"]:
-    """min(num_fresh, num_segments) segments, uniformly without replacement, marked True."""
+    """Mark min(num_fresh, num_segments) segments True, drawn uniformly without replacement."""
     fresh = torch.zeros(num_segments, dtype=torch.bool)
     if num_fresh >= num_segments:
         return ~fresh
@@ -134,41 +142,16 @@ def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) 
     return fresh
 
 
-def choose_by_strata(
-    values: Shaped[Tensor, " segments"], num_fresh: int, generator: torch.Generator
-) -> tuple[Bool[Tensor, " segments"], Float64[Tensor, " segments"]]:
-    """Stratified draw: sort J segments by `values`, cut that order into S = min(num_fresh, J) strata of J / S segments
-    (rounded up in the first strata, down in the last), and draw one segment of each, uniformly.
-
-    A segment is drawn with probability q = 1 / (segments of its stratum), and sum_{j fresh} y_j / q_j has the
-    expectation sum_j y_j; its variance is that within the strata alone (Saerndal, Swensson and Wretman, Model Assisted
-    Survey Sampling, 1992, section 3.7).
-
-    Returns:
-        which segments are fresh, and q of each.
-
-    Examples:
-        >>> fresh, inclusion = choose_by_strata(torch.tensor([30, 10, 20]), 2, torch.Generator().manual_seed(0))
-        >>> int(fresh.sum()), bool(fresh[0]), inclusion.tolist()
-        (2, True, [1.0, 0.5, 0.5])
-    """
-    fresh, inclusion = torch.zeros(len(values), dtype=torch.bool), torch.ones(len(values), dtype=torch.float64)
-    for stratum in torch.argsort(values, stable=True).tensor_split(min(num_fresh, len(values))):
-        inclusion[stratum] = 1 / len(stratum)
-        fresh[stratum[torch.randint(len(stratum), (), generator=generator)]] = True
-    return fresh, inclusion
-
-
 def choose_kept(
     fresh: Bool[Tensor, " segments"], keep_probability: float, generator: torch.Generator, fixed_number: bool = False
 ) -> Bool[Tensor, " segments"]:
-    """Stale Embedding Dropout: each segment with `keep_probability`, marked True.
+    """Mark each segment True with `keep_probability`: Stale Embedding Dropout (Cao et al. 2023, section 3.3).
 
     Args:
-        fresh: the segments whose rows are not used, kept or not.
-        fixed_number: keep the same number of stale segments in every step (the nearest two if p of their number is no
-            integer) instead of drawing each independently, as the paper does. Each is kept with the same probability,
-            and the sum of the kept ones varies less, because their number no longer does.
+        fresh: the segments whose rows are not used in any case.
+        fixed_number: keep the same number of stale segments in every step (one of the nearest two where p times their
+            number is no integer) instead of drawing each independently, as the paper does. The probability of each is
+            the same, and the sum of the kept ones varies less.
     """
     if not fixed_number:
         return torch.rand(len(fresh), generator=generator) < keep_probability
@@ -179,8 +162,110 @@ def choose_kept(
     return kept
 
 
+def inclusion_probabilities(
+    scores: Float[Tensor, " keys"], num_chosen: int, uniform_share: float = 0.1
+) -> Float[Tensor, " keys"]:
+    """Return probabilities, proportional to `scores`, of choosing each of N keys such that `num_chosen` are chosen.
+
+        q = u n / N + (1 - u) min(1, c scores),   c such that sum q = n = num_chosen
+
+    The uniform share u bounds the weights 1 / q by N / (u n), however wrong the scores are (a defensive mixture:
+    Hesterberg, Technometrics 37, 1995).
+
+    Args:
+        scores: at least 0, finite; if too few are above 0, the others share the rest equally.
+        num_chosen: at least 1; all are chosen where there are not more.
+        uniform_share: u, from 0 to 1. With 0 a score of 0 may have probability 0.
+
+    Returns:
+        In (0, 1], float64, on the host; their sum is min(num_chosen, N).
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> inclusion_probabilities(torch.tensor([3.0, 1.0, 0.0]), num_chosen=1, uniform_share=0.0).tolist()
+        [0.75, 0.25, 0.0]
+    """
+    if num_chosen < 1:
+        raise ValueError(f"num_chosen is {num_chosen}; wanted at least 1: an estimate needs a key computed anew")
+    if not 0 <= uniform_share <= 1:
+        raise ValueError(f"uniform_share is {uniform_share}; wanted 0..1: it is a share")
+    weights = scores.detach().cpu().double().numpy()
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("scores are negative or not finite; wanted at least 0: look for NaN in what was pushed")
+    num_keys = len(weights)
+    if num_chosen >= num_keys:
+        return torch.ones(num_keys, dtype=torch.float64)
+    proportional = _capped(weights, num_chosen)
+    return torch.from_numpy(uniform_share * num_chosen / num_keys + (1 - uniform_share) * proportional)
+
+
+def sample_by_probability(probabilities: Float[Tensor, " keys"], generator: torch.Generator) -> Bool[Tensor, " keys"]:
+    """Choose keys, each with its probability (to 1e-12), and always as many as these sum to.
+
+    Systematic sampling in random order (Madow 1949; Hartley and Rao 1962): lay the probabilities end to end in a random
+    order and take those that u, u + 1, u + 2, ... fall upon, for one uniform u in [0, 1).
+
+    Raises:
+        ValueError: a probability is outside 0..1, or their sum is not a whole number.
+
+    Examples:
+        >>> int(sample_by_probability(torch.tensor([0.75, 0.25, 1.0]), torch.Generator().manual_seed(0)).sum())
+        2
+    """
+    lengths = _lengths(probabilities.detach().cpu().double())
+    order = torch.randperm(len(lengths), generator=generator)
+    start = int(torch.randint(_UNIT, (), generator=generator))
+    chosen = torch.empty(len(lengths), dtype=torch.bool)
+    chosen[order] = _systematic(lengths[order], start)
+    return chosen
+
+
+def _capped(scores: np.ndarray, num_chosen: int) -> np.ndarray:
+    """Return min(1, c scores) with sum `num_chosen`, fewer than there are scores.
+
+    The largest scores are certain until the rest, scaled to the remaining sum, are all at most 1."""
+    if not scores.any():
+        return np.full(len(scores), num_chosen / len(scores))
+    descending = np.argsort(-scores, kind="stable")
+    ordered = scores[descending] / scores.max()
+    sums = np.cumsum(ordered[::-1])[::-1]
+    left = num_chosen - np.arange(num_chosen)
+    certain = int(np.argmax(left * ordered[:num_chosen] <= sums[:num_chosen]))
+    rest = ordered[certain:] if sums[certain] > 0 else np.ones(len(scores) - certain)
+    capped = np.ones(len(scores))
+    capped[descending[certain:]] = np.minimum(1, rest / rest.sum() * left[certain])
+    return capped
+
+
+def _lengths(probabilities: Float[Tensor, " keys"]) -> Int64[Tensor, " keys"]:
+    """Return probabilities in units of 1 / `_UNIT`, none above one whole, with a whole sum.
+
+    They are integers, so that no rounding can lose a key. Earlier rounding errors go to the key that can take most."""
+    if not len(probabilities):
+        return torch.empty(0, dtype=torch.int64)
+    lowest, highest, total = (float(each) for each in (*probabilities.aminmax(), probabilities.sum()))
+    if not (lowest >= 0 and highest <= 1 + 1e-9):
+        raise ValueError(f"probabilities are {lowest}..{highest}; wanted 0..1")
+    if abs(total - round(total)) > 1e-5:
+        raise ValueError(f"probabilities sum to {total}; wanted a whole number: use inclusion_probabilities")
+    lengths = (probabilities * _UNIT).round().long().clamp(max=_UNIT)
+    if round(total) == len(lengths):
+        return torch.full_like(lengths, _UNIT)
+    lost = round(total) * _UNIT - int(lengths.sum())
+    lengths[lengths.argmin() if lost > 0 else lengths.argmax()] += lost
+    return lengths
+
+
+def _systematic(lengths: Int64[Tensor, " keys"], start: int) -> Bool[Tensor, " keys"]:
+    """Mark the intervals, laid end to end, that hold one of start, start + 1 whole, ...; 0 <= start < 1 whole."""
+    passed = -(start - lengths.cumsum(0)).div(_UNIT, rounding_mode="floor")
+    return passed.diff(prepend=passed.new_zeros(1)) > 0
+
+
 def generator_for(*numbers: int) -> torch.Generator:
-    """A generator that depends on `numbers` (a seed, an epoch, a graph ...) and on nothing else."""
+    """Return a generator that depends on `numbers` (a seed, an epoch, a graph ...) and on nothing else."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         state = ((state ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
@@ -188,25 +273,93 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-Refresh = Literal["uniform", "size", "order", "age", "drift", "gradient"]
-REFRESH_BY_ROWS = ("drift", "gradient")  # draws that depend on rows of the table
+class DrawnAges:
+    """The last two steps in which each key of an embedding table belonged to a fresh segment.
 
-Estimate = Literal["auto", "dropout", "fixed_dropout", "difference", "regression", "composite"]
+    The age by draws differs from that of the row only where the table did not take the row (not finite, skipped by
+    `GradScaler`, evicted). It depends on draws alone, so that a step can be drawn and read while the one before it is
+    computed. Of the two steps the earlier one counts where the later one lies ahead: a training that is resumed just
+    before a step that was drawn already draws the same segments.
+
+    Examples:
+        >>> ages = DrawnAges()
+        >>> ages.record(torch.tensor([[0, 2]]), step=3)
+        >>> ages.at(torch.tensor([[0, 1], [2, -1]]), step=5).tolist()
+        [[2, 5], [2, 0]]
+    """
+
+    def __init__(self) -> None:
+        self._steps = torch.zeros(2, 0, dtype=torch.int64)
+
+    def at(self, keys: Int64[Tensor, "segments configs"], step: int) -> Int64[Tensor, "segments configs"]:
+        """Return the steps since each key was last drawn before `step`; `step` if never, 0 for the key -1 (padding)."""
+        return torch.where(keys >= 0, step - self._last(keys.clamp(min=0).flatten(), step).view_as(keys), 0)
+
+    def record(self, keys: Int64[Tensor, "fresh configs"], step: int) -> None:
+        """Take note of the keys of fresh segments."""
+        chosen = keys[keys >= 0].unique()
+        self._steps[:, chosen] = torch.stack([torch.full_like(chosen, step), self._last(chosen, step)])
+
+    def _last(self, keys: Int64[Tensor, " keys"], step: int) -> Int64[Tensor, " keys"]:
+        """Return the last step before `step` of each key, 0 if none."""
+        missing = int(keys.max()) + 1 - self._steps.shape[1] if len(keys) else 0
+        if missing > 0:
+            more = max(missing, self._steps.shape[1] // 2)  # grows by half, so that many graphs cost linear time
+            self._steps = torch.cat([self._steps, self._steps.new_zeros(2, more)], 1)
+        later, earlier = self._steps[:, keys]
+        return torch.where(later < step, later, torch.where(earlier < step, earlier, 0))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"steps": self._steps.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._steps = state["steps"].clone()
 
 
-def resolved(estimate: Estimate, has_table: bool, keep_probability: float, pooling: str) -> Estimate:
-    """What `auto` stands for: `difference` with a table, unless dropout is asked for or there is no sum to correct."""
-    if estimate != "auto":
-        return estimate
-    return "difference" if has_table and keep_probability == 1 and pooling != "max" else "dropout"
+Refresh = Literal["uniform", "age"]
+Estimate = Literal["auto", "fresh", "dropout", "fixed_dropout", "difference", "regression", "composite"]
+ALL_ROWS = ("difference", "regression", "composite")  # estimates that use every row
+
+
+def checked_estimate(
+    pooling: str, num_fresh: int, keep_probability: float, has_table: bool, refresh: Refresh, estimate: Estimate
+) -> Estimate:
+    """Return the estimate that `auto` stands for, or the given one.
+
+    Raises:
+        ValueError: a setting of `GraphSegmentTraining` is out of range, or two of them exclude each other.
+
+    Examples:
+        >>> checked_estimate("mean", 1, 1.0, True, "uniform", "auto")
+        'difference'
+    """
+    if num_fresh < 1:
+        raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
+    if not 0.0 <= keep_probability <= 1.0:
+        raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
+    if refresh not in get_args(Refresh):
+        raise ValueError(f"refresh is {refresh!r}; use one of {', '.join(get_args(Refresh))}")
+    if refresh == "age" and not has_table:
+        raise ValueError("refresh='age' goes by the ages of rows of a table; add table=EmbeddingTable(...)")
+    if estimate not in get_args(Estimate):
+        raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
+    if estimate == "fresh" and has_table:
+        raise ValueError("estimate='fresh' leaves out what the table would give; use one of the two")
+    if estimate == "auto":
+        return "difference" if has_table and keep_probability == 1 and pooling != "max" else "dropout"
+    if estimate in ALL_ROWS and keep_probability < 1:
+        raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
+    if estimate in ALL_ROWS and pooling == "max":
+        raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
+    return estimate
 
 
 class SegmentWeights(NamedTuple):
     """Weights of the J segments of a graph in the estimate of its pooled embedding.
 
     Args:
-        fresh: of the embedding computed in this step; 0 for segments that are not fresh.
-        stale: of the row in the table; 0 where there is none.
+        fresh: weight of the embedding computed in this step; 0 for segments that are not fresh.
+        stale: weight of the row in the table; 0 where there is none.
     """
 
     fresh: Float[Tensor, "segments configs"]
@@ -220,19 +373,19 @@ def dropout_weights(
     kept: Bool[Tensor, " segments"],
     keep_probability: float,
 ) -> SegmentWeights:
-    """Weights of Stale Embedding Dropout (Cao et al. 2023, section 3.3, equation 1), S of the J segments being fresh.
+    """Return the weights of Stale Embedding Dropout (Cao et al. 2023, section 3.3, equation 1) for J segments, S fresh.
 
     A known stale segment is kept with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q is
-    the probability with which it was chosen (S / J where all are equally likely). An unknown segment (nothing was ever
-    computed for it under this configuration) counts only while it is fresh, and then weighs 1 / q. So the expected
-    weight of every segment is 1: the estimate is without bias if rows are what the encoder would compute now, and with
-    p = 0 whatever the rows are.
+    the probability with which it was chosen (S / J where all are equally likely). An unknown segment (one without a row
+    under this configuration) counts only while it is fresh, and then weighs 1 / q. So the expected weight of every
+    segment is 1. The estimate has no bias if rows are what the encoder would compute now, and with p = 0 whatever the
+    rows are.
 
     Args:
         fresh: the segments encoded with gradient in this step.
         inclusion: q of each segment, > 0.
-        is_known: whether something can stand in for the segment when it is stale.
-        kept: which segments dropout keeps if they are stale: `choose_kept`.
+        is_known: True where a row, or an embedding without gradient, represents the segment while it is stale.
+        kept: the segments that dropout keeps if they are stale: `choose_kept`.
         keep_probability: p, in [0, 1].
 
     Examples:
@@ -249,18 +402,43 @@ def dropout_weights(
 
 
 @dataclass(frozen=True, eq=False)
+class Peers:
+    """The graphs of one step over all processes, in the order of a single process: graph i belongs to process
+    i % world_size. An idle rank recomputes graph 0 with zero loss weight.
+
+    Args:
+        graphs, configs, targets: as in `gst.data.loader.Step`.
+    """
+
+    rank: int
+    world_size: int
+    graphs: tuple[SegmentedGraph, ...]
+    configs: Int64[Tensor, "graphs configs"]
+    targets: Float64[Tensor, "graphs configs"]
+
+    @property
+    def idle(self) -> bool:
+        return self.rank >= len(self.graphs)
+
+    @property
+    def mine(self) -> list[int]:
+        """Positions of this process's graphs in `graphs`."""
+        return [0] if self.idle else list(range(self.rank, len(self.graphs), self.world_size))
+
+
+@dataclass(frozen=True, eq=False)
 class Draw:
-    """What is to be done in one step, before anything of it was read.
+    """The work of one step, decided before any segment is read.
 
     Args:
         configs: configurations of each graph, -1 where a graph has fewer than another.
         fresh: the segments that are encoded with gradient.
         inclusion: the probability with which each segment could be one of them.
         kept: the segments that dropout keeps if they are stale.
-        number: of the step; with the seed it decides all draws of the step.
-        peers: the processes that share the step, if there are any.
-        whole: what is drawn for all of them.
-        keys: `table_keys`, where the draw went by ages and the step is of one process.
+        number: number of the step; with the seed it decides all draws of the step.
+        peers: the processes that share the step; None for one process alone.
+        whole: the draw for all of them.
+        keys: `table_keys`, where draws go by age and the step is of one process.
     """
 
     catalogue: Catalogue
@@ -274,28 +452,13 @@ class Draw:
     keys: Int64[Tensor, "segments configs"] | None = None
 
     def part_of(self, peers: Peers) -> Draw:
-        """What this process does of it."""
+        """Return the part of the draw that belongs to this process."""
         graphs = [self.catalogue.graphs[place] for place in peers.mine]
         drawn = torch.stack([self.fresh, self.kept]), self.inclusion
         by_graph = [each.split([g.num_segments for g in self.catalogue.graphs], -1) for each in drawn]
         (fresh, kept), inclusion = (torch.cat([each[place] for place in peers.mine], -1) for each in by_graph)
         configs = self.configs[peers.mine]
         return Draw(Catalogue.of(graphs), configs, fresh, inclusion, kept, self.number, peers, self)
-
-
-@dataclass(frozen=True, eq=False)
-class PrefetchedStep:
-    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen).
-
-    Args:
-        arrived: when a copy to an accelerator, on a stream of its own, is done.
-        traffic: what moves to and from a table that several processes share.
-    """
-
-    draw: Draw
-    batch: SegmentBatch | None
-    traffic: Traffic | None = None
-    arrived: torch.Event | None = None
 
 
 def draw_segments(
@@ -308,27 +471,22 @@ def draw_segments(
     scores: Float[Tensor, " segments"] | None = None,
     estimate: Estimate = "dropout",
     rank: int = 0,
-    strata_by: Shaped[Tensor, " segments"] | None = None,
 ) -> Draw:
-    """Draw the fresh segments of each graph, and those that dropout keeps; the same for the same `number`, `seed` and
-    `rank`.
+    """Draw the fresh segments of each graph, and those that dropout keeps.
+
+    The draw is the same for the same `number`, `seed` and `rank`.
 
     Args:
         num_fresh: S, of each graph; all of a graph that has fewer.
         keep_probability: p of Stale Embedding Dropout.
-        scores: segments are drawn with probability proportional to them (`inclusion_probabilities`), say to the
-            expected error of their rows.
-        strata_by: what segments are sorted by before `choose_by_strata` draws one of each stratum. With neither, draws
-            are uniform (Cao et al. 2023).
-        estimate: which draws dropout makes; the others keep all rows.
+        scores: segments are drawn with probability proportional to them (`inclusion_probabilities`). Without scores
+            draws are uniform (Cao et al. 2023).
+        estimate: `fixed_dropout` keeps the same number of segments in every step.
         rank: of a process that draws for its own graphs alone, so that processes draw differently.
     """
     own = (rank,) if rank else ()
     generator, counts = generator_for(seed, number, 0, *own), [graph.num_segments for graph in catalogue.graphs]
-    if strata_by is not None:
-        drawn = [choose_by_strata(each, num_fresh, generator) for each in strata_by.split(counts)]
-        chosen, chances = [fresh for fresh, _ in drawn], [inclusion for _, inclusion in drawn]
-    elif scores is None:
+    if scores is None:
         chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
         chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
     else:
@@ -337,3 +495,39 @@ def draw_segments(
     dropout = generator_for(seed, number, 1, *own)
     kept = [choose_kept(each, keep_probability, dropout, estimate == "fixed_dropout") for each in chosen]
     return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), torch.cat(kept), number)
+
+
+def scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
+    """Return the same values, with their gradients times `weights` (one for each segment and configuration)."""
+    scale = weights.to(embedded, non_blocking=True)[..., None]
+    return embedded.detach() + (embedded - embedded.detach()) * scale
+
+
+def uniform_gradient(
+    draw: Draw, is_known: Bool[Tensor, "segments configs"], num_fresh: int, keep_probability: float
+) -> Float64[Tensor, "segments configs"]:
+    """Return factors of gradients after which their expectation under dropout is that of uniform draws.
+
+    They are (p S / J + 1 - p) / q over p + (1 - p) / q for known segments; unknown ones weigh 1 / q already."""
+    p = keep_probability
+    counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs], dtype=torch.float64)
+    uniform = (num_fresh / counts[draw.catalogue.graph]).clamp(max=1)
+    ratio = (p * uniform + 1 - p) / (p * draw.inclusion + 1 - p)
+    return torch.where(is_known, ratio[:, None], torch.ones_like(ratio[:, None]))
+
+
+def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
+    """Return `configs`, or all configurations of each graph, padded with -1.
+
+    Raises:
+        ValueError: there is not one row for each graph, or a configuration does not exist.
+    """
+    if configs is None:
+        every = torch.arange(max(graph.num_configs for graph in graphs)).repeat(len(graphs), 1)
+        return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)
+    if len(configs) != len(graphs):
+        raise ValueError(f"configs has {len(configs)} rows for {len(graphs)} graphs; give one row for each")
+    for graph, row in zip(graphs, configs, strict=True):
+        if int(row.max()) >= graph.num_configs:
+            raise ValueError(f"configuration {int(row.max())} of {graph.name!r}, which has {graph.num_configs}")
+    return configs.cpu()

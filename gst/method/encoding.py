@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args, no_type_check
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gst.graphs.graph import NAMES_TAKEN
-from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch
+from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch, assemble
+from gst.method.draws import Catalogue
 from gst.util.compiled import compiled
 
 Source = str | Callable[[ExpandedBatch], Any]
@@ -172,6 +175,111 @@ def embed_segments(
     """
     positional, named = call.arguments(batch)
     return _pooled(encoder(*positional, **named), batch, call, pooling)
+
+
+@torch.no_grad()
+def encode_segments(
+    embed: Callable[[SegmentBatch], Tensor],
+    catalogue: Catalogue,
+    segments: Int64[Tensor, " chosen"],
+    configs: Int64[Tensor, "graphs configs"],
+    max_rows: int,
+    like: Tensor,
+) -> Float[Tensor, "chosen configs channels"]:
+    """Encode `segments` without gradient. Configuration-independent segments are encoded once and broadcast; a single
+    segment too large for `max_rows` meets its configurations a few at a time.
+
+    Args:
+        like: a tensor on the device and in the dtype of the model.
+    """
+    varied = catalogue.configurable[segments] | (configs.shape[1] == 1)
+    pieces = []
+    for chosen, width in ((segments[varied], configs.shape[1]), (segments[~varied], 1)):
+        if len(chosen):
+            at_once, picks = max(1, max_rows // int(catalogue.rows[chosen].sum())), catalogue.picks(chosen)
+            batches = (assemble(catalogue.graphs, picks, part) for part in configs[:, :width].split(at_once, dim=1))
+            embedded = torch.cat([embed(batch.to(like.device, like.dtype)) for batch in batches], dim=1)
+            pieces.append(embedded.expand(-1, configs.shape[1], -1))
+    together = torch.cat(pieces)
+    order = torch.cat([varied.nonzero(), (~varied).nonzero()]).squeeze(1)
+    return together[torch.argsort(order).to(together.device, non_blocking=True)]
+
+
+@torch.compiler.disable(recursive=False)
+def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
+    """Return the prediction of `head`, outside of autocast: bf16 would blur differences between configurations of one
+    graph. Pooled embeddings are of float32 at least; a head in half precision, as after `.half()`, gets its own dtype.
+
+    Raises:
+        ValueError: the head takes embeddings of another width.
+    """
+    if isinstance(head, nn.Module):
+        dtype = parameter_of(head, embedded).dtype
+        if embedded.dtype == torch.promote_types(dtype, torch.float32):
+            embedded = embedded.to(dtype)
+    with torch.autocast(embedded.device.type, enabled=False):
+        try:
+            return head(embedded)
+        except RuntimeError as error:
+            if "shapes cannot be multiplied" not in str(error):
+                raise
+            raise ValueError(f"the head refuses embeddings of {embedded.shape[-1]} numbers: {error}") from error
+
+
+def parameter_of(module: nn.Module, otherwise: Tensor) -> Tensor:
+    """Return the first float parameter that has a shape: quantized weights do not show the dtype of inputs."""
+    floats = (p for p in module.parameters() if not nn.parameter.is_lazy(p) and p.is_floating_point())
+    return next(floats, otherwise)
+
+
+def version(module: object) -> tuple[Any, ...]:
+    """Return a value that changes once a parameter or buffer is replaced or written to; constant for FSDP's shards."""
+    if not isinstance(module, nn.Module):
+        return (0,)
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(hasattr(tensor, "to_local") or tensor.is_inference() for tensor in tensors):
+        return (0,)
+    return tuple((id(each), each.dtype, 0 if nn.parameter.is_lazy(each) else each._version) for each in tensors)
+
+
+@contextmanager
+def evaluating(*modules: object) -> Iterator[None]:
+    """Put modules into evaluation mode inside the context, and each of their layers back into its own mode after it."""
+    training = [
+        layer for module in modules if isinstance(module, nn.Module) for layer in module.modules() if layer.training
+    ]
+    for layer in training:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
+
+
+def rank() -> int:
+    """Return the rank of this process, 0 without `torch.distributed`."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def check_reducer() -> None:
+    """Refuse a step inside a DistributedDataParallel that waits for gradients of a frozen encoder.
+
+    Raises:
+        ValueError: it does.
+    """
+    wrapper = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if wrapper is None or wrapper.find_unused_parameters:
+        return
+    learning = sum(
+        parameter.requires_grad and name not in wrapper.parameters_to_ignore
+        for name, parameter in wrapper.module.named_parameters()
+    )
+    if wrapper._get_ddp_logging_data()["num_parameter_tensors"] > learning:
+        raise ValueError(
+            "DistributedDataParallel waits for gradients of the frozen encoder; after freeze_encoder() wrap the model "
+            "anew: model = DistributedDataParallel(model.module)"
+        )
 
 
 @torch.compiler.disable

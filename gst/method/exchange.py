@@ -1,4 +1,4 @@
-"""One training step of several processes: which process takes which graph, and which rows of the sharded table move.
+"""Exchange of rows between processes that share a table: which of them move in a training step, and how.
 
 All draws of a step follow from the seed and the number of the step, so each process computes those of all others, and
 the rows they need, without communication. With the same global step (`graphs_per_step` times the number of processes)
@@ -7,9 +7,9 @@ any number of processes draws the same graphs, configurations, segments and drop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -17,35 +17,9 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from embedding_cache.sharded import Pushed, ShardedTable
-from gst.graphs.segments import SegmentedGraph
-
-Warn = Callable[[Tensor, int, Tensor], None]  # the segment of each row, the step, and which rows are not finite
-
-
-@dataclass(frozen=True, eq=False)
-class Peers:
-    """The graphs of one step over all processes, in the order of a single process: graph i belongs to process
-    i % world_size. An idle rank recomputes graph 0 with zero loss weight.
-
-    Args:
-        graphs, configs, targets: as in `gst.data.loader.Step`.
-    """
-
-    rank: int
-    world_size: int
-    graphs: tuple[SegmentedGraph, ...]
-    configs: Int64[Tensor, "graphs configs"]
-    targets: Float64[Tensor, "graphs configs"]
-
-    @property
-    def idle(self) -> bool:
-        return self.rank >= len(self.graphs)
-
-    @property
-    def mine(self) -> list[int]:
-        """Positions of this process's graphs in `graphs`."""
-        return [0] if self.idle else list(range(self.rank, len(self.graphs), self.world_size))
+from embedding_cache.sharded import Pulled, Pushed, ShardedTable
+from gst.method.draws import Draw, Peers
+from gst.method.rows import Known, ModelKeys, report
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +28,11 @@ class Traffic:
     step, in order; a segment whose embedding does not depend on the configuration has one entry.
 
     Args:
-        rank: of this process.
-        keys: of each entry.
-        process: the process that its graph belongs to.
-        wanted: whether its row is pulled.
-        fresh: whether a new row is pushed.
+        rank: rank of this process.
+        keys: key of each entry.
+        process: the process that the graph of each entry belongs to.
+        wanted: True for rows that are pulled.
+        fresh: True for rows that are pushed.
         own: the entry of each segment and configuration of this process, counted among its entries; -1 at padding.
     """
 
@@ -78,7 +52,7 @@ class Traffic:
         wanted: Bool[Tensor, " segments"],
         fresh: Bool[Tensor, " segments"],
     ) -> Traffic:
-        """The traffic of a step, from the draws of all processes.
+        """Collect the traffic of a step from the draws of all processes.
 
         Args:
             keys: -1 at padding.
@@ -102,65 +76,88 @@ class Traffic:
             peers.rank, entries(keys), entries(process), entries(wanted[:, None]), entries(fresh[:, None]), own
         )
 
-    def request(self, table: ShardedTable) -> PendingRows:
+
+class SharedRows:
+    """`gst.method.rows.StepRows` of a table over several processes.
+
+    Args:
+        keys: keys of the model in a `ShardedTable`.
+        draw: this process's part of a draw for all processes.
+        like: returns a tensor on the device and in the dtype of the model.
+        all_rows: pull the rows of all segments, not only of those that dropout keeps.
+
+    Raises:
+        ValueError: the draw is of one process, or a graph has no keys yet.
+    """
+
+    def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor], all_rows: bool) -> None:
+        table, whole = keys.table, draw.whole
+        assert isinstance(table, ShardedTable)
+        if draw.peers is None or whole is None:
+            raise ValueError(
+                "a ShardedTable needs the graphs of all processes in every step: draw(graphs, configs, peers=...), "
+                "then load; or give each process an EmbeddingTable of its own"
+            )
+        registered = table.ranges.num_keys
+        every = keys.of(whole.catalogue, whole.configs)
+        if table.ranges.num_keys != registered:
+            raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
+        wanted = torch.ones_like(whole.fresh) if all_rows else ~whole.fresh & whole.kept
+        catalogue = whole.catalogue
+        self._traffic = Traffic.of(draw.peers, every, catalogue.graph, catalogue.configurable, wanted, whole.fresh)
+        self._table, self._draw, self._like = table, draw, like
+        self._mine = self._traffic.process == self._traffic.rank
+        self._pulled: Pulled | None = None
+
+    def begin(self) -> None:
         """Begin an asynchronous pull of the wanted rows."""
-        return PendingRows(self, table)
+        self._pulled = self._table.request(self._traffic.keys, self._traffic.process, self._traffic.wanted)
 
+    def is_known(self) -> Known:
+        is_known = torch.cat([self._arrived[1], torch.zeros(1, dtype=torch.bool)])
+        return is_known[self._traffic.own]  # -1 is the last
 
-class PendingRows:
-    """Handle of an asynchronous pull: rows of the segments of this process, and the push of new ones."""
-
-    def __init__(self, traffic: Traffic, table: ShardedTable) -> None:
-        self._traffic, self._table = traffic, table
-        self._mine = traffic.process == traffic.rank
-        self._pulled = table.request(traffic.keys, traffic.process, traffic.wanted)
-        self._arrived: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def channels(self) -> int:
-        return self._table.shard.channels
-
-    def is_known(self) -> Bool[Tensor, "segments configs"]:
-        """Whether there is a row; False at padding."""
-        own, is_known = self._traffic.own, torch.cat([self._wait()[1], torch.zeros(1, dtype=torch.bool)])
-        return is_known[own]  # -1 is the last
-
-    def rows(self, segments: Int64[Tensor, " chosen"], like: Tensor) -> Float[Tensor, "chosen configs channels"]:
-        """Rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""
-        place = torch.from_numpy(self._traffic.wanted[self._mine].cumsum() - 1)
-        rows = self._wait()[0].to(like.device, torch.promote_types(like.dtype, torch.float32))
+    def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
+        """Return rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""
+        like, own = self._like(), self._traffic.own[segments]
+        rows = self._arrived[0].to(like.device, torch.promote_types(like.dtype, torch.float32))
         if not len(rows):
-            return rows.new_zeros(*self._traffic.own[segments].shape, self.channels)
-        return rows[place[self._traffic.own[segments].clamp(min=0)].to(rows.device, non_blocking=True)]
+            return rows.new_zeros(*own.shape, self._table.channels)
+        return rows[self._place[own.clamp(min=0)].to(rows.device, non_blocking=True)]
 
-    def push_fresh(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int, warn: Warn) -> Pushed:
-        """Push the rows of the fresh segments; `embedded` are those of this process, its `segments`. They are written
-        after the step, unless a condition of what is returned fails in one of the processes; `warn` hears of those
-        that are not finite."""
-        return self._push(self._traffic.fresh, embedded, segments, step, warn)
+    def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Pushed:
+        """Send the rows of the fresh segments of this process, which its owner writes after the step."""
+        return self._push(self._traffic.fresh, embedded, segments)
 
-    def push_unknown(self, embedded: Tensor, segments: Int64[Tensor, " chosen"], step: int, warn: Warn) -> None:
-        """Push the rows that the table lacks; `embedded` holds at least those of this process."""
-        self._wait()
-        self._push(self._pulled.unknown, embedded, segments, step, warn)
+    def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
+        """Send the rows that the table lacks; every process takes part, also one without any."""
+        empty = torch.zeros(0, self._traffic.own.shape[1], self._table.channels, device=self._like().device)
+        _ = self._arrived
+        assert self._pulled is not None
+        self._push(self._pulled.unknown, torch.cat([*embedded] or [empty]), segments)
 
     def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
-        """The sum of `values` over the processes, without those that are idle."""
+        """Return the sum over the processes, without those that are idle."""
         values = values * bool(self._mine.any())
         dist.all_reduce(values, group=self._table.group)
         return values
 
-    def _push(
-        self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor, step: int, warn: Warn
-    ) -> Pushed:
+    def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor) -> Pushed:
         entry = self._traffic.own[segments].flatten().numpy()
         row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
         row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
         sent = torch.from_numpy(row[:-1][chosen[self._mine]])
         rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device, non_blocking=True)]
-        refused = partial(warn, segments[sent // embedded.shape[1]], step)
-        return self._table.submit(self._traffic.keys[chosen], self._traffic.process[chosen], rows, step, refused)
+        draw, keys, process = self._draw, self._traffic.keys[chosen], self._traffic.process[chosen]
+        refused = partial(report, draw.catalogue, segments[sent // embedded.shape[1]], draw.number)
+        return self._table.submit(keys, process, rows, draw.number, refused)
 
-    def _wait(self) -> tuple[Tensor, Tensor]:
-        self._arrived = self._arrived or self._pulled.wait()
-        return self._arrived
+    @cached_property
+    def _arrived(self) -> tuple[Tensor, Tensor]:
+        assert self._pulled is not None, "begin() comes first"
+        return self._pulled.wait()
+
+    @cached_property
+    def _place(self) -> Int64[Tensor, " entries"]:
+        """Position of each entry of this process among the rows that arrive."""
+        return torch.from_numpy(self._traffic.wanted[self._mine].cumsum() - 1)

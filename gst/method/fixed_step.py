@@ -1,15 +1,16 @@
-"""A training step of fixed shapes: what an accelerator computes in it reads tensors that stay where they are.
+"""Training steps of fixed shapes: the arithmetic of each step reads tensors that keep their shapes and addresses.
 
-Batches are padded to one size, so that the same operations on the same memory make each step, and can be recorded once
-(`gst.training.recorded_step`). Draws, keys and rows of the table are the host's, before and behind them.
+Batches are padded to one size, so that each step runs the same operations on the same memory and can be recorded once
+(`gst.training.recorded_step`). The host draws segments and moves rows of the table before and after the arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -19,13 +20,104 @@ from embedding_cache import EmbeddingTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Draw, dropout_weights
-from gst.method.encoding import GraphPool, complaints, embed_segments
-from gst.method.estimator import PULL_ROWS, GraphSegmentTraining
-from gst.method.regression import StaleSum, readout_shares
-from gst.method.sizes import NoFixedShapes, Sizes, plan_maker
+from gst.method.encoding import GraphPool, apply_head, complaints, embed_segments
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.regression import stale_sum
+from gst.method.rows import StepRows
 
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+LOOPS_A_NODE = 64  # edges of padding, all of them from a node to itself, that a padding node has at most
+
+
+class NoFixedShapes(ValueError):
+    """Steps of a model cannot have fixed shapes; the message says why."""
+
+
+@runtime_checkable
+class Plans(Protocol):
+    """Makes what an encoder works out from a batch on the host (`SegmentBatch.plans`), in tensors of fixed shapes."""
+
+    def of(self, batch: SegmentBatch, pinned: bool = False) -> Mapping[Any, Any]:
+        """The plans of a batch that is on the host and not padded.
+
+        Args:
+            pinned: put them in memory that an accelerator can fetch from while the host goes on.
+
+        Raises:
+            ValueError: they are larger than the sizes they are padded to.
+        """
+
+    def put(self, plans: Mapping[Any, Any], batch: SegmentBatch) -> None:
+        """Make them the plans of the padded `batch`. The first time they are moved to its device; later ones are copied
+        into the tensors of the first."""
+
+
+class Sizes(NamedTuple):
+    """The size to which every step of a training is padded.
+
+    Args:
+        nodes, edges, configurable, segments: of the padded batch (`SegmentBatch.padded_to`). One segment at least is
+            padding, and a node for each segment of padding and for every `LOOPS_A_NODE` edges of it.
+        graphs, configs: of the padded predictions.
+        plans: makes the plans of an encoder that takes a `SegmentBatch`; None for other encoders.
+
+    Examples:
+        >>> import gst
+        >>> path = gst.Graph(np.zeros((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
+        >>> Sizes.of([gst.segment(path, 3, "contiguous")] * 4, num_graphs=2, num_fresh=1, num_configs=7)
+        Sizes(nodes=7, edges=2, configurable=0, segments=3, graphs=2, configs=7, plans=None)
+    """
+
+    nodes: int
+    edges: int
+    configurable: int
+    segments: int
+    graphs: int
+    configs: int
+    plans: Plans | None = None
+
+    @staticmethod
+    def of(
+        graphs: Sequence[SegmentedGraph], num_graphs: int, num_fresh: int, num_configs: int, encoder: object = None
+    ) -> Sizes:
+        """The size that fits every step of `num_graphs` of the graphs or fewer, with `num_fresh` fresh segments of each
+        and `num_configs` configurations or fewer.
+
+        Args:
+            encoder: an encoder that takes a `SegmentBatch`; it needs `Plans`, which its method
+                `fixed_plans(sizes, graphs, num_fresh)` makes. Encoders of `gst.nn` have this method. It reads the edges
+                of all segments.
+
+        Raises:
+            NoFixedShapes: the shapes of a layer of the encoder change from step to step.
+        """
+        most = largest_sums(graphs, num_fresh, lambda graph: np.stack(
+            [np.diff(graph.row_ptr), np.diff(graph.edge_ptr), np.diff(graph.config_ptr), np.ones(graph.num_segments)], 1
+        ))  # fmt: skip
+        nodes, edges, configurable, segments = (num_graphs * most).tolist()  # a step may hold one graph several times
+        padding = segments + 1 + edges // LOOPS_A_NODE
+        sizes = Sizes(nodes + padding, edges, configurable, segments + 1, num_graphs, num_configs)
+        plans = plan_maker(encoder)
+        return sizes if plans is None else sizes._replace(plans=plans(sizes, graphs, num_fresh))
+
+
+def plan_maker(encoder: object) -> Callable[[Sizes, Sequence[SegmentedGraph], int], Plans] | None:
+    """The method `fixed_plans` of an encoder, also of a compiled one; None if it has none."""
+    return getattr(getattr(encoder, "_orig_mod", encoder), "fixed_plans", None)
+
+
+def largest_sums(
+    graphs: Sequence[SegmentedGraph], num_fresh: int, counts: Callable[[SegmentedGraph], np.ndarray]
+) -> Int64[np.ndarray, " counts"]:
+    """Bounds of what the fresh segments of one graph have together.
+
+    Args:
+        counts: (segments, counts) of a graph: what is counted of each segment.
+    """
+    return np.max(
+        [np.sort(counts(graph), axis=0)[-num_fresh:].sum(axis=0) for graph in graphs], axis=0
+    ).astype(np.int64)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +125,7 @@ class PaddedStep:
     """A draw and its fresh segments, read and padded, in memory of the host.
 
     Args:
-        plans: of the encoder, see `gst.method.sizes.Plans`.
+        plans: of the encoder, see `Plans`.
     """
 
     draw: Draw
@@ -68,7 +160,7 @@ class FixedStep:
         optimizer: torch.optim.Optimizer | None, sizes: Sizes,
     ) -> None:  # fmt: skip
         reason = refusal(model, optimizer)
-        if reason is None and sizes.plans is None and model._call.whole == "batch":
+        if reason is None and sizes.plans is None and model.takes_batches:
             reason = "a step of fixed shapes needs the plans of the encoder; give it to Sizes.of"
         if reason is not None:
             raise NoFixedShapes(reason)
@@ -77,7 +169,7 @@ class FixedStep:
         self._inputs: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
         self._plans: set[Any] = set()
-        self._done: tuple[Draw, Tensor, Tensor] | None = None
+        self._done: tuple[StepRows | None, Tensor] | None = None
         self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
@@ -91,9 +183,7 @@ class FixedStep:
                 f"a step of {len(graphs)} graphs and {configs.shape[1]} configurations does not fit into "
                 f"{self.sizes.graphs} and {self.sizes.configs}; make Sizes.of the largest step"
             )
-        draw = self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
-        assert draw is not None, "uniform draws do not depend on the table"
-        return draw
+        return self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
 
     def load(self, draw: Draw) -> PaddedStep:
         """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead.
@@ -101,10 +191,10 @@ class FixedStep:
         Raises:
             ValueError: they are larger than `sizes`, or a module of the encoder cannot take them.
         """
-        batch = self.model._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
+        batch = self.model.fresh_batch(draw)
         for module in self._checked:
             module.check_batch(batch)
-        is_ahead, plans = self.model._like().device.type != "cpu", self.sizes.plans
+        is_ahead, plans = self.model.like().device.type != "cpu", self.sizes.plans
         made = {} if plans is None else plans.of(batch, pinned=is_ahead)
         padded = batch.padded_to(*self.sizes[:4])
         return PaddedStep(draw, padded.pinned() if is_ahead else padded, made)
@@ -118,11 +208,11 @@ class FixedStep:
         """
         if reason := _refusal_of_state(self.model):
             raise NoFixedShapes(f"a step of fixed shapes {reason}")
-        model, draw, device = self.model, step.draw, self.model._like().device
+        model, draw, device = self.model, step.draw, self.model.like().device
         catalogue, sizes = draw.catalogue, self.sizes
         model.step = draw.number
-        keys, chosen = model._table_keys(catalogue, draw.configs), draw.fresh.nonzero().squeeze(1)
-        weights, rest = self._weights(draw, keys)
+        rows, chosen = model.rows_of(draw), draw.fresh.nonzero().squeeze(1)
+        weights, rest = self._weights(draw, rows)
         graphs, segments = sizes.graphs - len(catalogue.graphs), sizes.segments - 1 - len(chosen)
         configs = sizes.configs - targets.shape[1]
         inputs = {
@@ -134,12 +224,12 @@ class FixedStep:
         if rest is not None:
             nothing = -torch.inf if model.pooling == "max" else 0.0
             inputs["rest"] = pad(rest, (0, 0, 0, 0, 0, graphs), value=nothing)
-        self._keep(step.batch.to(device, model._like().dtype), inputs)
+        self._keep(step.batch.to(device, model.like().dtype), inputs)
         assert self._batch is not None
         if sizes.plans is not None:
             sizes.plans.put(step.plans, self._batch)
             self._plans = set(step.plans)
-        self._done = draw, chosen, keys
+        self._done = rows, chosen
 
     def compute(self) -> None:
         """Encode, pool, predict, and learn from it. Nothing here depends on values, and nothing asks for them.
@@ -161,7 +251,7 @@ class FixedStep:
         present = torch.where(weights[..., None] > 0, embedded, 0.0)  # 0 times what is not finite would be NaN
         pool = GraphPool(inputs["graph_node_counts"], model.pooling, inputs.get("rest"))
         pool.add(present, weights, batch.node_counts[:-1], inputs["graph"])
-        scores = model._predict(pool.result())
+        scores = apply_head(model.head, pool.result())
         scores = scores.squeeze(-1) if scores.dim() > inputs["targets"].dim() else scores  # some heads have done that
         value = self.loss(scores, inputs["targets"])
         value.backward()
@@ -171,55 +261,32 @@ class FixedStep:
 
     def finish(self) -> None:
         """Write the rows of the fresh segments, unless their gradient is not finite."""
-        if self.model.table is not None and self._done is not None:
-            draw, chosen, keys = self._done
-            staged = self.model._stage(draw.catalogue, chosen, keys, self._embedded[: len(chosen)].clone())
-            staged.require(self._is_finite.clone())
+        if self._done is not None and self._done[0] is not None:
+            rows, chosen = self._done
+            rows.push(self._embedded[: len(chosen)].clone(), chosen).require(self._is_finite.clone())
 
     def _look_at(self, gradient: Tensor) -> None:
         self._is_finite = gradient.isfinite().all()
 
-    def _weights(self, draw: Draw, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights of fresh segments, and the part of the pooled graphs that comes from rows of the table."""
-        model = self.model
-        known = model._known(keys)
+    def _weights(self, draw: Draw, rows: StepRows | None) -> tuple[Tensor, Tensor | None]:
+        """Return the weights of fresh segments, and the part of the pooled graphs that comes from rows of the table."""
+        model, like = self.model, self.model.like()
+        known = model.is_known(draw, rows)
         if model.estimate == "difference":
+            assert rows is not None and model.table is not None
             value = (draw.fresh / draw.inclusion)[:, None].expand(known.shape)
-            return value, self._residuals(draw, keys, known, value[:, 0])
+            like = like.new_empty(0, model.table.channels, dtype=torch.promote_types(like.dtype, torch.float32))
+            return value, stale_sum(draw, value[:, 0], rows, known, model.pooling, like)[0].result(None)
         weights = dropout_weights(draw.fresh, draw.inclusion, known, draw.kept, model.keep_probability)
-        return weights.fresh, None if model.table is None else self._rest(draw, keys, weights.stale)
-
-    def _rest(self, draw: Draw, keys: Tensor, weights: Tensor) -> Float[Tensor, "graphs configs channels"]:
-        """Rows of stale segments, pooled: zeros, or maxima of nothing, where there are none."""
-        model, table, like = self.model, self.model.table, self.model._like()
-        assert isinstance(table, EmbeddingTable)
-        nothing = -torch.inf if model.pooling == "max" else 0.0
-        shape = (len(draw.catalogue.graphs), keys.shape[1], table.channels)
+        if rows is None:
+            return weights.fresh, None
+        assert model.table is not None
+        nothing = -torch.inf if model.pooling == "max" else 0.0  # in place of rows, where a graph has none
+        shape = (len(draw.catalogue.graphs), known.shape[1], model.table.channels)
         counts = draw.catalogue.graph_node_counts.to(like.device, non_blocking=True)
         pool = GraphPool(counts, model.pooling, like.new_full(shape, nothing))
-        model._add_pulled(pool, draw.catalogue, (weights > 0).any(1).nonzero().squeeze(1), keys, weights)
-        assert pool.total is not None
-        return pool.total
-
-    def _residuals(
-        self, draw: Draw, keys: Tensor, is_known: Tensor, value: Float[Tensor, " segments"]
-    ) -> Float[Tensor, "graphs configs channels"]:
-        """Rows of all segments, less what those of the fresh ones stand for: `gst.method.regression`."""
-        model, table, like = self.model, self.model.table, self.model._like()
-        assert isinstance(table, EmbeddingTable)
-        catalogue, dtype = draw.catalogue, torch.promote_types(like.dtype, torch.float32)
-        nodes_of_graph = catalogue.graph_node_counts[catalogue.graph]
-        size, per_node = readout_shares(catalogue.node_counts, nodes_of_graph, model.pooling)
-        residual, scale, graph = (
-            each.to(like.device, each.dtype if each is catalogue.graph else dtype, non_blocking=True)
-            for each in ((1 - value) * size, per_node, catalogue.graph)
-        )
-        stale = StaleSum(graph, residual, len(catalogue.graphs), keys.shape[1], table.channels)
-        for chunk in torch.arange(len(catalogue)).split(max(1, PULL_ROWS // keys.shape[1])):
-            here = chunk.to(like.device, non_blocking=True)
-            rows = model._pulled(keys[chunk]) * scale[here][:, None, None]
-            stale.add(here, rows, is_known[chunk].to(like.device, non_blocking=True))
-        return stale.result(None)
+        model.add_rows(pool, draw.catalogue, (weights.stale > 0).any(1).nonzero().squeeze(1), rows, weights.stale)
+        return weights.fresh, pool.total
 
     def _keep(self, batch: SegmentBatch, inputs: dict[str, Tensor]) -> None:
         """Copy into the tensors of the first step.
@@ -249,27 +316,25 @@ def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None
 
 def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None) -> str | None:
     """The reason, as the end of a sentence, if the model as it was made has one."""
-    if model._call.whole == "batch" and plan_maker(model.encoder) is None:
+    if model.takes_batches and plan_maker(model.encoder) is None:
         return (
             "needs plans of fixed shapes of an encoder that takes a SegmentBatch; use one of gst.nn, or take "
             "(x, edge_index) in the encoder"
         )
-    if model.table is None and not model.omit_rest:
-        return "cannot encode all other segments; give the model a table, or omit_rest=True"
+    if model.table is None and model.estimate != "fresh":
+        return "cannot encode all other segments; give the model a table, or estimate='fresh'"
     if model.table is not None and not isinstance(model.table, EmbeddingTable):
         return "is of one process; give the model an EmbeddingTable"
-    if model.estimate not in ("dropout", "fixed_dropout", "difference") or model.refresh != "uniform":
+    if model.estimate in ("regression", "composite") or model.refresh != "uniform":
         return f"is for dropout or difference and uniform draws, not {model.estimate!r} and {model.refresh!r}"
-    if model.estimate == "difference" and (model.debias or model.table is None):
-        return "of estimate='difference' needs a table, and corrects no bias: leave out debias"
-    if model.histories is not None or model.pad_to or getattr(model.head, "references", 0):
-        return "has no layer histories, pad_to or reference configurations"
-    if found := complaints(model.encoder, model._inputs):
-        return f"would count its padding: {found[0]}"
+    if getattr(model.head, "references", 0):
+        return "has no reference configurations"
+    if problems := complaints(model.encoder, model.inputs):
+        return f"would count its padding: {problems[0]}"
     if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in _modules(model.head)):
         return "would count its padding in BatchNorm of the head; use torch.nn.LayerNorm"
     on_host = [] if optimizer is None else [each for each in optimizer.param_groups if each.get("capturable") is False]
-    if on_host and model._like().device.type != "cpu":
+    if on_host and model.like().device.type != "cpu":
         return f"needs {type(optimizer).__name__}(..., capturable=True), which counts its steps on the accelerator"
     return None
 

@@ -1,21 +1,20 @@
-"""Estimate of a sum over all segments from stale rows of all and fresh embeddings of a few: difference, regression and
-composite estimator.
+"""Difference, regression and composite estimator of a sum over segments, from stale rows and a few fresh embeddings.
 
-With h_j the embedding of segment j now, x_j what the table says of it, f(x) = x A + b a map that was fixed before the
-fresh segments were drawn, and q_j the probability with which j was drawn,
+With h_j the embedding of segment j now, x_j its row in the table, f(x) = x A + b a map that was fixed before the fresh
+segments were drawn, and q_j the probability with which j was drawn,
 
     sum_j f(x_j) + sum_{j fresh} (h_j - f(x_j)) / q_j
 
 has the expectation sum_j h_j, whatever the rows and the map are: 1{j fresh} has expectation q_j (Saerndal, Swensson and
 Wretman, Model Assisted Survey Sampling, 1992, chapter 6). Its gradient has the expectation of that of sum_j h_j, since
 rows and map are constants and d h_j weighs 1{j fresh} / q_j. A linear head keeps both; any other sees the error of the
-sum to second order, E g(s + e) = g(s) + g''(s) E e^2 / 2, where `deviations` estimate E e^2. The error depends on the
-residuals h_j - f(x_j) alone. The difference estimator has f(x) = x; the regression estimator learns f, which takes out
-what the encoder did to all rows alike since they were written.
+sum to second order, E g(s + e) = g(s) + g''(s) E e^2 / 2. The error depends on the residuals h_j - f(x_j) alone. The
+difference estimator has f(x) = x; the regression estimator learns f, which removes the change of the encoder that is
+common to all rows since they were written.
 
-1 / q_j = J / S lets each fresh segment speak for all that are stale, though what it shows may be true of it alone. If
-the residuals of a graph are u + e_j, with u of variance t common to its segments and e_j of variance v their own, the
-best linear prediction of those of the others is kappa times the mean of the fresh ones,
+With 1 / q_j = J / S each fresh segment represents all stale ones, also where its residual is its own. If the residuals
+of a graph are u + e_j, with u of variance t common to its segments and e_j of variance v their own, the best linear
+prediction of those of the others is kappa times the mean of the fresh ones,
 
     kappa = S rho / (1 + (S - 1) rho),    rho = t / (t + v),
 
@@ -23,12 +22,13 @@ so that a fresh residual weighs 1 + kappa (1 / q_j - 1) (Battese, Harter and Ful
 prediction of county crop areas, JASA 83, 1988: a graph is their county). The composite estimator does this. rho is
 estimated from products of the residuals of two segments of one graph, E r_i r_k = t and E r_i^2 = t + v. kappa = 1 is
 the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else. With kappa < 1 the
-value has a bias: errors are smaller, but those of successive steps are of the same rows and do not cancel, so that
+value has a bias: errors are smaller, but those of successive steps come from the same rows and do not cancel, so that
 learning may be worse where embeddings move fast. Its gradient is weighed by 1 / q_j all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.table import OnHost
+from gst.method.draws import Draw
+from gst.method.rows import Known, StepRows, row_chunks
 
 RIDGE = 0.1  # of the mean variance of a channel
 MEMORY = 0.8  # share that older steps keep in the moments after another step
@@ -47,8 +49,9 @@ TINY = 1e-30
 def moments(
     rows: Float[Tensor, "pairs channels"], embedded: Float[Tensor, "pairs channels"]
 ) -> Float64[Tensor, "left right"]:
-    """Sums over pairs of a row x and the embedding h that takes its place of (1, x) times (1, x, h); zeros where a
-    value is not finite. Those of several processes add up."""
+    """Return the sum of (1, x) times (1, x, h) over pairs of a row x and the embedding h that takes its place.
+
+    They are zeros where a value is not finite. Moments of several processes add up."""
     left = torch.cat([torch.ones_like(rows[:, :1]), rows.detach()], 1).double()
     sums = left.T @ torch.cat([left, embedded.detach().double()], 1)
     return torch.where(sums.isfinite().all(), sums, 0.0)
@@ -60,8 +63,10 @@ def residual_products(
     graph: Int64[Tensor, " fresh"],
     num_graphs: int,
 ) -> Float64[Tensor, " two"]:
-    """Mean products of the residuals of two segments of one graph, and of one with itself, summed over graphs and
-    configurations where at least two are known; zeros where a value is not finite. Those of several processes add up.
+    """Return mean products of the residuals of two segments of one graph, and of one segment with itself.
+
+    Both are summed over graphs and configurations with at least two known segments; zeros where a value is not finite.
+    Products of several processes add up.
 
     Examples:
         >>> known, graph = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
@@ -85,10 +90,10 @@ def composite_weights(
     is_known: Bool[Tensor, "segments configs"],
     common: float,
 ) -> Float64[Tensor, "segments configs"]:
-    """1 + kappa (1 / q_j - 1) of fresh segments, 0 of others. A graph without any row has kappa = 1.
+    """Return 1 + kappa (1 / q_j - 1) for fresh segments, 0 for others. A graph without any row has kappa = 1.
 
     Args:
-        weights: 1 / q_j of fresh segments, 0 of others.
+        weights: 1 / q_j for fresh segments, 0 for others.
         common: rho.
 
     Examples:
@@ -104,46 +109,11 @@ def composite_weights(
     return fresh[:, None] * (1 + kappa[graph][:, None] * (weights - 1))
 
 
-def deviations(
-    residuals: Float[Tensor, "fresh configs channels"],
-    graph: Int64[Tensor, " fresh"],
-    num_segments: Int64[Tensor, " graphs"],
-) -> list[Float[Tensor, "graphs configs channels"]]:
-    """Vectors d_k of each graph with sum_k d_k d_k' an estimate without bias of the covariance of the difference
-    estimate, of S >= 2 segments drawn uniformly without replacement from J: with residuals e_k and their mean m,
-
-        d_k = sqrt(J (J - S) / (S (S - 1))) (e_k - m)
-
-    (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, sections 3.3 and 6.3). Zeros where S < 2.
-
-    Args:
-        residuals: h_j - x_j of fresh segments, those of one graph after those of another.
-        graph: of each, on the host, as the next.
-        num_segments: of each graph.
-
-    Examples:
-        >>> pair = deviations(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([0, 0]), torch.tensor([4]))
-        >>> [d.item() for d in pair]
-        [-2.0, 2.0]
-    """
-    num_graphs = len(num_segments)
-    number = torch.bincount(graph, minlength=num_graphs)
-    there = graph.to(residuals.device, non_blocking=True)
-    sums = residuals.new_zeros(num_graphs, *residuals.shape[1:]).index_add(0, there, residuals)
-    mean = sums / number.clamp(min=1).to(residuals, non_blocking=True)[:, None, None]
-    factor = (num_segments * (num_segments - number) / (number * (number - 1)).clamp(min=1)).sqrt() * (number > 1)
-    scaled = (residuals - mean[there]) * factor[graph].to(residuals, non_blocking=True)[:, None, None]
-    place = torch.arange(len(graph)) - (number.cumsum(0) - number)[graph]
-    result = []
-    for k in range(int(number.max())):
-        at = (place == k).nonzero().squeeze(1).to(residuals.device, non_blocking=True)
-        result.append(torch.zeros_like(sums).index_add(0, there[at], scaled[at]))
-    return result
-
-
 class RowRegression:
-    """Ridge regression of embeddings on the rows they replace, shrunk towards the best multiple of the rows, from
-    `moments` that forget older steps, and what share of the residuals segments of a graph have in common."""
+    """Ridge regression of embeddings on the rows they replace, from `moments` that forget older steps.
+
+    It is shrunk towards the best multiple of the rows. It also estimates rho, the share of the residuals that segments
+    of a graph have in common."""
 
     def __init__(self) -> None:
         self._moments: Tensor | None = None
@@ -159,15 +129,40 @@ class RowRegression:
             self._settle()
             self._arriving = OnHost(products)  # wanted in the next step: the host does not wait for it now
 
+    def learn(
+        self, draw: Draw, fresh_rows: Tensor, embedded: Tensor, is_known: Known, pooling: str,
+        summed: Callable[[Tensor], Tensor], with_products: bool,
+    ) -> None:  # fmt: skip
+        """Observe the pairs of a step.
+
+        Args:
+            fresh_rows: rows of the fresh segments per node, see `stale_sum`.
+            summed: adds up numbers over all processes of the step.
+            with_products: observe `residual_products` too.
+        """
+        catalogue, chosen, device = draw.catalogue, draw.fresh.nonzero().squeeze(1), embedded.device
+        size, per_node = readout_shares(catalogue.node_counts, catalogue.graph_node_counts[catalogue.graph], pooling)
+        now = embedded.detach() * per_node[chosen].to(embedded.detach(), non_blocking=True)[:, None, None]
+        places = tuple(each.to(device, non_blocking=True) for each in is_known[chosen].nonzero(as_tuple=True))
+        pairs = moments(fresh_rows[places], now[places])
+        products = pairs.new_zeros(0)
+        if with_products:
+            shares = size[chosen].to(now, non_blocking=True)[:, None, None]
+            known = is_known[chosen].to(device, non_blocking=True)
+            graph = catalogue.graph.to(device, non_blocking=True)[chosen.to(device, non_blocking=True)]
+            products = residual_products((now - self(fresh_rows)) * shares, known, graph, len(catalogue.graphs))
+        sums = summed(torch.cat([pairs.flatten(), products]))
+        self.observe(sums[: pairs.numel()].view_as(pairs), sums[pairs.numel() :])
+
     @property
     def common(self) -> float:
-        """rho, 1/2 before residuals of two segments of one graph were seen."""
+        """Estimate of rho; 1/2 before the first residuals of two segments of one graph."""
         self._settle()
         product, square = self._products.tolist()
         return min(max(product / square, 0.0), 1.0) if square > 0 else 0.5
 
     def map(self) -> tuple[Float64[Tensor, "channels channels"], Float64[Tensor, " channels"]] | None:
-        """A and b of f(x) = x A + b; None before the first step, the identity before the first pair."""
+        """Return A and b of f(x) = x A + b; None before the first step, the identity before the first pair."""
         if self._map is None and self._moments is not None:
             mean, channels = self._moments / self._moments[0, 0].clamp(min=TINY), len(self._moments) - 1
             x, y = mean[0, 1 : channels + 1], mean[0, channels + 1 :]
@@ -185,7 +180,7 @@ class RowRegression:
         return self._map
 
     def __call__(self, rows: Float[Tensor, "*rows channels"]) -> Float[Tensor, "*rows channels"]:
-        """f(x) of each row, in its dtype; the row itself before the first step."""
+        """Return f(x) of each row, in its dtype; the row itself before the first step."""
         learnt = self.map()
         if learnt is None:
             return rows
@@ -193,7 +188,7 @@ class RowRegression:
             return rows @ learnt[0].to(rows) + learnt[1].to(rows)
 
     def mean_row(self) -> Float64[Tensor, " channels"]:
-        """The mean of the rows of the moments."""
+        """Return the mean of the rows of the moments."""
         assert self._moments is not None, "nothing was observed"
         return self._moments[0, 1 : len(self._moments)] / self._moments[0, 0].clamp(min=TINY)
 
@@ -203,7 +198,7 @@ class RowRegression:
             self._products = MEMORY * self._products + arriving.value()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`, which know no events of accelerators."""
+        """Return the state for `copy` and `pickle`, without events of accelerators."""
         self._settle()
         return self.__dict__
 
@@ -220,8 +215,10 @@ class RowRegression:
 def readout_shares(
     node_counts: Int64[Tensor, " segments"], nodes_of_graph: Int64[Tensor, " segments"], pooling: str
 ) -> tuple[Float64[Tensor, " segments"], Float64[Tensor, " segments"]]:
-    """Two factors of each segment in a readout by `sum` or `mean`: of the mean embedding of its nodes in the readout of
-    its graph, and of its own pooled embedding, to get that mean.
+    """Return two factors of each segment in a readout by `sum` or `mean`.
+
+    The first weighs the mean embedding of its nodes in the readout of its graph; the second turns its own pooled
+    embedding into that mean.
 
     Examples:
         >>> [each.tolist() for each in readout_shares(torch.tensor([2, 6]), torch.tensor([8, 8]), "mean")]
@@ -238,12 +235,12 @@ def readout_shares(
 class StaleSum:
     """Sum over all segments of a graph of (1 - 1{j fresh} / q_j) f(x_j), some segments at a time.
 
-    Where segment j has no row under a configuration, x_j is the mean of its rows under the others of the step; where it
-    has none at all, that of the rows of its graph; and where these have none, the mean of the regression's rows.
+    Where segment j has no row under a configuration, x_j is the mean of its rows under the others of the step; without
+    any, the mean of the rows of its graph; and without these, the mean of the regression's rows.
 
     Args:
-        graph: the graph of each segment.
-        weights: (1 - 1{j fresh} / q_j) times the nodes of the segment, in units of what the readout divides by.
+        graph: position of each segment's graph.
+        weights: (1 - 1{j fresh} / q_j) times the first of `readout_shares`.
         num_graphs, num_configs, channels: of the result.
     """
 
@@ -259,8 +256,8 @@ class StaleSum:
         segments: Int64[Tensor, " chunk"],
         rows: Float[Tensor, "chunk configs channels"],
         is_known: Bool[Tensor, "chunk configs"],
-    ) -> Float[Tensor, "chunk configs channels"]:
-        """Add `segments`, with their rows per node; returns what stands for these, zeros for segments without rows."""
+    ) -> None:
+        """Add `segments`, with their rows per node."""
         graph, weights, has_row = self._graph[segments], self._weights[segments], is_known.any(1)
         known = is_known[..., None].to(rows)
         mean = (rows * known).sum(1) / known.sum(1).clamp(min=1)
@@ -269,15 +266,10 @@ class StaleSum:
         self._mean.index_add_(0, graph, mean)
         self._known.index_add_(0, graph, has_row.to(weights))
         self._lacking.index_add_(0, graph, weights * ~has_row)
-        return filled
-
-    def mean_rows(self) -> Float[Tensor, "graphs channels"]:
-        """What stands for segments without rows, where there is no regression."""
-        return self._mean / self._known.clamp(min=1)[:, None]
 
     def result(self, regression: RowRegression | None) -> Float[Tensor, "graphs configs channels"]:
-        """With the map of `regression`, or the identity."""
-        mean = self.mean_rows()
+        """Return the sums, with the map of `regression`, or the identity."""
+        mean = self._mean / self._known.clamp(min=1)[:, None]
         learnt = None if regression is None else regression.map()
         if regression is None or learnt is None:
             return self._sum + (self._lacking[:, None] * mean)[:, None]
@@ -286,3 +278,30 @@ class StaleSum:
         total = torch.zeros_like(self._known).index_add(0, self._graph, self._weights)
         with torch.autocast(mean.device.type, enabled=False):  # a sum has no place in half precision
             return (self._sum + (self._lacking[:, None] * mean)[:, None]) @ a + total[:, None, None] * b
+
+
+def stale_sum(
+    draw: Draw, value: Float64[Tensor, " segments"], rows: StepRows, is_known: Known, pooling: str, like: Tensor
+) -> tuple[StaleSum, Float[Tensor, "fresh configs channels"]]:
+    """Add up the rows of all segments of a step.
+
+    Args:
+        value: weight of each fresh embedding, 0 for other segments.
+        like: a tensor of the device, dtype and channels of embeddings.
+
+    Returns:
+        The sum, and the rows of the fresh segments, both per node.
+    """
+    catalogue, device = draw.catalogue, like.device
+    size, per_node = readout_shares(catalogue.node_counts, catalogue.graph_node_counts[catalogue.graph], pooling)
+    scale = per_node.to(like, non_blocking=True)[:, None, None]
+    residual = ((1 - value) * size).to(like, non_blocking=True)
+    graph = catalogue.graph.to(device, non_blocking=True)
+    stale = StaleSum(graph, residual, len(catalogue.graphs), is_known.shape[1], like.shape[-1])
+    fresh_rows = []
+    for chunk in row_chunks(torch.arange(len(catalogue)), is_known.shape[1]):
+        here = chunk.to(device, non_blocking=True)
+        scaled = rows.of(chunk) * scale[here]
+        stale.add(here, scaled, is_known[chunk].to(device, non_blocking=True))
+        fresh_rows.append(scaled[draw.fresh[chunk].nonzero().squeeze(1).to(device, non_blocking=True)])
+    return stale, torch.cat(fresh_rows)

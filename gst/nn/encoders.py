@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.sizes import Sizes
+from gst.method.fixed_step import Sizes
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.edges import check_heads, neighbour_attention, neighbour_max
 from gst.nn.fixed_plans import FixedPlans

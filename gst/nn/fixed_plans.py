@@ -9,13 +9,13 @@ from torch import nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.method.sizes import NoFixedShapes, Sizes
+from gst.method.fixed_step import NoFixedShapes, Sizes
 from gst.nn.bounds import Bounds, PlanOptions
 from gst.nn.sharing import Sharing
 
 
 class FixedPlans:
-    """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.sizes.Plans`.
+    """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.fixed_step.Plans`.
 
     Args:
         bounds: of each plan that the encoder asks for (`gst.nn.encoders.planned`).

@@ -37,7 +37,7 @@ class CrossConfigHead(nn.Module):
 
     TGraph lets the configurations of a list hear each other, so that a score depends on which others happen to stand in
     the list. Here they hear a few reference configurations instead, and these are the graph's own, whatever is asked of
-    it (`gst.method.references`). They are encoded with the others in each step by the encoder as it then is,
+    it (`gst.graphs.config_classes`). They are encoded with the others in each step by the encoder as it then is,
     which learns from them too; training and evaluation compute the same function, and no score depends on the length or
     the order of a list.
 
@@ -65,7 +65,7 @@ class CrossConfigHead(nn.Module):
         if embedding.shape[1] <= self.references:
             raise ValueError(
                 f"the head got embeddings of {embedding.shape[1]} configurations, of which the first {self.references} "
-                f"are references; put those first, with gst.method.references.with_references"
+                f"are references; put those first, with gst.graphs.config_classes.with_references"
             )
         normed = self.norm(embedding)
         references, queries = normed[:, : self.references], normed[:, self.references :]

@@ -1,34 +1,40 @@
-"""Placement of a program on devices: baselines, searches, learned policies, real measurements, and `gst.place`."""
+"""Placement of a program on devices: baselines, searches, learned policies, real measurements, and `gst.place`.
+
+A `Task` (operations, costs, devices) goes in; a `Plan` with its measurements comes out. Read `task.py` first, then
+`loop.py`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gst.lowering.plan import Plan
-    from gst.placement.api.decorator import PlacedFunction
-    from gst.placement.api.placed import Placed, place
+    from gst.placement.api.place import PlacedFunction, place
+    from gst.placement.api.placed import Placed
     from gst.placement.api.saving import load
     from gst.placement.loop import place_measured
     from gst.placement.machines import machine
     from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-    from gst.placement.planning import PlacementResult, Planned, Settings, place_graph, place_simulated, plan_all
+    from gst.placement.planning import place_simulated, plan_all
     from gst.placement.search.measured import Search
+    from gst.placement.settings import PlacementResult, Planned, Settings
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
     "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacedFunction", "PlacementResult", "Plan",
     "Planned", "Search", "Settings", "SimulatedObjective", "Task", "load", "load_plan", "machine", "place",
-    "place_graph", "place_measured", "place_simulated", "plan_all", "save_plan",
+    "place_measured", "place_simulated", "plan_all", "save_plan",
 ]  # fmt: skip
 
 _MODULES = {
     "gst.lowering.plan": ("Plan",),
-    "gst.placement.api.decorator": ("PlacedFunction",),
+    "gst.placement.api.place": ("PlacedFunction", "place"),
     "gst.placement.machines": ("machine",),
     "gst.placement.objectives": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
     "gst.placement.loop": ("place_measured",),
-    "gst.placement.api.placed": ("Placed", "place"),
-    "gst.placement.planning": ("Planned", "PlacementResult", "Settings", "place_graph", "place_simulated", "plan_all"),
+    "gst.placement.api.placed": ("Placed",),
+    "gst.placement.planning": ("place_simulated", "plan_all"),
+    "gst.placement.settings": ("Planned", "PlacementResult", "Settings"),
     "gst.placement.api.saving": ("load",),
     "gst.placement.search.measured": ("Search",),
     "gst.placement.task": ("Task", "load_plan", "save_plan"),
@@ -37,7 +43,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is touched."""
+    """Return a public name, and import its module."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

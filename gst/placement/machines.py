@@ -15,7 +15,7 @@ from gst.machine.devices import Device
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
-from gst.programs.kinds import ACCELERATOR
+from gst.programs.operation import ACCELERATOR
 from gst.simulation.simulator import Contention
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
@@ -23,7 +23,7 @@ VIEW_US = 0.3  # of a CPU
 MOST = 1024  # machines of a kind
 THERE_ARE = "there are cores:K and gpus:K, such as gpus:4, and machines of gst estimate --on list, such as rtx4090:4"
 STREAMS = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
-"""Of GPUs: no thread sleeps or wakes on them; `launch_us` and `link_us` are all that an operation and a copy wait."""
+"""Delays of GPUs: no thread sleeps or wakes on them; operations wait `launch_us`, copies `link_us`."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Chip:
     """A device by its data sheet.
 
     Args:
-        kind: of the device.
-        gflops: what products of matrices and convolutions reach.
-        gb_per_s: of its memory.
-        launch_us: that the smallest operation takes.
-        memory_bytes: that a plan may take; None = all there is.
-        model: name of the machine by which `gst.cost.step_time` knows it; None = operations take the roofline.
+        kind: kind of device.
+        gflops: rate of matrix products and convolutions.
+        gb_per_s: bandwidth of its memory.
+        launch_us: time of the smallest operation.
+        memory_bytes: limit for a plan; None = no limit.
+        model: name of its machine in `gst.cost.step_time`; None = operations take the roofline.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Chip:
 
     @property
     def view_us(self) -> float:
-        """Of a view, for which a GPU does nothing."""
+        """Time of a view, for which a GPU does nothing."""
         return VIEW_US if self.kind == "cpu" else 0.0
 
     def times_us(
@@ -57,8 +57,8 @@ class Chip:
         traffic: Float64[np.ndarray, " nodes"],
         is_view: Bool[np.ndarray, " nodes"],
     ) -> Float64[np.ndarray, " nodes"]:
-        """Of operations: the launch, and the longer of arithmetic and traffic (Williams, Waterman and Patterson,
-        Roofline, CACM 52(4), 2009); of views `view_us`.
+        """Return the time of each operation: the launch, and the longer of arithmetic and traffic (Williams, Waterman
+        and Patterson, Roofline, CACM 52(4), 2009); of each view `view_us`.
 
         Args:
             arithmetic: floating-point operations.
@@ -73,18 +73,20 @@ class Machine:
     """Chips, each with a memory of its own, and one kind of link between all of them.
 
     Args:
-        chips: device i is called by the kind of its chip, `cpu:i`.
-        link_us: of the smallest copy.
-        link_gb_per_s: of large copies.
+        chips: device i has the name of the kind of its chip, `cpu:i`.
+        link_us: time of the smallest copy.
+        link_gb_per_s: rate of large copies.
+        name: `gpus:4`, say.
     """
 
     chips: tuple[Chip, ...]
     link_us: float
     link_gb_per_s: float
+    name: str = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """One of one thread for each chip."""
+        """A device of one thread for each chip."""
         names = [f"{chip.kind}:{number}" for number, chip in enumerate(self.chips)]
         return tuple(
             Device(name, chip.kind, (), 1, name, f"simulated: {chip.gflops:g} GFLOP/s", chip.memory_bytes)
@@ -92,7 +94,7 @@ class Machine:
         )
 
     def costs(self, program: Program) -> Costs:
-        """Of a program on these chips; an operation takes the roofline of its chip, or what its `model` estimates."""
+        """Return the costs of a program: operations take the roofline of their chip, or the estimate of its `model`."""
         arithmetic, size = flops(program.operations), program.output_bytes.astype(np.float64)
         read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
         computed = np.array([each.kind == "operation" for each in program.operations])
@@ -111,27 +113,28 @@ class Machine:
 
     @property
     def contention(self) -> Contention:
-        """Delays between operations: those of threads on CPUs; none as soon as one of the chips is a GPU."""
+        """Delays between operations: those of threads on CPUs; none if one of the chips is a GPU."""
         return STREAMS if self.has_accelerators else Contention()
 
     @property
     def has_accelerators(self) -> bool:
-        """Whether one of the chips is no CPU; copies then queue as the lanes of a stream program do."""
+        """True if one of the chips is no CPU; copies then queue."""
         return any(chip.kind != "cpu" for chip in self.chips)
 
     def task(self, program: Program) -> Task:
-        """The task of placing a program on these chips."""
+        """Return the task of placing a program on these chips."""
         return Task.of_program(program, self.costs(program), self.contention)
 
 
 CORE = Chip("cpu", gflops=60.0, gb_per_s=10.0, launch_us=3.0)
+CORE_LINK, BUS = (20.0, 5.0), (15.0, 12.0)  # us of the smallest copy, GB/s of large ones
 GPU = Chip(ACCELERATOR, gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
 
 
 def machine(name: str) -> Machine:
-    """A simulated machine by name: `cores:K` is K cores that copy at 5 GB/s (computing takes the time), `gpus:K` is K
-    GPUs on a bus of 12 GB/s (moving values takes the time); `rtx4090:K`, or another machine that `gst estimate` knows,
-    is K of these, on the same bus, whose operations take what its model estimates.
+    """Return a simulated machine by name: `cores:K` is K cores that copy at 5 GB/s, `gpus:K` is K GPUs on a bus of
+    12 GB/s; `rtx4090:K`, or another machine of `gst estimate --on list`, is K of these on the same bus, with the
+    operation times of its model.
 
     Examples:
         >>> [device.name for device in machine("cores:2").devices]
@@ -147,7 +150,7 @@ def machine(name: str) -> Machine:
     if not found or int(found[2]) < 1:
         raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}")
     count = int(found[2])
-    return Machine((CORE,) * count, 20.0, 5.0) if found[1] == "cores" else Machine((GPU,) * count, 15.0, 12.0)
+    return Machine((CORE,) * count, *CORE_LINK, name) if found[1] == "cores" else Machine((GPU,) * count, *BUS, name)
 
 
 def _estimated(name: str, known: str, count: int) -> Machine:
@@ -157,4 +160,4 @@ def _estimated(name: str, known: str, count: int) -> Machine:
         raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}") from error
     kind, launch_us = (CORE.kind, CORE.launch_us) if rates.is_cpu else (GPU.kind, GPU.launch_us)
     chip = Chip(kind, 1e3 * rates.single, rates.bandwidth, launch_us, model=known)
-    return Machine((chip,) * count, 20.0, 5.0) if rates.is_cpu else Machine((chip,) * count, 15.0, 12.0)
+    return Machine((chip,) * count, *(CORE_LINK if rates.is_cpu else BUS), name)

@@ -1,28 +1,26 @@
-"""Costs of a program on devices, as they were measured or are read from a file, and the task of placing it by them."""
+"""Task of placing a program on devices, by costs that are measured there or read from a file."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gst.execution.costs import Costs, links_of, links_record, profiled_costs, shortest_us
-from gst.execution.pair_records import pairs_of, pairs_record
+from gst.execution.costs import Costs, links_of, links_record, pairs_of, pairs_record, profiled_costs, shortest_us
 from gst.lowering.plan import ExecutionError, RunsInTurns
 from gst.machine.devices import Device
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.baselines.portfolio import single
-from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.machines import STREAMS
 from gst.placement.objectives import PlanRunner
-from gst.placement.planning import Settings
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same
 from gst.programs import Program
 from gst.simulation.calibration import fit
@@ -34,40 +32,44 @@ from gst.util.writing import atomic_write
 
 COSTS = "costs.json"
 MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads
-NUM_CALIBRATION = 12  # plans that contention is learned from
-CALIBRATION_RUNS = 5  # of each, in turns
+NUM_CALIBRATION = 12  # plans from which contention is fitted
+CALIBRATION_RUNS = 5  # of each, alternating
 AT_ONCE = LoadGate(patience_s=0.0)
 NO_RUNS = RunsInTurns([], 0.0)
 
 
-def profiled_task(program: Program, runner: PlanRunner, settings: Settings, progress: Progress = no_progress) -> Task:
-    """The task of placing a program with costs measured as soon as the cores are quiet, or patience ends; where other
-    processes come back meanwhile, what is left of the patience is for them. Hosts of a fleet wait by themselves."""
+def profiled_task(
+    program: Program, runner: PlanRunner, seed: int, patience_s: float, progress: Progress = no_progress
+) -> Task:
+    """Measure the costs of a program as soon as the cores are quiet, or the patience ends; see `measured_task`.
+
+    Args:
+        patience_s: seconds to wait for quiet cores, in all; the rest is for interruptions by other processes.
+    """
     gate = AT_ONCE
-    if settings.patience_s > 0 and not isinstance(runner, FleetWorkers):
-        gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+    if patience_s > 0:
+        gate = LoadGate(patience_s=patience_s, progress=progress)
         spent, _ = gate.wait()
-        gate = replace(gate, patience_s=settings.patience_s - spent)
-    return measured_task(program, runner, settings.seed, gate, progress)
+        gate = replace(gate, patience_s=patience_s - spent)
+    return measured_task(program, runner, seed, gate, progress)
 
 
 def measured_task(
     program: Program, runner: PlanRunner, seed: int, gate: LoadGate = AT_ONCE, progress: Progress = no_progress
 ) -> Task:
-    """Costs as profiled, and contention as learned from a few plans that keep several devices busy, and on lanes of an
-    accelerator from pairs of operations that ran at once.
+    """Measure the costs of operations, and fit contention to a few plans that use several devices at once.
 
-    A machine's speed drifts between the profile and the runs of these plans, which would be taken for contention. So
-    each device alone (`representatives`) takes turns with the plans, and costs are what operations take there at least.
-    A single device, and devices of whose runs nobody writes down when operations begin, are profiled alone, once.
+    A machine's speed drifts between the profile and the runs of these plans, which would count as contention. So runs
+    on each device alone (`representatives`) alternate with the plans, and an operation costs its least time there. A
+    single device, and devices that do not record when operations begin, are profiled alone, once.
 
     Args:
-        program: which the runner runs.
+        program: of the runner.
         runner: entered.
-        seed: of the plans that contention is learned from.
-        gate: asked for quiet cores before more runs are made, where other processes were busy during all before, as
-            long as its patience lasts. `load` of the costs is the share that they took while they took least.
-        progress: told of each profile.
+        seed: of the plans from which contention is fitted.
+        gate: waits for quiet cores before more runs, if other processes were busy during all runs before. `load` of
+            the costs is the share of the cores that they took while they took least.
+        progress: called at each profile.
     """
     progress("profiling", 0, 1)
     profiled = runner.costs()
@@ -75,8 +77,7 @@ def measured_task(
         notice(words)
     delays = STREAMS if any(device.is_accelerator for device in profiled.devices) else UNCALIBRATED
     task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays))
-    count = len(task.devices)
-    if count < 2:
+    if len(task.devices) < 2:
         return task
     chosen, like = representatives(task.devices)
     alone = [single(task, device) for device in chosen]
@@ -86,23 +87,25 @@ def measured_task(
     def measure() -> RunsInTurns:
         progress("profiling", 0, 1)
         try:
-            made = runner.timelines([*alone, *plans], CALIBRATION_RUNS)
+            timelines = runner.timelines([*alone, *plans], CALIBRATION_RUNS)
         except ExecutionError:
             return NO_RUNS
-        return made if made.runs else NO_RUNS
+        return timelines if timelines.runs else NO_RUNS
 
-    attempts = [made for made in repeated_while_busy(measure, gate) if made.runs]
+    attempts = [timelines for timelines in repeated_while_busy(measure, gate) if timelines.runs]
     if not attempts:
         return task
-    made = reduce(RunsInTurns.with_more, attempts)
-    alone_us = np.stack([shortest_us(of_device) for of_device in made.runs[: len(alone)]])
-    costs = replace(task.costs, times_us=alone_us[like], load=made.load)
+    timelines = reduce(RunsInTurns.with_more, attempts)
+    alone_us = np.stack([shortest_us(of_device) for of_device in timelines.runs[: len(alone)]])
+    costs = replace(task.costs, times_us=alone_us[like], load=timelines.load)
     contention = task.contention  # with the shares of lanes that were fitted above
-    return Task.of_program(program, costs, fit(costs, made.runs[len(alone) :], contention) if plans else contention)
+    if plans:
+        contention = fit(costs, timelines.runs[len(alone) :], contention)
+    return Task.of_program(program, costs, contention)
 
 
 def _cannot_run(program: Program, costs: Costs) -> Iterator[str]:
-    """A sentence for each device that cannot run some operations; the same for lanes of one accelerator."""
+    """Yield a sentence for each device that cannot run some operations; lanes of one accelerator have the same one."""
     for device, times_us in zip(costs.devices, costs.times_us, strict=True):
         nodes = np.flatnonzero(np.isinf(times_us))
         if len(nodes):
@@ -113,8 +116,9 @@ def _cannot_run(program: Program, costs: Costs) -> Iterator[str]:
 
 
 def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
-    """Positions of the devices that are measured alone, and for each device which of these it is like: each device
-    itself, or, of more than `MOST_ALONE` devices, the first of its kind and number of threads.
+    """Return positions of the devices to measure alone, and for each device the index of its representative there.
+
+    Up to `MOST_ALONE` devices represent themselves; of more, the first of each kind and number of threads does.
 
     Examples:
         >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1 + core % 2, "host", "example") for core in range(20)]
@@ -129,8 +133,9 @@ def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
 
 
 def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
-    """The task with costs that `make` measures, or that `out` holds from before: a search that goes on needs the costs
-    it began with, as baselines would make other plans of others.
+    """Read the task with its costs from `out`, or measure it by `make` and write it there.
+
+    A search that goes on needs the costs with which it began, as baselines would plan differently with others.
 
     Raises:
         ValueError: `out` has costs of another program, other devices or another release, or they are damaged.
@@ -138,26 +143,32 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
     path = out / COSTS
     if not path.exists():
         task = make()
-        record = {
-            "program": program.key,
-            "devices": list(task.names),
-            "times_us": [[None if math.isinf(each) else each for each in row] for row in task.times_us.tolist()],
-            "own_bytes": task.costs.own_bytes.tolist(),
-            "contention": task.contention.to_dict(),
-            "load": task.costs.load,
-            **pairs_record(task.costs.pairs),
-            **links_record(task.costs),
-        }
+        record = {"program": program.key, "devices": list(task.names), "contention": task.contention.to_dict()}
         with atomic_write(path) as file:
-            file.write(json.dumps(record, allow_nan=False))
+            file.write(json.dumps(record | costs_record(task.costs), allow_nan=False))
     record = read_object(path)
     check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
     try:
-        times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
-        times_us[np.isnan(times_us)] = np.inf
-        costs = profiled_costs(program, devices, times_us, links_of(record))
-        own_bytes = np.array(record["own_bytes"], np.int64)
-        costs = replace(costs, own_bytes=own_bytes, pairs=pairs_of(record), load=record.get("load"))
-        return Task.of_program(program, costs, Contention(**record["contention"]))
+        return Task.of_program(program, costs_of(program, devices, record), Contention(**record["contention"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged, or of another release; give an empty directory") from error
+
+
+def costs_record(costs: Costs) -> dict[str, Any]:
+    """Return measured costs for JSON, which has no infinite times; `costs_of` reads them."""
+    return {
+        "times_us": [[None if math.isinf(each) else each for each in row] for row in costs.times_us.tolist()],
+        "own_bytes": costs.own_bytes.tolist(),
+        "load": costs.load,
+        **pairs_record(costs.pairs),
+        **links_record(costs),
+    }
+
+
+def costs_of(program: Program, devices: Sequence[Device], record: Mapping[str, Any]) -> Costs:
+    """Read the costs of a program on devices from a record of `costs_record`."""
+    times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
+    times_us[np.isnan(times_us)] = np.inf
+    costs = profiled_costs(program, devices, times_us, links_of(record))
+    own_bytes = np.array(record["own_bytes"], np.int64)
+    return replace(costs, own_bytes=own_bytes, pairs=pairs_of(record), load=record.get("load"))

@@ -1,27 +1,17 @@
-"""The stream program of a plan: lowered in the order of its simulation, checked, run by the hostile interpreter."""
+"""The stream program of a plan, lowered in the order of its simulation."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from experiments.bench.hostile import verify
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
-from gst.lowering.race_check import check
 from gst.lowering.stream_program import StreamProgram
 from gst.placement.task import Task
 
-HOSTILE_RUNS = 5  # hostile runs, each with delays of its own
-
 
 def plan_streams(task: Task, plan: Plan) -> StreamProgram:
-    """The stream program of a plan, in the order in which its simulation begins operations.
-
-    Args:
-        task: of a captured program, with its costs.
-        plan: for it.
+    """Return the stream program of a plan for a captured program.
 
     Examples:
         >>> import torch
@@ -50,28 +40,3 @@ def plan_streams(task: Task, plan: Plan) -> StreamProgram:
     rank[task.simulator.run(plan).order] = np.arange(task.num_nodes)
     costs = task.costs
     return stream_program(task.program, plan, task.devices, costs.storages, costs.own_bytes, rank)
-
-
-def checked_streams(task: Task, plan: Plan, hostile: bool) -> tuple[StreamProgram, dict[str, Any]]:
-    """Lower and check a plan.
-
-    Args:
-        task: of a captured program.
-        plan: for it.
-        hostile: also run it by the hostile interpreter, `HOSTILE_RUNS` times, and compare outputs.
-
-    Returns:
-        The stream program, and for a result: the numbers of steps, events and hostile runs, and for each memory the
-        most bytes that values take in any run (`peak_bytes`) and those of inputs and constants (`resident_bytes`).
-
-    Raises:
-        RaceError: two steps race, which is a mistake of lowering.
-        ExecutionError: outputs of a hostile run differ.
-    """
-    streams = plan_streams(task, plan)
-    assert task.program is not None
-    checked = verify(task.program, streams, HOSTILE_RUNS) if hostile else check(streams)
-    return streams, {
-        "steps": streams.num_steps, "events": streams.num_events, "hostile_runs": HOSTILE_RUNS if hostile else 0,
-        "peak_bytes": checked.peak_bytes, "resident_bytes": checked.resident_bytes,
-    }  # fmt: skip

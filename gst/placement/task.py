@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from experiments.reproductions.public_problems.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.data.measured_plans import Profiled
 from gst.execution.costs import Costs, profiled_costs
 from gst.graphs.graph import Graph
@@ -32,15 +31,15 @@ class Task:
     """Operations to be placed on devices. Nodes are in topological order: every edge leads to a greater number.
 
     Args:
-        name: of the program, for people.
-        graph: of the program, without configurations: opcodes and features of node i of `costs`.
-        costs: of each operation on each device, what it hands over, and how fast.
-        colocation: number of the group of each node, 0 .. groups - 1; a group is placed as one.
-        resident_bytes: what each node takes of the memory of its device from beginning to end: parameters, inputs.
-        contention: what operations cost each other.
-        program: what is executed; None if it exists as costs only.
-        sizes_hold_values: whether `resident_bytes` are all that counts, as published sizes hold values of a run too.
-        assigned_key: what `key` is, where it is not that of the program.
+        name: name of the program, for people.
+        graph: the program without configurations: opcodes and features of the nodes of `costs`.
+        costs: time of each operation on each device, size of its value, and speed of the links.
+        colocation: group of each node, 0 .. groups - 1; a group is placed as one.
+        resident_bytes: bytes that each node holds in the memory of its device all the time: parameters, inputs.
+        contention: delays between operations.
+        program: the program to execute; None if there are only costs.
+        sizes_hold_values: True if `resident_bytes` include the values of a run.
+        assigned_key: `key`, where it differs from that of the program.
     """
 
     name: str
@@ -55,29 +54,17 @@ class Task:
 
     @staticmethod
     def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
-        """The task of placing a captured program. Its inputs and constants are resident where there are several
-        memories; with one they lie there under every plan, so that they count for nothing."""
+        """Return the task of a captured program. Its inputs and constants are resident if there are several memories;
+        with a single memory they are there under every plan and do not count."""
         several = len({device.memory for device in costs.devices}) > 1
         resident_bytes = np.where(costs.computed | (not several), 0, program.output_bytes)
-        known = Contention() if contention is None else contention
-        return Task(program.name, program.graph, costs, program.colocation, resident_bytes, known, program)
+        delays = Contention() if contention is None else contention
+        return Task(program.name, program.graph, costs, program.colocation, resident_bytes, delays, program)
 
     @staticmethod
     def of_profile(program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"]) -> Task:
-        """The same when nothing is known but the time of each operation alone."""
+        """Return the task of a program if only the time of each operation alone is known."""
         return Task.of_program(program, profiled_costs(program, devices, times_us))
-
-    @staticmethod
-    def of_cost_graph(published: CostGraph) -> Task:
-        """The task of placing a published cost graph. Features of a node are the logarithms of its time on the CPU, on
-        an accelerator (0 where it cannot run there), of its transfer and its size, and whether it can run there."""
-        able = np.isfinite(published.accelerator_ms)
-        columns = [published.cpu_ms, np.where(able, published.accelerator_ms, 0.0), published.transfer_ms]
-        features = np.stack([*map(np.log1p, [*columns, published.sizes]), able], axis=1).astype(np.float32)
-        return Task(
-            published.name, Graph(features, published.edges, name=published.name), published.costs(),
-            published.colocation, np.rint(published.sizes).astype(np.int64), NO_OVERHEAD, sizes_hold_values=True,
-        )  # fmt: skip
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -85,7 +72,7 @@ class Task:
 
     @property
     def times_us(self) -> Float64[np.ndarray, "devices nodes"]:
-        """Of each operation alone on each device; infinite where it cannot run."""
+        """Time of each operation alone on each device; infinite where it cannot run."""
         return self.costs.times_us
 
     @property
@@ -102,13 +89,13 @@ class Task:
 
     @property
     def profiled(self) -> Profiled:
-        """What datasets of measured plans hold; times are 0 where an operation cannot run."""
+        """The description of the task in a dataset of measured plans; times are 0 where an operation cannot run."""
         times_us = np.where(np.isfinite(self.times_us), self.times_us, 0.0)
         return Profiled(self.graph, self.costs.output_bytes, self.devices, times_us)
 
     @cached_property
     def key(self) -> str:
-        """Of the program if there is one, otherwise of the costs; 16 hexadecimal digits."""
+        """16 hexadecimal digits: the key of the program if there is one, otherwise of the costs."""
         if self.assigned_key:
             return self.assigned_key
         if self.program is not None:
@@ -124,7 +111,7 @@ class Task:
 
     @cached_property
     def memories(self) -> dict[str, int | None]:
-        """The limit of each memory in bytes; None = all there is."""
+        """Limit of each memory in bytes; None = no limit."""
         limits: dict[str, int | None] = {}
         for device in self.devices:
             known = [limit for limit in (limits.get(device.memory), device.memory_limit) if limit is not None]
@@ -135,7 +122,7 @@ class Task:
         return Plan(self.names, placement.astype(np.int64), priority)
 
     def can_run(self, plan: Plan) -> bool:
-        """Whether each operation of a plan can run on its device; devices that the task does not have are left to the
+        """True if each operation of a plan can run on its device. Devices that the task does not have are left to the
         simulator to refuse."""
         places = plan.placement
         if plan.devices != self.names:
@@ -145,38 +132,35 @@ class Task:
 
     @property
     def least_alone_us(self) -> float:
-        """Time of all operations one after the other on the device that takes least for them; if none can run all, of
-        each operation on the device that takes least for it."""
+        """Time of all operations, one after the other, on the device that takes least for them; if no device can run
+        all, the sum of the least time of each operation."""
         alone_us = float(self.times_us.sum(1).min())
         return alone_us if np.isfinite(alone_us) else float(self.times_us.min(0).sum())
 
     def taken_apart(self) -> Task:
-        """The task without groups that a plan may take apart: operations of one group of a captured program may lie on
-        several devices, while groups of costs without a program are a constraint."""
+        """Return the task without the groups that a plan may take apart: those of a captured program. Groups of costs
+        without a program are a constraint."""
         return self if self.program is None else replace(self, colocation=np.arange(self.num_nodes))
 
     def plan_of_groups(
         self, assignment: Int64[np.ndarray, " groups"], priority: Int64[np.ndarray, " nodes"] | None = None
     ) -> Plan:
-        """The plan that puts every colocation group as a whole on the device assigned to it."""
+        """Return the plan with every colocation group as a whole on the device assigned to it."""
         return self.plan(assignment[self.colocation], priority)
 
     def on(self, names: Sequence[str]) -> Task:
-        """The same task on some of its devices."""
+        """Return the same task on some of its devices."""
         chosen, costs = [self.names.index(name) for name in names], self.costs
         links = np.ix_(chosen, chosen)
         fewer = replace(
-            costs,
-            devices=tuple(self.devices[each] for each in chosen),
-            times_us=costs.times_us[chosen],
-            own_bytes=costs.own_bytes[chosen],
-            latency_us=costs.latency_us[links],
+            costs, devices=tuple(self.devices[each] for each in chosen), times_us=costs.times_us[chosen],
+            own_bytes=costs.own_bytes[chosen], latency_us=costs.latency_us[links],
             bytes_per_us=costs.bytes_per_us[links],
-        )
+        )  # fmt: skip
         return replace(self, costs=fewer)
 
     def memory_use(self, simulation: Timeline) -> dict[str, int]:
-        """The most bytes that each memory holds at any moment of a simulated run, resident ones included."""
+        """Return the peak of each memory in bytes over a simulated run, resident bytes included."""
         use = peak_bytes(self.costs, simulation)
         if self.sizes_hold_values:
             use = dict.fromkeys(use, 0)
@@ -185,44 +169,19 @@ class Task:
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
 
 
-MOST_STEPS = 20_000  # of a stream program that a file of a plan holds: about a megabyte
+MOST_STEPS = 20_000  # of a stream program in the file of a plan: about a megabyte
 
 
 def save_plan(
     plan: Plan, program: Program | Task, path: Path, streams: StreamProgram | None = None,
     certificate: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Write `path` at once or not at all; `Plan.load` reads it too.
+    """Write a plan to `path`, at once or not at all; `load_plan` and `Plan.load` read it.
 
     Args:
-        plan: device, priority and fusion group of every operation.
-        program: what it is for.
-        path: of the file.
-        streams: the plan lowered; written with it (`StreamProgram.from_dict` reads it) up to `MOST_STEPS` steps.
-        certificate: written with it, see `gst.placement.certificate.Certificate.to_dict`.
-
-    Examples:
-        >>> import torch
-        >>> from gst.machine.devices import discover
-        >>> from gst.programs import capture_module
-        >>> program, core = capture_module(torch.nn.ReLU(), (torch.zeros(2),)), discover()[0]
-        >>> plan = Plan((core.name,), np.zeros(program.num_nodes, np.int64))
-        >>> save_plan(plan, program, Path("plan.json"))
-        >>> Plan.load(Path("plan.json")).key == plan.key
-        True
-    """
-    with atomic_write(path) as file:
-        lowered = {} if streams is None or streams.num_steps > MOST_STEPS else {"streams": streams.to_dict()}
-        certified = {} if certificate is None else {"certificate": certificate}
-        file.write(json.dumps({"program": program.key, **plan.to_dict(), **certified, **lowered}))
-
-
-def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
-    """Read a plan for `program` on some of `devices`.
-
-    Raises:
-        ValueError: it is no plan, or one for another program (by key, where the file has one, and number of nodes) or
-            for other devices.
+        program: the program, or the task, that the plan is for.
+        streams: the lowered plan, written with it up to `MOST_STEPS` steps (`StreamProgram.from_dict` reads it).
+        certificate: lower bound and memory, see `gst.placement.baselines.bounds.certificate_of`.
 
     Examples:
         >>> import torch
@@ -233,6 +192,19 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
         >>> save_plan(plan, program, Path("plan.json"))
         >>> load_plan(Path("plan.json"), program, [core]).key == plan.key
         True
+    """
+    with atomic_write(path) as file:
+        lowered = {} if streams is None or streams.num_steps > MOST_STEPS else {"streams": streams.to_dict()}
+        certified = {} if certificate is None else {"certificate": certificate}
+        file.write(json.dumps({"program": program.key, **plan.to_dict(), **certified, **lowered}))
+
+
+def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
+    """Read a plan for `program` on some of `devices`; see `save_plan` for an example.
+
+    Raises:
+        ValueError: the file holds no plan, or one for another program (by key, where the file has one, and number of
+            nodes) or for other devices.
     """
     plan = Plan.load(path)
     key = read_object(path).get("program", program.key)
@@ -249,11 +221,11 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
 
 
 def check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with a file that was made for another task, or with other settings than now. What the file does
-    not say (earlier versions did not write everything) is taken to be the same.
+    """Refuse to go on with a file of another task or of other settings. A setting that the file lacks is taken to be
+    the same.
 
     Raises:
-        ValueError: the first setting that differs, then and now.
+        ValueError: a setting differs; the message names the first, then and now.
     """
     for what, value in now.items():
         if then.get(what, value) != value:

@@ -1,6 +1,7 @@
-"""PyTorch programs as graphs: capture of training and inference steps, features of their operations, bundled workloads.
+"""PyTorch programs as graphs: training and inference steps go in, programs (lists of ATen calls) and features come out.
 
-Names are loaded when they are first used.
+Holds capture, the random numbers of captured steps, bundled workloads, and traces on disk. Names that capture or build
+workloads are loaded when they are first used. Read `program.py`, then `step.py`.
 """
 
 from __future__ import annotations
@@ -8,28 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
+from gst.programs.operation import Operation, Reference, kind_for
+from gst.programs.program import Program, as_module, differ_beyond_rounding, outputs_differ
+from gst.programs.seeded import drawn_from
+from gst.programs.step import Step, TrainingStep, inference_step, training_step
+
 if TYPE_CHECKING:
-    from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
-    from gst.programs.kinds import kind_for
-    from gst.programs.operation import Operation, Reference
-    from gst.programs.program import Program, as_module, differ_beyond_rounding, outputs_differ
-    from gst.programs.seeded import drawn_from
-    from gst.programs.step import Step, TrainingStep, inference_step, training_step
     from gst.programs.traces import resolve, trace_path, traced
     from gst.programs.tracing import capture, capture_module
     from gst.programs.workloads import WORKLOADS
 
-_HOMES = {
-    "features": ("FEATURE_NAMES", "NUM_OPCODES"),
-    "kinds": ("kind_for",),
-    "operation": ("Operation", "Reference"),
-    "program": ("Program", "as_module", "differ_beyond_rounding", "outputs_differ"),
-    "seeded": ("drawn_from",),
-    "step": ("Step", "TrainingStep", "inference_step", "training_step"),
-    "traces": ("resolve", "trace_path", "traced"),
-    "tracing": ("capture", "capture_module"),
-    "workloads": ("WORKLOADS",),
-}
+_LAZY = {"WORKLOADS": "workloads", "capture": "tracing", "capture_module": "tracing"}
+_LAZY |= dict.fromkeys(("resolve", "trace_path", "traced"), "traces")
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
@@ -39,7 +31,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in _LAZY:
         raise AttributeError(f"module 'gst.programs' has no attribute {name!r}")
-    return getattr(import_module(f"gst.programs.{home}"), name)
+    return getattr(import_module(f"gst.programs.{_LAZY[name]}"), name)

@@ -1,23 +1,16 @@
-"""A process of its own that believes in a CUDA device: steps are captured for one on a machine that has none.
+"""A process that captures steps for a CUDA device on a machine that has none.
 
 Without a GPU PyTorch refuses gradients of tensors on `cuda:0`, even of fake ones, whether it was built for CUDA or not.
 A library of 40 lines, compiled once, answers its questions about such a device (`described_cuda.cpp`). It is loaded
-into a fork, so that nothing of it stays. Where there is a GPU, fake tensors lie on that, in this process.
-"""
+into a fork, so that nothing of it stays. With a GPU, fake tensors lie on that, in this process."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import multiprocessing
-import os
-import platform
-import shutil
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,7 +18,8 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gst.programs.kinds import ACCELERATOR
+from gst.programs.operation import ACCELERATOR
+from gst.util.compiled import cpp_library
 
 DEVICE = torch.device(ACCELERATOR, 0)
 CAPABILITY = (7, 0)
@@ -60,9 +54,11 @@ def run_described(function: Callable[[], None]) -> None:
         return
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ValueError("capture for a device that is not here needs an operating system with fork, such as Linux")
+    libraries = ("torch_cpu", "c10")
+    library = cpp_library(SOURCE, "described-cuda", FLAGS, libraries, "capture for a device that is not here needs")
     context = multiprocessing.get_context("fork")
     answers, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(function, str(_library()), sender))
+    child = context.Process(target=_child, args=(function, str(library), sender))
     with warnings.catch_warnings():  # of threads of others, which a fork that only traces never meets
         warnings.filterwarnings("ignore", r".*fork\(\)")
         child.start()
@@ -116,32 +112,3 @@ def _child(function: Callable[[], None], library: str, sender: Connection) -> No
         sender.send(str(error))
     else:
         sender.send(None)
-
-
-@lru_cache(maxsize=1)
-def _library() -> Path:
-    """The compiled library, in `$XDG_CACHE_HOME/gst` (`~/.cache/gst`), named by what it was made of."""
-    content = [SOURCE.read_bytes(), torch.__version__.encode(), platform.machine().encode(), *map(str.encode, FLAGS)]
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"
-    library = directory / f"described-cuda-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}.so"
-    if not library.exists():
-        _compile(library)
-    return library
-
-
-def _compile(library: Path) -> None:
-    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    program = next((path for name in names if name and (path := shutil.which(name))), None)
-    if program is None:
-        raise ValueError("capture for a device that is not here needs a C++ compiler; install g++ or set CXX")
-    home = Path(torch.__file__).parent
-    library.parent.mkdir(parents=True, exist_ok=True)
-    partial = library.with_suffix(f".{os.getpid()}.partial")
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
-    command = [program, *FLAGS, abi, f"-I{home / 'include'}", str(SOURCE), "-o", str(partial), *libraries]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    if ran.returncode:
-        complaint = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[:200])
-        raise ValueError(f"{program} could not compile the described CUDA device: {complaint}")
-    partial.replace(library)

@@ -158,6 +158,31 @@ def _longest_paths(
     return depth / longest, height / longest
 
 
+# Kinds --------------------------------------------------------------------------------------------------------------
+
+KINDS = ("matrix product", "convolution", "element-wise", "reduction", "view", "other")
+"""Kinds of operations in pictures and traces."""
+
+MATRIX_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+REDUCTIONS = {"amax", "amin", "argmax", "cumsum", "max", "mean", "min", "sum", "var_mean", "_softmax", "_log_softmax",
+              "native_layer_norm", "native_group_norm"}  # fmt: skip
+
+
+def kind_of(operation: Operation) -> str:
+    """Return the kind of an operation, one of `KINDS`; a derivative has the kind of its primal if its name tells."""
+    packet = getattr(operation.target, "overloadpacket", operation.target)
+    name = getattr(packet, "__name__", "").removesuffix("_data").removesuffix("_backward")
+    if operation.is_view:
+        return "view"
+    if name in MATRIX_PRODUCTS:
+        return "matrix product"
+    if name == "convolution":
+        return "convolution"
+    if is_elementwise(operation):
+        return "element-wise"
+    return "reduction" if name in REDUCTIONS else "other"
+
+
 # Colocation ----------------------------------------------------------------------------------------------------------
 
 

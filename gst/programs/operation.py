@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,23 @@ import torch
 from torch import Tensor
 
 import gst.programs.seeded  # noqa: F401  # registers operators that programs from files name
+
+ACCELERATOR = "cuda"
+"""For which steps are captured on a machine that has none; simulated GPUs are of this kind too."""
+
+KINDS = ("cpu", ACCELERATOR)
+"""Of devices for which steps are captured."""
+
+
+def kind_for(kinds: Iterable[str]) -> str:
+    """The kind to capture a step for, so that devices of all these kinds can run the program.
+
+    Examples:
+        >>> kind_for(["cpu", "cpu"]), kind_for(["cpu", "cuda"])
+        ('cpu', 'cuda')
+    """
+    return KINDS[any(kind != KINDS[0] for kind in kinds)]
+
 
 GETITEM = "getitem"
 TORCH_VALUES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

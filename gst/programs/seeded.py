@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,18 +95,12 @@ class _Draws(TorchDispatchMode):
 # Operations of PyTorch and what each is made of ----------------------------------------------------------------------
 
 
-def _like(kind: str) -> Callable[..., Tensor]:
-    def draw(draws: _Draws, value: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return draws.drawn(kind, value.shape, dtype or value.dtype)
-
-    return draw
+def _like(kind: str, draws: _Draws, value: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return draws.drawn(kind, value.shape, dtype or value.dtype)
 
 
-def _of_size(kind: str) -> Callable[..., Tensor]:
-    def draw(draws: _Draws, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return draws.drawn(kind, size, dtype)
-
-    return draw
+def _of_size(kind: str, draws: _Draws, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return draws.drawn(kind, size, dtype)
 
 
 def _keeps(draws: _Draws, value: Tensor, probability: Any) -> Tensor:
@@ -131,8 +126,8 @@ def _normal(draws: _Draws, value: Tensor, mean: float = 0.0, std: float = 1.0) -
     return mean + std * draws.drawn("normal", value.shape, value.dtype)
 
 
-def _in_place(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda draws, value, *arguments: aten.copy_.default(value, draw(draws, value, *arguments))
+def _in_place(draw: Callable[..., Tensor], draws: _Draws, value: Tensor, *arguments: Any) -> Tensor:
+    return aten.copy_.default(value, draw(draws, value, *arguments))
 
 
 def _dropout(draws: _Draws, value: Tensor, probability: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -150,14 +145,14 @@ DRAWS: dict[Any, Callable[..., Any]] = {
     aten.bernoulli_.float: _bernoulli_in_place,
     aten.bernoulli_.Tensor: _bernoulli_in_place,
     aten.native_dropout.default: _dropout,
-    aten.rand.default: _of_size("uniform"),
-    aten.rand_like.default: _like("uniform"),
-    aten.randn.default: _of_size("normal"),
-    aten.randn_like.default: _like("normal"),
+    aten.rand.default: partial(_of_size, "uniform"),
+    aten.rand_like.default: partial(_like, "uniform"),
+    aten.randn.default: partial(_of_size, "normal"),
+    aten.randn_like.default: partial(_like, "normal"),
     aten.uniform.default: _uniform,
-    aten.uniform_.default: _in_place(_uniform),
+    aten.uniform_.default: partial(_in_place, _uniform),
     aten.normal_functional.default: _normal,
-    aten.normal_.default: _in_place(_normal),
+    aten.normal_.default: partial(_in_place, _normal),
 }
 
 
@@ -166,20 +161,17 @@ DRAWS: dict[Any, Callable[..., Any]] = {
 _LIBRARY = torch.library.Library("gst", "FRAGMENT")
 
 
-def _numbers(kind: str) -> Callable[[Tensor, int, Sequence[int], torch.dtype], Tensor]:
-    def draw(seed: Tensor, number: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-        key = np.array([int(seed) & 0xFFFF_FFFF_FFFF_FFFF, number], np.uint64)
-        generator = np.random.Generator(np.random.Philox(key=key))
-        wide: Any = np.float64 if dtype == torch.float64 else np.float32
-        if kind == "normal":
-            values = generator.standard_normal(tuple(size), wide)
-        else:
-            values = generator.random(tuple(size), wide)
-            if dtype in DIGITS:
-                values = np.floor(values * 2.0 ** DIGITS[dtype]) / wide(2.0 ** DIGITS[dtype])
-        return torch.from_numpy(np.asarray(values, wide)).to(seed.device, dtype)
-
-    return draw
+def _numbers(kind: str, seed: Tensor, number: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    key = np.array([int(seed) & 0xFFFF_FFFF_FFFF_FFFF, number], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    wide: Any = np.float64 if dtype == torch.float64 else np.float32
+    if kind == "normal":
+        values = generator.standard_normal(tuple(size), wide)
+    else:
+        values = generator.random(tuple(size), wide)
+        if dtype in DIGITS:
+            values = np.floor(values * 2.0 ** DIGITS[dtype]) / wide(2.0 ** DIGITS[dtype])
+    return torch.from_numpy(np.asarray(values, wide)).to(seed.device, dtype)
 
 
 def _shape(seed: Tensor, number: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -191,5 +183,5 @@ for _kind in ("uniform", "normal"):
         f"{_kind}(Tensor seed, int number, int[] size, ScalarType dtype) -> Tensor",
         tags=(torch.Tag.cudagraph_unsafe, torch.Tag.pt2_compliant_tag),  # the host reads the seed
     )
-    _LIBRARY.impl(_kind, _numbers(_kind), "CompositeExplicitAutograd")
+    _LIBRARY.impl(_kind, partial(_numbers, _kind), "CompositeExplicitAutograd")
     torch.library.register_fake(f"gst::{_kind}", _shape, lib=_LIBRARY)

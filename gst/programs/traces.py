@@ -27,7 +27,7 @@ from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face
-from gst.util.version import DISTRIBUTION, version_of
+from gst.util.process import DISTRIBUTION, version_of
 
 KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")

@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 from gst.graphs.graph import Graph
 from gst.programs.described import DEVICE, is_foreign, run_described
 from gst.programs.features import colocate, node_features, opcode
-from gst.programs.kinds import KINDS
-from gst.programs.operation import Operation, Reference
+from gst.programs.operation import KINDS, Operation, Reference
 from gst.programs.program import Program
 from gst.programs.step import Step, inference_step
 

@@ -34,7 +34,7 @@ STEPS = {
     "one graph": "recorded as one graph",
 }  # fmt: skip
 """What runs without a plan, by how its name begins, and its kind."""
-RUNTIMES = ("measured", "simulated", "published")
+RUNTIMES = ("measured", "simulated")
 
 
 def step_kind(name: str) -> str:
@@ -150,7 +150,7 @@ def graph_arrays(
 
 MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed; beyond it a reader is warned
 MOST_PROFILE_LOAD = 0.5  # likewise while operations are profiled: of several runs the shortest counts
-BY = {"measured": "measured", "simulated": "simulated", "published": "by the published latency"}
+BY = {"measured": "measured", "simulated": "simulated"}
 
 
 def headline(record: Record) -> str:

@@ -1,5 +1,4 @@
-"""The page of a placement (`gst place`, `gst demo`): the plans beside each other, how each method came by its own, what
-was predicted and then measured, and where the numbers come from."""
+"""Page of a placement (`gst place`, `gst demo`): its plans, searches, predictions, and where numbers come from."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from experiments.reproductions.public_problems.certificate_page import certificate
 from gst.reporting import charts
 from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
 from gst.reporting.graph import graph
@@ -26,6 +24,7 @@ from gst.reporting.headline import (
     runtime_of,
     step_kind,
     time_of,
+    undercut,
     winner_of,
 )
 from gst.reporting.page import (
@@ -48,12 +47,11 @@ from gst.reporting.page import (
 from gst.reporting.timeline import timeline
 
 AFTER = (1, 10, 100, 1_000)
-"""Numbers of plans asked at which the table beneath the curves says the best so far."""
+"""Numbers of plans asked, at which the table under the curves shows the best so far."""
 
 TITLE = {
     "measured": "Plans, measured again at the end",
     "simulated": "Plans, simulated",
-    "published": "Plans, by the published latency",
 }
 
 TOLD = {
@@ -66,9 +64,6 @@ TOLD = {
     "simulated": "All times are simulated: each operation takes what the costs say, and so does each value that "
     "changes device. Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that "
     "lose are listed too.",
-    "published": "All times are the latency that the publishers of the cost graph define, computed from their costs. "
-    "Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that lose are listed "
-    "too.",
 }
 
 HOW = {
@@ -90,39 +85,32 @@ HOW = {
         "lower bound is what no plan can beat by the same costs. A real machine has other times, and may put the "
         "plans in another order: measure before you rely on them.",
     ),
-    "published": (
-        "How it was computed",
-        "No plan was run. Plans were judged by the latency objective that was published with this cost graph, "
-        "computed from its own costs; the timeline alone comes from our simulator. The lower bound is what no plan "
-        "can beat by that objective. The devices are those of the cost graph.",
-    ),
 }
 
 
 def render(record: Record) -> str:
-    """The page of a search. `record` is what `gst place` and `gst demo` found; all its parts may be missing or empty.
+    """Return the page of a search: one HTML file that needs no network, no fonts and, but for zooming, no scripts.
 
-    See `gst.placement.planning.PlacementResult` and `gst.placement.api.drawing.plan_drawing` for what it holds. The page is
-    one HTML file that needs no network and no fonts. Where scripts run, drawings can be zoomed and the operations of
-    one segment looked at; nothing else needs them. What a record lacks becomes a sentence, not an empty chart.
+    Args:
+        record: the result of `gst place`, see `gst.placement.planning.placed_result` and
+            `gst.placement.api.drawing.plan_drawing`. Any part may be missing; a sentence takes its place.
 
     Examples:
         >>> "No plan was measured" in render({"program": "rnnlm"})
         True
     """
     title, program = headline(record), str(record.get("program") or "program")
-    what = "a published cost graph" if runtime_of(record) == "published" else "one step"
     size = f"{whole(record.get('num_nodes'))} nodes, {whole(record.get('num_edges'))} edges"
     command = command_of(record)
-    eyebrow = f"{command} · <strong>{escape(program)}</strong> · {what}, {size}"
+    eyebrow = f"{command} · <strong>{escape(program)}</strong> · {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = pair(predictions(record), search(record)) if measured else ""
-    body = f"{plans(record)}{certificate(record)}{timeline(record)}{middle}{graph(record)}{setting(record)}"
+    body = f"{plans(record)}{timeline(record)}{middle}{graph(record)}{setting(record)}"
     return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
 
 
 def plans(record: Record) -> str:
-    """The table of all plans, their times as a chart, and a curve of each method's best so far."""
+    """Return the table of all plans, a chart of their times, the lower bound, and a curve of each method."""
     runtime, known = runtime_of(record), plans_of(record)
     title = TITLE[runtime]
     curve = _curves(record)
@@ -136,11 +124,27 @@ def plans(record: Record) -> str:
     lines = [[name, *(value(known[name]) for value in columns.values()), _kind(name)] for name in names]
     table = rows("All plans", ["plan", *columns, "kind"], lines, best)
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
-    return section("plans", title, f"<p>{TOLD[runtime]}</p>", table, _failures(known), pair(chart, curve))
+    told = f"<p>{TOLD[runtime]}</p>"
+    return section("plans", title, told, table, _failures(known), _bound(record), pair(chart, curve))
+
+
+def _bound(record: Record) -> str:
+    """Return the lower bound, the gap to it, and the memory of the plan in a paragraph."""
+    certified = mapping(record.get("certificate"))
+    bound, gap = number(certified.get("lower_bound")), number(certified.get("gap"))
+    if math.isnan(bound):
+        return ""
+    others = "no plan without fusion" if certified.get("is_fused") else "no plan"
+    above = "" if math.isnan(gap) else f"; by the same costs the plan is at most {brief(100 * gap)} % above it"
+    sizes = mapping(certified.get("peak_bytes")).items()
+    peaks = ", ".join(f"{name} {brief(number(size) / 2**20)} MiB" for name, size in sizes)
+    by = "proved by the checker for every run" if certified.get("memory_by") == "checker" else "simulated"
+    words = f"By these costs {others} takes less than {brief(bound)} ms{above}. {undercut(record)}"
+    return f"<p>{escape(words, 1000)} Most memory, {by}: {escape(peaks, 1000)}.</p>"
 
 
 def _measured_columns(record: Record) -> dict[str, Callable[[Record], str]]:
-    """Heads of the table, and what stands below them for a plan."""
+    """Return the heads of the table, and functions from a plan to its cell."""
     return {
         "median ms": lambda plan: brief(time_of(plan), DASH if is_left_out(plan) else "failed"),
         "95 % interval": lambda plan: span(plan.get("low_ms"), plan.get("high_ms")),
@@ -161,9 +165,7 @@ def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
         return DASH if math.isnan(percent) else f"{brief(percent)} %"
 
     return {
-        "published latency ms" if runtime_of(record) == "published" else "simulated ms": lambda plan: brief(
-            time_of(plan), "does not fit"
-        ),
+        "simulated ms": lambda plan: brief(time_of(plan), "does not fit"),
         "above the bound": above,
         "planning, s": lambda plan: brief(plan.get("seconds_to_plan")),
         "plans asked": lambda plan: whole(plan.get("evaluations")),
@@ -208,20 +210,19 @@ def _curves(record: Record) -> str:
     known, most = plans_of(record), max(points[-1][0] for points in curves.values())
     drawn = [Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()]
     least, name = min(_asked_baselines(record), default=(math.nan, ""))
-    by = "published latency" if runtime_of(record) == "published" else "simulated time"
-    label = f"Best {by} so far of {len(drawn)} methods over the plans they asked about"
+    label = f"Best simulated time so far of {len(drawn)} methods over the plans they asked about"
     svg = charts.staircases(drawn, least, name, label)
     heads = ["method", *(f"after {count:,}" for count in AFTER), "at the end", "found after"]
     table = rows("Best so far", heads, (_curve_line(name, points) for name, points in curves.items()))
     caption = (
-        f"The best {by} so far over the number of plans asked about (a logarithmic axis). Dashed: the best "
+        "The best simulated time so far over the number of plans asked about (a logarithmic axis). Dashed: the best "
         "baseline. Lines along the upper edge are above it. These times are not measured."
     )
     return figure(svg, caption, table, heading="How the methods got there")
 
 
 def _asked_baselines(record: Record) -> list[tuple[float, str]]:
-    """Time of each baseline by what the methods asked, and its name."""
+    """Return the simulated time of each baseline, and its name."""
     times = [
         (number(plan.get("simulated_ms", plan.get("latency"))), name)
         for name, plan in plans_of(record).items()
@@ -231,13 +232,13 @@ def _asked_baselines(record: Record) -> list[tuple[float, str]]:
 
 
 def _points(value: Any) -> list[tuple[float, float]]:
-    """The pairs (plans asked, ms) that are numbers, in order."""
+    """Return the pairs (plans asked, ms) that are numbers, in order."""
     points = [(number(entry[0]), number(entry[1])) for entry in listed(value) if len(listed(entry)) == 2]
     return sorted((asked, best) for asked, best in points if asked >= 1 and not math.isnan(best))
 
 
 def _asked(plan: Record, points: list[tuple[float, float]], most: float) -> float:
-    """How many plans a method asked about: what its plan says, else as many as any method did."""
+    """Return the number of plans that a method asked about; if it is unknown, the most of any method."""
     asked = number(plan.get("evaluations"))
     return most if math.isnan(asked) else max(asked, points[-1][0])
 
@@ -255,7 +256,7 @@ def _curve_line(name: str, points: list[tuple[float, float]]) -> list[Any]:
 
 
 def predictions(record: Record) -> str:
-    """Measured against predicted time of every plan that has both."""
+    """Return measured against predicted times of all plans that have both."""
     title = "Predicted before, measured after"
     points = []
     for entry in mappings(record.get("measurements")):
@@ -287,7 +288,7 @@ def predictions(record: Record) -> str:
 
 
 def search(record: Record) -> str:
-    """Every measurement of the search in its order, and the best so far."""
+    """Return every measurement of the search in order, and the best so far."""
     title, entries = "The search on real devices", mappings(record.get("measurements"))
     if not entries:
         return section("search", title, empty("The search measured no plan."))
@@ -321,7 +322,7 @@ def search(record: Record) -> str:
 
 
 def setting(record: Record) -> str:
-    """Machine, devices, command and method, in words that hold for the runtime of the record."""
+    """Return the machine, the devices, the command and the method of this runtime."""
     measured = runtime_of(record) == "measured"
     machine = {**mapping(record.get("machine")), "seconds in all": brief(record.get("seconds"))}
     title, words = HOW[runtime_of(record)]

@@ -66,8 +66,6 @@ def _told(record: Record, bars: Bars) -> str:
     words += f"operations; nothing here was measured. It takes {brief(bars.span_ms)} ms"
     if runtime == "measured" and judged == judged:
         words += f", the real runs {brief(judged)} ms (median)"
-    if runtime == "published" and judged == judged:
-        words += f"; the published latency, which is another sum over the same costs, is {brief(judged)} ms"
     return escape(words + ". Where a lane is empty, its device waits.", 1000)
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from gst.simulation.copy_lanes import enqueue, is_next, next_reader
-from gst.simulation.heap import pop, push
+from gst.simulation.queues import enqueue, is_next, next_reader, pop, push
 from gst.util.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
@@ -29,7 +28,7 @@ class Work(NamedTuple):
         traffic: float64 (nodes); bytes that each operation reads and writes, in units of 10 kB.
         num_bytes: float64 (nodes); of the value of each node.
         shares: float64 (devices, nodes); of an accelerator of which the device is a lane, that each operation takes
-            (`gst.simulation.shares`). Empty where no device is one.
+            (`gst.simulation.simulator`). Empty where no device is one.
     """
 
     indptr: np.ndarray

@@ -14,10 +14,10 @@ import numpy as np
 
 from gst.execution.costs import Costs
 from gst.lowering.buffers import transient_bytes
+from gst.lowering.common_order import Work
 from gst.lowering.lower import lowered
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import StreamProgram
-from gst.lowering.work import Work
 from gst.simulation.copies import copies_of
 from gst.util.compiled import compiled
 

@@ -19,8 +19,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.execution.pair_records import Pairs
-from gst.simulation.shares import Factors, shares_of
-from gst.simulation.simulator import UNCALIBRATED, Contention
+from gst.simulation.simulator import UNCALIBRATED, Contention, Factors, shares_of
 
 FACTORS = np.array([0.0, *np.geomspace(1 / 8, 8, 7)])
 SMALLEST_SHARES = np.linspace(0, 1, 6)

@@ -1,9 +1,8 @@
-"""Discrete-event simulator: how long a plan takes on measured costs, without running it.
+"""Discrete-event simulator: the runtime of a plan from measured costs, without running it.
 
-The rule is the interpreter's (`gst/execution/interpreter.cpp`): a core runs the ready operation of least rank
-among those that use it, and an operation on several cores starts when it is the choice of all of them. The order in
-which operations begin is that of a stream program (`gst.simulation.peaks.costs_streams`).
-"""
+The rule is the interpreter's (`gst/execution/interpreter.cpp`): a core runs the ready operation of least rank among
+those that use it, and an operation on several cores starts when it is the choice of all of them. The order in which
+operations begin is that of a stream program (`gst.simulation.peaks.costs_streams`)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,42 @@ from gst.execution.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.machine.devices import MOST_CORES, Device, core_numbers
 from gst.simulation.event_kernel import Cores, Work, simulate
-from gst.simulation.shares import Factors, node_shares
+
+
+class Factors(NamedTuple):
+    """What makes shares of parts of an accelerator.
+
+    Args:
+        threads: times the part of its threads.
+        memory: times the part of its memory's rate.
+        arithmetic: times the part of its rate of matrix products.
+        least: share that every operation takes.
+    """
+
+    threads: float = 0.0
+    memory: float = 0.0
+    arithmetic: float = 0.0
+    least: float = 0.0
+
+
+def shares_of(parts: Float64[np.ndarray, "*operations 3"], factors: Factors) -> Float64[np.ndarray, "*operations"]:
+    """Shares of operations that take these parts.
+
+    Examples:
+        >>> shares_of(np.array([[0.5, 0.2, 0.4], [0.1, 0.0, 0.0]]), Factors(1.0, 2.0, 2.0, 0.25)).tolist()
+        [0.8, 0.25]
+    """
+    return np.clip((parts * np.array(factors[:3])).max(-1), factors.least, 1.0)
+
+
+def node_shares(costs: Costs, factors: Factors) -> Float64[np.ndarray, "devices nodes"]:
+    """Of each operation on each device. Of a device of which nothing was measured it is the least."""
+    measured = {each.device: each for each in costs.pairs}
+    shares = np.full(costs.times_us.shape, min(factors.least, 1.0))
+    for row, device, times_us in zip(shares, costs.devices, costs.times_us, strict=True):
+        if (pairs := measured.get(str(device.torch_device))) is not None:
+            row[:] = shares_of(pairs.parts(times_us, costs.traffic_bytes), factors)
+    return shares
 
 
 class Contention(NamedTuple):
@@ -34,10 +68,10 @@ class Contention(NamedTuple):
         hand_over_us: the same when another thread waits for it, awake.
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
         spin_us: how long threads look for work before they sleep.
-        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.util.tuning`.
+        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.util.process`.
         threads_factor, memory_factor, arithmetic_factor: where several devices are lanes of an accelerator, an
             operation takes a share of it: what it takes of the accelerator's threads, of its memory's rate and of its
-            rate of matrix products times these. The largest counts, and at most 1 (`gst.simulation.shares`).
+            rate of matrix products times these. The largest counts, and at most 1 (`gst.simulation.simulator`).
         least_share: share that every operation takes.
     """
 

@@ -20,7 +20,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from gst.util.interrupts import SIGNALS, Stopped
+from gst.util.process import SIGNALS, Stopped
 from gst.util.progress import notice
 from gst.util.untrusted import DAMAGE, plain
 from gst.util.writing import atomic_path, directory_lock

@@ -122,10 +122,6 @@ class SegmentDataModule(L.LightningDataModule):
         if stage in _SCORED:
             _check_scorable(self.parts[_SCORED[stage]])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Feature settings for the checkpoint; `gst rank` derives the same features from its file."""
-        return self.source.derivation()
-
     def _read(self, part: int) -> None:
         """Open one part or, if it has no source of its own, all parts that `source` is split into."""
         if part in self.published:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import numpy as np
@@ -20,38 +21,44 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
-from gst.data.loader import Step, StepLoader
-from gst.method.draws import REFRESH_BY_ROWS, Estimate, Refresh, resolved
-from gst.method.encoding import Pooling
+from gst.data.loader import Reader, Step, StepLoader
+from gst.method.draws import Estimate, Refresh, checked_estimate
+from gst.method.encoding import Pooling, pooling_name
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.histories import LayerHistories
 from gst.training.datamodule import TRAIN, SegmentDataModule
-from gst.training.padded_steps import PaddedSteps, is_padded, reader, unpadded
 from gst.training.processes import gathered, reduced, share_of
 
-BY_TABLE = ("age", *REFRESH_BY_ROWS)  # draws that need a table
+if TYPE_CHECKING:
+    from gst.training.padded_steps import PaddedSteps
+
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
 
 class SegmentTrainingModule(L.LightningModule):
     """Train an encoder and a head on graphs cut into segments.
 
+    Without a table the estimator is complete at once. With one, `setup` builds it from the same settings once the first
+    graph has given lazy layers, and so the table, their widths; so does a checkpoint that is loaded without a trainer.
+
     Args:
-        encoder, head: see `gst.method.estimator.GraphSegmentTraining`. Lazy layers take their widths from the first
-            graph.
-        pooling, num_fresh, keep_probability, refresh, omit_rest, max_rows, seed, estimate, push_momentum: see there.
+        encoder, head: see `gst.method.estimator.GraphSegmentTraining`.
+        pooling, num_fresh, keep_probability, refresh, max_rows, seed, estimate: see there.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
-        histories: width of the states after layers of the encoder, by name (`{layers.0: 64}`), that cross the cut
-            (`LayerHistories`). Needs `--data.halo 1`, one process, and an encoder of `gst.nn` with `share` false
-            where graphs have several configurations.
         record_step: pad all steps to the size of the largest, and on an accelerator record one as a graph (a CUDA
-            graph) and replay it for each step; on a CPU steps are padded only. No GPU has run it yet, and padding may
-            cost up to several times the rows. For one process, float32, uniform draws, `omit_rest` or a table, and
-            encoders that take (x, edge_index), or `gst.nn.SAGE`, `GCN`, `GIN`, `GAT` and `FusedSAGE`; otherwise the
-            reason is logged, and steps are unpadded (`docs/operations.md` lists what is refused).
-        loss: what the scores learn; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
+            graph) and replay it for each step; on a CPU steps are padded only. Padding may cost up to several times the
+            rows. For one process, float32, uniform draws, a table or `estimate` fresh, and encoders that take
+            (x, edge_index), or `gst.nn.SAGE`, `GCN`, `GIN`, `GAT` and `FusedSAGE`; otherwise the reason is logged, and
+            steps are unpadded (`docs/operations.md` lists the refusals).
+        loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
+
+    Attributes:
+        estimator: the model; without a table, and with uniform draws, before a training.
+        scored: scores and targets of the last evaluation, by graph.
+
+    Raises:
+        ValueError: settings exclude each other.
     """
 
     def __init__(
@@ -66,15 +73,12 @@ class SegmentTrainingModule(L.LightningModule):
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
         refresh: Refresh = "uniform",
-        omit_rest: bool = False,
         loss: Literal[
             "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
         ] = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: Estimate = "auto",
-        push_momentum: float = 0.0,
-        histories: dict[str, int] | None = None,
         record_step: bool = False,
     ) -> None:
         super().__init__()
@@ -83,62 +87,47 @@ class SegmentTrainingModule(L.LightningModule):
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
-        estimate = resolved(estimate, table, keep_probability, pooling)
-        self.estimator = GraphSegmentTraining(
-            encoder, head, pooling, num_fresh, keep_probability,
-            omit_rest=omit_rest, max_rows=max_rows, seed=seed, estimate=estimate,
-            refresh="uniform" if refresh in BY_TABLE else refresh,  # until there is a table
-            histories=LayerHistories(histories) if histories else None,
-        )  # fmt: skip
-        self.loss, self.record_step = loss, record_step
+        if refresh == "age" and not table:
+            raise ValueError("refresh='age' refreshes rows of the table; add --model.table true")
+        pooling = pooling_name(pooling)
+        estimate = checked_estimate(pooling, num_fresh, keep_probability, table, refresh, estimate)
+        self.loss, self.record_step, self.wants_table = loss, record_step, table
+        self._method: dict[str, Any] = {
+            "pooling": pooling, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
+            "seed": seed, "estimate": estimate, "refresh": refresh,
+        }  # fmt: skip
+        self._table_options = {"tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity}
+        self.estimator = self._estimator(encoder, head, None)
         self._padded: PaddedSteps | None = None
         self._has_gradients = False  # of the step under way
-        self.table_options = {
-            "tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity,
-            "track_drift": refresh == "drift",
-        }  # fmt: skip
-        self.wants_table, self.refresh, self.push_momentum = table, refresh, push_momentum
-        if refresh in BY_TABLE and not table:
-            raise ValueError(f"refresh={refresh!r} refreshes rows of the table; add --model.table true")
-        if push_momentum and not table:
-            raise ValueError(f"push_momentum is {push_momentum}, of rows of the table; add --model.table true")
-        if table and omit_rest:
-            raise ValueError("omit_rest leaves out what the table would give; use one of the two")
         self.offset: Tensor
         self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
         self._ddp_params_and_buffers_to_ignore = ["offset"]  # equal everywhere: not sent with every step
         self._drawn = torch.get_rng_state()  # what lazy layers draw from
         self._evaluated: list[tuple[int, str, Tensor, Tensor]] = []
-        self.scored: dict[str, tuple[Tensor, Tensor]] = {}  # scores and targets of the last evaluation, by graph
+        self.scored: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def _data(self) -> SegmentDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        if self.trainer.world_size > 1 and (self.refresh in REFRESH_BY_ROWS or self.push_momentum):
-            asked, instead = f"refresh={self.refresh!r}", "refresh uniform"
-            if self.push_momentum:
-                asked, instead = f"push_momentum={self.push_momentum}", "push_momentum 0"
-            raise ValueError(
-                f"{asked} looks at one table, and {self.trainer.world_size} processes share theirs; use "
-                f"--model.{instead}, or --trainer.devices 1"
-            )
-        if self.trainer.world_size > 1 and self.estimator.histories is not None:
-            raise ValueError("every process would keep histories of its own; use --trainer.devices 1, or no histories")
+        """Build the estimator, with a table if it is to be trained: evaluation reads none."""
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
             raise ValueError(f"there is nothing to {stage}: the {_LOADER[stage]} part of the data is empty")
         if stage == "fit" and self.loss in WITHIN_A_GRAPH:
             self._check_compared()
-        self.materialise(step, with_table=stage == "fit")
+        self._build(step, needs_table=stage == "fit" and self.wants_table and self.estimator.table is None)
         if stage == "fit" and self.loss == "log_runtime":
             self.offset.fill_(self._data.mean_log_target())
 
     def _check_compared(self) -> None:
-        """Raises:
-        ValueError: the loss compares configurations of one graph, and no step holds two of different targets.
+        """Refuse data that the loss cannot learn from.
+
+        Raises:
+            ValueError: the loss compares configurations of one graph, and no step holds two of different targets.
         """
         selections = self._data.parts[TRAIN]
         differ = any(np.ptp(graph.targets[configs.numpy()]) > 0 for graph, configs in selections)
@@ -148,28 +137,30 @@ class SegmentTrainingModule(L.LightningModule):
                 "for one target a graph use --model.loss squared_error, or log_runtime for runtimes"
             )
 
-    def materialise(self, step: Step, with_table: bool) -> None:
-        """Initialise lazy layers and make the embedding table, which evaluation never reads."""
+    def _build(self, step: Step, needs_table: bool) -> None:
+        """Initialise lazy layers, and build the estimator with a table if it needs one."""
         if self.trainer.world_size > 1:  # Lightning seeds anew where processes meet; one alone draws on
             torch.set_rng_state(self._drawn)
-        graphs, configs = step.graphs[:1], step.configs[:1, :1]
-        head = self.estimator.head
-        if isinstance(head, nn.Module) and any(map(is_lazy, head.parameters())):
-            self.estimator.exact(graphs, configs)
-        needs_table = with_table and self.wants_table and self.estimator.table is None
-        if needs_table or any(map(is_lazy, self.estimator.parameters())):
-            channels = self.estimator.channels(graphs[0])
-        if any(map(is_lazy, self.estimator.parameters())):  # of layers that this segment has no use for
-            self.estimator.embed(graphs, configs)
+        graphs, configs, model = step.graphs[:1], step.configs[:1, :1], self.estimator
+        if isinstance(model.head, nn.Module) and any(map(is_lazy, model.head.parameters())):
+            model.exact(graphs, configs)
+        if needs_table or any(map(is_lazy, model.parameters())):
+            channels = model.channels(graphs[0])
+        if any(map(is_lazy, model.parameters())):  # of layers that this segment has no use for
+            model.embed(graphs, configs)
         if needs_table:
-            self.estimator.table = self._table(channels)
-            self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum
+            self.estimator = self._estimator(model.encoder, model.head, self._table(channels))
+
+    def _estimator(self, encoder: Any, head: Any, table: EmbeddingTable | ShardedTable | None) -> GraphSegmentTraining:
+        """Return the estimator; without a table, in evaluation, draws do not matter."""
+        refresh = "uniform" if table is None else self._method["refresh"]
+        return GraphSegmentTraining(encoder, head, table=table, **self._method | {"refresh": refresh})
 
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
-        """The embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
-        processes, capacity = self.trainer.world_size, self.table_options["capacity"]
-        path = self._disk() if self.table_options["tier"] == "disk" else None
-        options = self.table_options | {"capacity": None if capacity is None else -(-capacity // processes)}
+        """Make the embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
+        processes, capacity = self.trainer.world_size, self._table_options["capacity"]
+        path = self._disk() if self._table_options["tier"] == "disk" else None
+        options = self._table_options | {"capacity": None if capacity is None else -(-capacity // processes)}
         table = EmbeddingTable(
             1, channels, path=path, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
         )
@@ -181,17 +172,16 @@ class SegmentTrainingModule(L.LightningModule):
         return path
 
     def forward(self, step: Step) -> Tensor:
-        """Scores (graphs, configs): the lower, the faster. exp(score) is a runtime where `loss` is `log_runtime`; with
+        """Return scores (graphs, configs): the lower, the faster. exp(score) is a runtime if `loss` is `log_runtime`; with
         `cross_entropy` there is one score for each class, the last axis."""
         return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
         if self.loss == "log_runtime":
             check_positive(step.targets)
-        loss = self._padded.run(step) if self._padded is not None and is_padded(step) else None
+        loss, step = (None, step) if self._padded is None else self._padded.run(step)
         self._has_gradients = loss is not None
         if loss is None:
-            step = unpadded(step, self.estimator)
             loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
         # This waits for an accelerator. Reading the loss later would save nothing: the report and the progress bar read
         # the loss of every step.
@@ -210,36 +200,45 @@ class SegmentTrainingModule(L.LightningModule):
         return loss * share
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """A padded step has computed its gradients already."""
+        """Compute gradients, unless a padded step has done so."""
         if not self._has_gradients:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """The trainer calls this between the loss and the backward pass."""
+        """Forget gradients, unless a padded step has just computed them: the trainer calls this after the loss."""
         if not self._has_gradients:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def overridden(self) -> list[str]:
-        """The methods of a training step that a subclass, or this object, has in place of those of this class."""
+        """Return the methods of a training step that a subclass, or this object, replaces."""
         names = ("training_step", "forward", "backward", "optimizer_zero_grad")
-        return [
-            each
-            for each in names
-            if getattr(getattr(self, each), "__func__", None) is not getattr(SegmentTrainingModule, each)
-        ]
+        own = {name: getattr(getattr(self, name), "__func__", None) for name in names}
+        return [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
 
     def on_train_start(self) -> None:
         """Set the loader to the epoch of a resumed training, and let it read segments one step ahead. Parameters that a
         strategy has wrapped since they were loaded are the same ones, so that rows of a frozen encoder stay exact."""
-        if self.estimator.encoder_frozen:
-            self.estimator._frozen_version = ()
+        self.estimator.keep_frozen_rows()
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
             if loader.world_size > 1:
                 self.estimator.register(graph for graph, _ in loader.selections)
             loader.set_epoch(self.current_epoch)
-            self._padded = PaddedSteps.of(self, loader)
-            loader.reader = reader(self.estimator, self._padded)
+            loader.reader = Reader(self._reading, lambda read: read())
+            if self.record_step:
+                from gst.training.padded_steps import PaddedSteps
+
+                self._padded = PaddedSteps.of(self.trainer, self.estimator, self._loss, loader, self.overridden())
+
+    def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of scores without their offset."""
+        return LOSSES[self.loss](scores + self.offset.float(), targets)
+
+    def _reading(self, step: Step, ahead: int) -> Any:
+        """Draw a step; the result reads its segments."""
+        if self._padded is not None and (read := self._padded.reading(step, ahead)) is not None:
+            return read
+        return partial(self.estimator.load, self.estimator.draw(step.graphs, step.configs, ahead, step.peers))
 
     def on_train_end(self) -> None:
         """Give back what only training needs: the graph of its steps, and gradients, which lie in its memory."""
@@ -291,7 +290,7 @@ class SegmentTrainingModule(L.LightningModule):
         self._log_metrics("test")
 
     def _over_cuts(self, step: Step) -> Tensor:
-        """Scores of an evaluation step: their mean over the cuts of its graphs."""
+        """Return the scores of an evaluation step: their mean over the cuts of its graphs."""
         return torch.stack([self(each) for each in self._data.over_cuts(step)]).mean(0)
 
     def _evaluate(self, step: Step, index: int) -> None:
@@ -324,14 +323,14 @@ class SegmentTrainingModule(L.LightningModule):
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make the table of a checkpoint that is loaded without a trainer (`load_from_checkpoint`).
+        """Build the estimator of a checkpoint that is loaded without a trainer (`load_from_checkpoint`).
 
         Raises:
-        ValueError: another version wrote the checkpoint.
+            ValueError: another version wrote the checkpoint.
         """
-        if (found := checkpoint.get("schema", SCHEMA)) != SCHEMA:
+        if (schema := checkpoint.get("schema", SCHEMA)) != SCHEMA:
             raise ValueError(
-                f"the checkpoint has schema {found}, this version reads {SCHEMA}; train again, or go on with the "
+                f"the checkpoint has schema {schema}, this version reads {SCHEMA}; train again, or go on with the "
                 "version that wrote it"
             )
         state = checkpoint["state_dict"]
@@ -340,16 +339,16 @@ class SegmentTrainingModule(L.LightningModule):
                 del state[key]  # evaluation reads no table
         rows = state.get("estimator.table._extra_state", {}).get("rows")
         if rows is not None and self.estimator.table is None:
-            path = Path.cwd() / "runs" if self.table_options["tier"] == "disk" else None
-            self.estimator.table = EmbeddingTable(1, rows.shape[1], path=path, **self.table_options)
-            self.estimator.refresh, self.estimator.push_momentum = self.refresh, self.push_momentum
+            path = Path.cwd() / "runs" if self._table_options["tier"] == "disk" else None
+            table = EmbeddingTable(1, rows.shape[1], path=path, **self._table_options)
+            self.estimator = self._estimator(self.estimator.encoder, self.estimator.head, table)
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
 def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Ranking metrics of one graph; NaN where its targets are all equal. Constant scores have a tau of 0.
+    """Return ranking metrics of one graph; NaN where its targets are all equal. Constant scores have a tau of 0.
 
     Examples:
         >>> evaluate(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))["tau"]
@@ -365,7 +364,7 @@ def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 
 def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Median of |exp(score) - target| / target over all graphs and configurations.
+    """Return the median of |exp(score) - target| / target over all graphs and configurations.
 
     Examples:
         >>> round(median_error(np.log([1.1, 2.0, 4.0]), np.array([1.0, 2.0, 2.0])), 3)
@@ -375,7 +374,7 @@ def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Accuracy, and its mean over classes (balanced accuracy)."""
+    """Return the accuracy, and its mean over classes (balanced accuracy)."""
     correct = scores.argmax(-1) == targets
     by_class = [correct[targets == label].mean() for label in np.unique(targets)]
     return {"accuracy": float(correct.mean()), "balanced_accuracy": float(np.mean(by_class))}
@@ -409,16 +408,12 @@ class HeadFinetuning(L.Callback):
         last = trainer.max_epochs
         if not last or last <= self.epochs:
             raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
-        if pl_module.estimator.histories is not None:
-            raise ValueError(
-                "with histories embeddings are never exact, and there is nothing to tune a head on: drop one"
-            )
         if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
             pl_module.estimator.freeze_encoder()
             _reduce_what_learns(trainer.strategy, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A training resumed between two epochs begins the next one without `on_train_epoch_start`."""
+        """Begin the epoch of a training that was resumed between two epochs: `on_train_epoch_start` is not called."""
         self.on_train_epoch_start(trainer, pl_module)
 
 

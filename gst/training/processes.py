@@ -25,8 +25,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gst.data.loader import Step
-from gst.method.exchange import Peers
-from gst.util.interrupts import SIGNALS
+from gst.method.draws import Peers
+from gst.util.process import SIGNALS
 
 Entry = TypeVar("Entry")
 GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others

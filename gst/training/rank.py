@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from gst.data.tpugraphs import derived, read
+from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.training.datamodule import SegmentDataModule, check_cuts
 from gst.training.module import SegmentTrainingModule
 from gst.util.progress import bar
 from gst.util.untrusted import DAMAGE, check_classes, plain, read_tensors
-
-UNCHANGED = {"features": (), "reduction": "none"}
 
 
 def load(
@@ -39,17 +37,19 @@ def load(
     try:
         content = read_tensors(checkpoint)
         check_classes(content["hyper_parameters"], [f"{name}." for name in trusted])
-        segmentation, derivation = content["segmentation"], content.get(SegmentDataModule.__qualname__, UNCHANGED)
+        segmentation, derivation = content["segmentation"], content.get(SegmentDataModule.__qualname__)
         model = SegmentTrainingModule.load_from_checkpoint(
             checkpoint, map_location="cpu", weights_only=True, strict=False
         )
     except (*DAMAGE, ArgumentError) as error:
         raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error)})") from error
+    if derivation not in (None, {}, {"features": [], "reduction": "none"}):
+        raise ValueError(f"{checkpoint} was trained on derived node features, which this version lacks; train it again")
 
     def cut(graph: Graph, cuts: int) -> list[SegmentedGraph]:
         check_cuts(cuts, segmentation["method"], "cuts")
-        whole, first = derived(graph, **derivation), segmentation["seed"]
-        return [segment(whole, **segmentation | {"seed": first + number}) for number in range(cuts)]
+        first = segmentation["seed"]
+        return [segment(graph, **segmentation | {"seed": first + number}) for number in range(cuts)]
 
     return model.eval(), cut
 

@@ -27,8 +27,8 @@ from gst.training.checkpoints import checkpoint_callbacks
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
+from gst.util.process import version
 from gst.util.progress import Bars, notice
-from gst.util.version import version
 from gst.util.writing import atomic_write
 
 MOST_POINTS = 1_000  # of a plot
@@ -256,7 +256,7 @@ def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
 
 def _variant(module: SegmentTrainingModule) -> str:
     """Name of the variant of the method, as in the README."""
-    if module.estimator.omit_rest:
+    if module.estimator.estimate == "fresh":
         return "GST-One" if module.estimator.num_fresh == 1 else "GST without the other segments"
     letters = "E" * module.wants_table + "F" * module.estimator.encoder_frozen
     letters += "D" * (module.estimator.keep_probability < 1)

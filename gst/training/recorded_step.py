@@ -35,11 +35,11 @@ class RecordedStep:
     Examples:
         >>> import gst, numpy as np
         >>> from gst.cost.losses import pairwise_hinge
-        >>> from gst.method.sizes import Sizes
+        >>> from gst.method.fixed_step import Sizes
         >>> from torch_geometric.nn import GraphSAGE
         >>> path = gst.Graph(np.ones((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
         >>> graphs = [gst.segment(path, 3, "contiguous")]
-        >>> model = gst.GraphSegmentTraining(GraphSAGE(1, 4, 2), torch.nn.Linear(4, 1), omit_rest=True)
+        >>> model = gst.GraphSegmentTraining(GraphSAGE(1, 4, 2), torch.nn.Linear(4, 1), estimate="fresh")
         >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
         >>> step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, Sizes.of(graphs, 1, 1, 1)))
         >>> step(graphs, torch.tensor([[0]]), torch.ones(1, 1)).item(), step.reason
@@ -50,7 +50,7 @@ class RecordedStep:
         self, step: FixedStep, graph: Callable[[torch.device], Graph] = new_graph, is_recorded: bool | None = None
     ) -> None:
         self.step, self._new_graph = step, graph
-        device = step.model._like().device
+        device = step.model.like().device
         self._device = device
         self._stream = torch.Stream(device) if is_here(device) else None
         self._graph: Graph | None = None

@@ -1,11 +1,20 @@
-"""How a loop over nodes or edges becomes machine code."""
+"""Machine code: loops over nodes or edges compiled by numba, and libraries of C++ compiled once on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numba
+import torch
+
+from gst.util.progress import notice
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -14,10 +23,58 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     Write `@no_type_check` under this decorator: numba must see the bare function, not one wrapped by the
     shape checker that the tests install. numba raises RuntimeError when neither the package's folder nor
     the user's cache folder can be written (a read-only container); the kernel is then compiled once per
-    process. What it keeps is out of date once a kernel changes that this one calls from another file: delete
+    process. The kept code goes stale when a kernel changes that this one calls from another file: delete
     the `__pycache__` folders then.
     """
     try:
         return numba.njit(cache=True, nogil=True)(kernel)
     except RuntimeError:
         return numba.njit(nogil=True)(kernel)
+
+
+def cache_directory() -> Path:
+    """Return the folder of code compiled for this machine: `$XDG_CACHE_HOME/gst`, or `~/.cache/gst`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler: `$CXX`, or the first of c++, g++ and clang++; None without one."""
+    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def cpp_library(source: Path, name: str, flags: Sequence[str], libraries: Sequence[str], reason: str) -> Path:
+    """Compile C++ that uses PyTorch's libraries into `cache_directory()`, unless it was compiled there before.
+
+    Args:
+        source: the file. The library is named by its content and the versions that it is compiled for.
+        name: beginning of the library's name.
+        flags: for the compiler.
+        libraries: of PyTorch, such as `torch_cpu`.
+        reason: the purpose of a compiler, for the message where there is none.
+
+    Raises:
+        ValueError: there is no C++ compiler, or it fails; the message holds its first complaint.
+    """
+    content = [source.read_bytes(), torch.__version__.encode(), platform.machine().encode(), *map(str.encode, flags)]
+    library = cache_directory() / f"{name}-{hashlib.sha256(bytes(1).join(content)).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    program, asked = compiler(), os.environ.get("CXX")
+    if program is None:
+        raise ValueError(f"{reason} a C++ compiler, and there is none; install g++ or set CXX")
+    instead = "" if not asked or shutil.which(asked) else f" with {program}, as CXX={asked} is no program here"
+    notice(f"compiling {source.name}{instead} (once, about 20 s)")
+    home, partial = Path(torch.__file__).parent, library.with_suffix(f".{os.getpid()}.partial")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    includes = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    linked = [f"-L{home / 'lib'}", *(f"-l{each}" for each in libraries), f"-Wl,-rpath,{home / 'lib'}"]
+    ran = subprocess.run(
+        [program, *flags, abi, *includes, str(source), "-o", str(partial), *linked], capture_output=True, text=True
+    )
+    if ran.returncode:
+        complaint = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[:200])
+        raise ValueError(f"{program} could not compile {source.name}: {complaint}")
+    partial.replace(library)
+    return library

@@ -1,4 +1,5 @@
-"""Whole-model variants: eager, compiled, frozen, ahead-of-time compiled, or recorded as one graph.
+"""Whole-model variants: eager, compiled, frozen, compiled ahead of time, or recorded as one graph.
 
-A model and its inputs go in; the fastest variant whose outputs agree comes out. Read `choosing.py` first.
+A model and its inputs go in; variants whose outputs agree with the model's come out, each with its measured time.
+Read `choosing.py` first, then `variants.py`.
 """

@@ -1,10 +1,12 @@
-"""The ways to run a captured program whole, beside its plans: made and timed in a process of their own.
+"""Whole-model variants of a captured program, made and timed in a child process, to be compared with plans.
 
-The process that runs plans keeps idle OpenMP threads from spinning, which slows PyTorch's own (see
-`gst.execution.plain`). So what `gst.place` tries of a model (frozen, channels last, one core, all cores) is tried
-of a program by a child, which answers in milliseconds.
+The process that runs plans keeps idle OpenMP threads from spinning, which slows PyTorch's own threads (see
+`gst.execution.plain`). So a child makes and times the variants: on cores frozen, channels last and on one thread, on
+an accelerator as written, in one graph and compiled. On an accelerator calls are timed with inputs in its memory, as
+plans are. The child reads the name of a variant from each line and answers with its milliseconds.
 
-    python -m gst.whole_model.child_process PROGRAM [--saved] CORES SECONDS    # a line in: a way; out: its milliseconds
+    python -m gst.whole_model.child_process PROGRAM [--saved] cores CORES SECONDS
+    python -m gst.whole_model.child_process PROGRAM [--saved] accelerator DEVICE SECONDS SKIP_REASON VARIANT...
 """
 
 from __future__ import annotations
@@ -12,89 +14,120 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from gst.execution.child import end_with_parent
+from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.measure import timed
-from gst.execution.plain import FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch
+from gst.execution.on_accelerator import Run, as_called, as_written, num_weights, one_graph, whole
+from gst.execution.plain import COMPILED, FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch, failing
 from gst.lowering.calls import eager
-from gst.programs import Program, Reference, as_module, differ_beyond_rounding, traced
-from gst.util.tuning import keep_freed_memory
-from gst.whole_model.choosing import candidates
-from gst.whole_model.whole import Bound
+from gst.programs import Program, Reference, as_module, differ_beyond_rounding, kind_for, resolve, traced
+from gst.programs.seeded import unseeded
+from gst.util.process import keep_freed_memory
+from gst.whole_model.choosing import TimeIsUp, candidates, stopped_after
+from gst.whole_model.variants import ONE_GRAPH, Bound
 
 MODULE = "gst.whole_model.child_process"
-Ways = tuple[dict[str, Callable[[], float]], dict[str, str]]
-"""By name, what runs each way once and returns its milliseconds; and why others are left out."""
+MODE_OF = {
+    "compiled": "default", "compiled, reduce-overhead": "reduce-overhead", "compiled, max-autotune": "max-autotune",
+}  # fmt: skip
+"""By name of a variant on an accelerator, the mode of `torch.compile`."""
+
+Runs = dict[str, Callable[[], Any]]
+Timed = tuple[dict[str, Callable[[], float]], dict[str, str]]
+"""By name, functions that run a variant once and return its milliseconds; and the reasons of other variants."""
 
 
 @contextmanager
-def ways_beside(source: Path | str, cores: int, seconds: float) -> Iterator[Ways]:
-    """The ways to run a program whole that may win: by name, what runs each once and returns its milliseconds; and why
-    others are left out.
+def variants_on_cores(source: Path | str, cores: int, seconds: float) -> Iterator[Timed]:
+    """Time the variants of a program on the CPU that may win, each when its function is called.
 
     Args:
         source: name of a program, or the directory of a saved one.
-        cores: of the devices that it may use.
-        seconds: no way is begun after half of them, and none is compiled beyond them.
+        cores: number of cores of the devices.
+        seconds: no variant is begun after half of them, and none is compiled beyond them.
 
     Raises:
         ValueError: the child could not start.
     """
-    with asked(source, seconds, (MODULE, str(cores), str(seconds))) as ways:
-        yield ways
+    with _child(source, seconds, (MODULE, "cores", str(cores), str(seconds))) as timed_variants:
+        yield timed_variants
 
 
 @contextmanager
-def asked(source: Path | str, seconds: float, child: Sequence[str]) -> Iterator[Ways]:
-    """Ways that a child makes and times, see `serve`.
+def variants_on_accelerator(
+    source: Path | str,
+    device: torch.device,
+    seconds: float,
+    skip_reason: str = "",
+    compiled: Sequence[str] = tuple(MODE_OF),
+) -> Iterator[dict[str, Callable[[], float]]]:
+    """Time the variants of a step on an accelerator; `pytorch`, as written, comes first.
+
+    The function of a variant that is left out raises its reason (`ExecutionError`).
 
     Args:
-        source: name of a program, or the directory of a saved one.
-        seconds: after which it stops what it compiles by itself.
-        child: its module and arguments.
-
-    Raises:
-        ValueError: the child could not start.
+        source: name of a program, or the directory of a saved one, whose operations then run one by one for `pytorch`.
+        device: the accelerator.
+        seconds: nothing is compiled beyond them.
+        skip_reason: why nothing is compiled; everything is if empty.
+        compiled: names in `MODE_OF`.
     """
-    with PlainPyTorch(source, start_limit_s=START_LIMIT_S + seconds, child=child) as process:
-        said = json.loads(process.said)
-        yield {name: partial(process, name) for name in said["ways"]}, said["reasons"]
+    with ExitStack() as stack:
+        try:
+            child = (MODULE, "accelerator", str(device), str(seconds), skip_reason, *compiled)
+            runs, reasons = stack.enter_context(_child(source, seconds, child))
+        except ValueError as error:  # for example, memory is short
+            runs, reasons = {}, {PYTORCH: str(error), COMPILED: str(error)}
+        yield runs | {name: partial(failing, reason) for name, reason in reasons.items()}
+
+
+@contextmanager
+def _child(source: Path | str, seconds: float, arguments: Sequence[str]) -> Iterator[Timed]:
+    with PlainPyTorch(source, start_limit_s=START_LIMIT_S + seconds, child=arguments) as process:
+        answer = json.loads(process.said)
+        yield {name: partial(process, name) for name in answer["variants"]}, answer["reasons"]
 
 
 def serve(
     make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]], keeps_memory: bool = True
 ) -> None:
-    """The child: make ways, say which there are and why others are not, and time those that are asked for.
+    """Make variants in the child, write their names and the reasons of others, and time each that is asked for.
 
     Args:
-        make: what runs each way once, by name, and the reasons of others.
-        keeps_memory: whether memory of freed tensors is kept, as the process that runs plans does.
+        make: returns functions that run a variant once, by name, and the reasons of other variants.
+        keeps_memory: True if memory of freed tensors is kept, as in the process that runs plans.
     """
     end_with_parent(os.getppid())
     if keeps_memory:
         keep_freed_memory()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the program prints is no answer
+    os.dup2(2, 1)  # prints of the program are no answers
     runs, reasons = make()
-    print(json.dumps({"ways": list(runs), "reasons": dict(reasons)}), file=answers)
+    print(json.dumps({"variants": list(runs), "reasons": dict(reasons)}), file=answers)
     for line in sys.stdin:
         try:
             answer: object = timed(runs[line.rstrip("\n")])
-        except Exception as error:  # whatever compiled code raises; the other ways go on
+        except Exception as error:  # any exception of compiled code; other variants go on
             answer = f"{FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         print(answer, file=answers)
 
 
 def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A program as a module in evaluation mode, and what it is called with. If nothing renews a parameter, parameters
-    are the module's, so that they may become constants.
+    """Make a program a module in evaluation mode and return it with the inputs of its call.
+
+    Parameters become those of the module, and may become constants, unless the program renews one.
 
     Examples:
         >>> import torch
@@ -110,26 +143,87 @@ def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, tuple(value for value, each in zip(program.inputs, is_weight, strict=True) if not each)
 
 
-def _serious(program: Program, cores: int, seconds: float) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """Ways that may win and that compute what the program does, on its own inputs as on random ones."""
+def made_on_cores(source: Path | str, cores: int, seconds: float) -> tuple[Runs, dict[str, str]]:
+    """Make the variants on the CPU that may win and that agree with the program on its own and on random inputs."""
+    program = Program.load(source) if isinstance(source, Path) else traced(source)
     module, inputs = bound(program)
-    found = candidates(module, inputs, cores, seconds, stops=True)
-    runs, reasons = found.serious()
+    runs, reasons = candidates(module, inputs, cores, seconds, stops=True).serious()
     want = eager(program)
     for name in [name for name in runs if name != PYTORCH]:
-        got = list(runs[name](*inputs))
-        if difference := differ_beyond_rounding(got, want, partial(eager, program), program.inputs):
+        outputs = list(runs[name](*inputs))
+        if difference := differ_beyond_rounding(outputs, want, partial(eager, program), program.inputs):
             reasons[name] = f"gives other outputs: {difference}"
     return {name: partial(run, *inputs) for name, run in runs.items() if name not in (PYTORCH, *reasons)}, reasons
 
 
+def made_on_accelerator(
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = tuple(MODE_OF)
+) -> tuple[Runs, dict[str, str]]:
+    """Make the variants on an accelerator that agree with the program; also return the reasons of the others."""
+    if isinstance(source, Path):
+        program = _moved(Program.load(source), device)
+        written, inputs = whole(program, device), program.inputs
+        is_seeded = draws_on_host(program)
+    else:
+        program, is_seeded = _moved(traced(source, kind=kind_for([device.type])), device), False
+        step = resolve(source)
+        step = replace(step, inputs=pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), step.inputs))
+        leaves = pytree.tree_leaves(step.inputs)
+        seeded, inputs = as_written(step, device), tuple(each for each in leaves if isinstance(each, Tensor))
+
+        def written() -> list[object]:
+            with unseeded():  # draws as a step does without plans
+                return seeded()
+
+    written()  # raises what no variant can avoid
+    others = inputs[num_weights(program) :]
+    makers: dict[str, Callable[[], Run]] = {ONE_GRAPH: lambda: as_called(one_graph(written, device), others)}
+    makers |= {name: partial(_compiled, program, device, MODE_OF[name]) for name in compiled}
+    runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
+    for name, make in makers.items():
+        left = ends - time.monotonic()
+        if name in MODE_OF and (skip_reason or left <= 0):
+            reasons[name] = skip_reason or "left out: no time to compile it"
+            continue
+        if name == ONE_GRAPH and is_seeded:
+            reasons[name] = DRAWS_ON_HOST
+            continue
+        try:
+            with stopped_after(left) if name in MODE_OF else nullcontext():
+                runs[name] = make()
+        except TimeIsUp:
+            reasons[name] = f"left out: not compiled within {seconds:g} s"
+        except Exception as error:  # any exception of a compiler, or of an operation in a graph
+            reasons[name] = " ".join(str(error).split())[:200] or type(error).__name__
+    return runs, reasons
+
+
+def _compiled(program: Program, device: torch.device, mode: str) -> Run:
+    """Raises:
+    ValueError: it gives other outputs than the program.
+    """
+    run, one_by_one = whole(program, device, mode), partial(eager, program, device=device)
+    if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
+        raise ValueError(f"wrong outputs: {difference}")
+    return run if mode == "default" else as_called(run, program.inputs[num_weights(program) :])
+
+
+def _moved(program: Program, device: torch.device) -> Program:
+    """Return the program with its inputs on a device, where every variant reads them."""
+    return replace(program, inputs=tuple(value.detach().to(device) for value in program.inputs))
+
+
 def main() -> None:
-    source, *saved, cores, seconds = sys.argv[1:]
-
-    def make() -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-        return _serious(Program.load(Path(source)) if saved else traced(source), int(cores), float(seconds))
-
-    serve(make)
+    source, *rest = sys.argv[1:]
+    is_saved = rest[0] == "--saved"
+    place, *arguments = rest[is_saved:]
+    path = Path(source) if is_saved else source
+    if place == "cores":
+        cores, seconds = arguments
+        serve(lambda: made_on_cores(path, int(cores), float(seconds)))
+    else:
+        device, seconds, skip_reason, *compiled = arguments
+        serve(lambda: made_on_accelerator(path, torch.device(device), float(seconds), skip_reason, compiled))
 
 
 if __name__ == "__main__":

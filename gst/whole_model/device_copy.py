@@ -1,9 +1,8 @@
-"""A model or a step run whole on an accelerator, beside its plans: copied to it, recorded as one graph, and compiled.
+"""Variants of a model or a step on an accelerator: copied to it, recorded as one graph, and compiled.
 
-Users of a GPU compare a plan with these. What they place may lie on the host: then a copy of it lies on the
-accelerator, whose weights follow those of the model. A call copies its inputs to where they are read, and leaves
-outputs on the accelerator, as plans do (`gst.whole_model.device_calls`). Such calls are what is timed, with example
-inputs in the accelerator's memory.
+A model may be on the host; then a copy of it is made on the accelerator, whose weights follow those of the model. A
+call copies its inputs to the memory where they are read. It leaves its outputs on the accelerator, as plans do, where
+no later call overwrites them. Such calls are timed, with example inputs in the accelerator's memory.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import copy
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,44 +20,52 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gst.execution.event_times import NewGraph
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.lanes import is_here
-from gst.execution.on_accelerator import one_graph
+from gst.execution.on_accelerator import module_on, one_graph
 from gst.execution.plain import COMPILED, PYTORCH
 from gst.execution.residents import Resident
-from gst.execution.spans import NewGraph
-from gst.lowering.calls import copied
+from gst.lowering.calls import copied, laid_out
 from gst.machine.devices import Device
 from gst.programs import Program, Step, differ_beyond_rounding
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.choosing import SEED, Candidates, Subject, tried
-from gst.whole_model.device_calls import OnInputs, OnStaticInputs, all_kept, compiled_step, to_device
+from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
-from gst.whole_model.whole import ONE_GRAPH, Function, Inputs, Way, as_written, difference, with_strides_of
-
-WAYS = (
-    Way(PYTORCH), Way(ONE_GRAPH), Way(COMPILED), Way(COMPILED, mode="reduce-overhead"),
-    Way(COMPILED, mode="max-autotune"),
+from gst.whole_model.variants import (
+    MOST_COMPILED,
+    ONE_GRAPH,
+    Function,
+    Inputs,
+    Variant,
+    as_written,
+    with_strides_of,
 )  # fmt: skip
-"""Those that users of an accelerator know, the simplest first."""
+
+VARIANTS = (
+    Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(COMPILED, mode="reduce-overhead"),
+    Variant(COMPILED, mode="max-autotune"),
+)  # fmt: skip
+"""Variants that users of an accelerator know, the simplest first."""
 
 
 class DeviceCopy:
-    """A model or a step on a device: itself if it lies there, otherwise a copy.
+    """A model or a step on a device: itself if it is there, otherwise a copy.
 
-    All ways to run it share the copy and the memory of the inputs. A step whose random numbers depend on a seed draws
-    them so in every way, when it is timed, too: `gst place` times such a step with the generator of the process.
+    All variants share the copy and the memory of the inputs. A step whose random numbers depend on a seed draws the
+    same numbers in every variant, also while it is timed; `gst place` draws from the generator of the process.
 
     Args:
         model: a model in the mode in which it is to run, or a step.
-        inputs: what it is called with, on any device.
+        inputs: of its calls, on any device.
         device: an accelerator of this process.
         program: of a step, as captured.
-        graph: makes an empty graph; see `gst.execution.spans.graph_maker`.
+        graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
 
     Raises:
         ValueError: it changes its buffers when it runs, which a copy cannot do for it.
-        Exception: whatever an operation raises that cannot run on the device, or where memory is short.
+        Exception: any exception of an operation that cannot run on the device, or where memory is short.
 
     Examples:
         >>> on_meta = DeviceCopy(nn.Linear(2, 3), (torch.ones(1, 2),), torch.device("meta"))
@@ -76,58 +83,58 @@ class DeviceCopy:
         self._copies: list[Tensor] = []
         self._own: list[Tensor] = []
         self._lock, self._is_accelerator = threading.Lock(), is_here(device)
-        self._done: torch.Event | None = None  # behind the call before
+        self._done: torch.Event | None = None  # the end of the previous call
         self._leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._residents = [Resident(each, device, True) if isinstance(each, Tensor) else None for each in self._leaves]
         self._holds_examples = True
-        self._given: weakref.ref[Inputs] | None = None
-        if isinstance(model, nn.Module) and _lies_on(device, model):
+        self._callers: weakref.ref[Inputs] | None = None
+        if isinstance(model, nn.Module) and _is_on(device, model):
             self._own = _tensors(model)
         elif isinstance(model, nn.Module):
             self._model = _copied(model, device)
             self._sources, self._copies = _tensors(model), _tensors(self._model)
             assert len(self._sources) == len(self._copies), "a copy has other weights than its model"
         self._states = list(map(_state, self._sources))
-        self._memory = [each.detach() for each in self._sources]  # held, so that no other weight can lie where it does
+        self._memory = [each.detach() for each in self._sources]  # kept, so that no other weight gets its address
         self._addresses = list(map(Tensor.data_ptr, self._own))
         before = [each._version for each in self._copies if not each.is_inference()]
         self._context: torch.device | None = None
         try:
             self.eager(*self.examples())
         except (RuntimeError, ValueError, TypeError):
-            self._context = device  # for tensors that it makes where it does not say
+            self._context = device  # for tensors that it makes without naming a device
             self.eager(*self.examples())
         if [each._version for each in self._copies if not each.is_inference()] != before:
             raise ValueError("it changes its buffers when it runs: move it to the accelerator before it is placed")
         self._record_done()
 
     def eager(self, *inputs: Any) -> Any:
-        """What it returns for inputs on the device, without gradients."""
+        """Run it as written for inputs on the device, without gradients."""
         with self._context or nullcontext():
             return as_written(self._model, inputs)
 
     def examples(self) -> tuple[Any, ...]:
-        """The example inputs on the device, in the memory that all ways share: calls overwrite them."""
+        """Return the example inputs on the device, in the memory that all variants share: calls overwrite them."""
         self.hold_examples()
         return self.static_inputs()
 
     def static_inputs(self) -> tuple[Any, ...]:
-        """Inputs in the memory that all ways share, as tensors of the caller's own."""
+        """Return new tensors on the memory of the inputs that all variants share."""
         pairs = zip(self._leaves, self._residents, strict=True)
         values = [leaf if each is None else each.value.detach() for leaf, each in pairs]
         return tuple(pytree.tree_unflatten(values, self._spec))
 
-    def given_examples(self) -> Inputs:
-        """The example inputs on the device, as callers have them there: in memory that lasts while somebody times."""
-        given = None if self._given is None else self._given()
-        if given is None:
-            values = [_there(each, self.device) if isinstance(each, Tensor) else each for each in self._leaves]
-            given = Inputs(pytree.tree_unflatten(values, self._spec))
-            self._given = weakref.ref(given)
-        return given
+    def callers_examples(self) -> Inputs:
+        """Return the example inputs on the device as a caller holds them, in memory that lasts while they are timed."""
+        inputs = None if self._callers is None else self._callers()
+        if inputs is None:
+            values = [_moved(each, self.device) if isinstance(each, Tensor) else each for each in self._leaves]
+            inputs = Inputs(pytree.tree_unflatten(values, self._spec))
+            self._callers = weakref.ref(inputs)
+        return inputs
 
     def hold_examples(self) -> None:
-        """Copy the example inputs to that memory, unless it holds them."""
+        """Copy the example inputs to the shared memory, unless it holds them."""
         if not self._holds_examples:
             with torch.no_grad():
                 for each in self._residents:
@@ -136,8 +143,7 @@ class DeviceCopy:
         self._holds_examples = True
 
     def hold(self, inputs: Sequence[Any]) -> None:
-        """Copy inputs to that memory. All of them each time: what is written to them is not always counted, as by NumPy
-        or by another graph."""
+        """Copy all inputs to the shared memory: PyTorch does not count every write, as by NumPy or another graph."""
         self._holds_examples = False
         with torch.no_grad():
             for value, each in zip(self._spec.flatten_up_to(tuple(inputs)), self._residents, strict=True):
@@ -146,8 +152,7 @@ class DeviceCopy:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A call, with the weights of now. Calls of other threads wait, and work on other streams is waited for: all
-        calls use the same memory."""
+        """Run a call with the current weights, after calls of other threads and streams: all use the same memory."""
         with self._lock:
             if self._done is not None:
                 torch.accelerator.current_stream(self.device).wait_event(self._done)
@@ -162,7 +167,7 @@ class DeviceCopy:
             self._done = torch.accelerator.current_stream(self.device).record_event()
 
     def follow(self) -> None:
-        """Copy the weights that were written to since, or lie elsewhere now."""
+        """Copy the weights that were written to or replaced since the last call."""
         now = list(map(_state, self._sources))
         if now == self._states:
             return
@@ -173,20 +178,22 @@ class DeviceCopy:
                     self._memory[number] = source.detach()
         self._states = now
 
-    def lies_elsewhere(self) -> bool:
-        """Whether weights of a model that is no copy have other memory now, as after `model.half()`: graphs read that
-        of before."""
+    def has_moved(self) -> bool:
+        """True if weights of a model that is no copy have other memory now, as after `model.half()`.
+
+        Graphs read the former memory.
+        """
         return list(map(Tensor.data_ptr, self._own)) != self._addresses
 
-    def run(self, way: Way) -> Function:
-        """What runs it that way, called with inputs on any device.
+    def run(self, variant: Variant) -> Function:
+        """Return a function that runs a variant, called with inputs on any device.
 
         Raises:
-            Exception: whatever a compiler raises, or an operation that cannot be recorded.
+            Exception: any exception of a compiler, or of an operation that cannot be recorded.
         """
-        if way.kind == PYTORCH:
+        if variant.kind == PYTORCH:
             return OnInputs(self, self.eager)
-        if way.kind == ONE_GRAPH:
+        if variant.kind == ONE_GRAPH:
             if self._program is not None and draws_on_host(self._program):
                 raise ValueError(DRAWS_ON_HOST)
             self.hold_examples()
@@ -194,21 +201,23 @@ class DeviceCopy:
             with torch.inference_mode(False):  # its outputs are written to in any mode
                 recorded.again = one_graph(recorded.again, self.device, self._graph)
             return recorded
-        compiled = self._compiled(way.mode)
-        if not way.mode:
+        compiled = self._compiled(variant.mode)
+        if not variant.mode:
             compiled(*self.examples())
             return OnInputs(self, compiled)
         self.hold_examples()
         run = OnStaticInputs(self, compiled)
         for each in pytree.tree_leaves(run.inputs):
             if isinstance(each, Tensor):
-                torch._dynamo.mark_static_address(each)  # else each run copies all of them
+                torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
         run.again()
         return run
 
     def refused(self, guard: Guard) -> Function:
-        """What runs a call that a guard refuses: as written on the device, as other calls are. The model itself runs
-        where it was changed otherwise than in its weights, or where an input requires a gradient."""
+        """Return a function that runs a call that a guard refuses, as written on the device.
+
+        The model itself runs where more than its weights changed, or where an input requires a gradient.
+        """
         model = self._original
 
         def run(*inputs: Any) -> Any:
@@ -226,14 +235,102 @@ class DeviceCopy:
         function = with_strides_of(self.static_inputs(), compiled_by(self._model))
 
         def run(*inputs: Any) -> Any:
-            with torch.no_grad(), self._context or nullcontext(), all_kept():
+            with torch.no_grad(), self._context or nullcontext(), all_compiled_kept():
                 return function(*inputs)
 
         return run
 
 
+class OnInputs:
+    """Runs a function of inputs on a device.
+
+    Args:
+        model: the copy whose inputs they are.
+        function: of inputs on its device.
+
+    Attributes:
+        examples: see `gst.whole_model.variants.OnAccelerator`.
+    """
+
+    def __init__(self, model: DeviceCopy, function: Function) -> None:
+        self._model, self._function = model, function
+        self.examples = model.callers_examples
+
+    def __call__(self, *inputs: Any) -> Any:
+        with self._model.turn():
+            return self._function(*to_device(inputs, self._model.device))
+
+
+class OnStaticInputs:
+    """Runs a function on the shared memory, where graphs read their inputs, and copies its outputs.
+
+    Args:
+        model, function: see `OnInputs`.
+
+    Attributes:
+        examples: see `gst.whole_model.variants.OnAccelerator`.
+        inputs: in that memory.
+        again: runs the function on them.
+    """
+
+    def __init__(self, model: DeviceCopy, function: Function) -> None:
+        self._model, self.inputs = model, model.static_inputs()
+        self.examples = model.callers_examples
+        self.again: Callable[[], Any] = partial(function, *self.inputs)
+
+    def __call__(self, *inputs: Any) -> Any:
+        model = self._model
+        with model.turn():
+            if model.has_moved():
+                return model.eager(*to_device(inputs, model.device))
+            model.hold(inputs)
+            with torch.no_grad():
+                return pytree.tree_map_only(Tensor, Tensor.clone, self.again())
+
+
+def to_device(inputs: Sequence[Any], device: torch.device) -> tuple[Any, ...]:
+    """Move the tensors of the inputs to a device, without gradients."""
+    result: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), tuple(inputs))
+    return result
+
+
+def compiled_step(
+    program: Program | None, inputs: Sequence[Any], compiled_by: Callable[[nn.Module], Function], device: torch.device
+) -> Function:
+    """Return a function that runs a step on a device, compiled whole.
+
+    Args:
+        program: the step as captured.
+        inputs: of its calls, in their structure.
+        compiled_by: compiles a module.
+    """
+    assert program is not None, "a step is compiled as captured"
+    module, read = compiled_by(module_on(program, device)), Guard(None, inputs, weights=False).leaves
+
+    def run(*values: Any) -> Any:
+        with torch.no_grad(), all_compiled_kept():
+            tensors = [laid_out(each, like) for each, like in zip(read(values), program.inputs, strict=True)]
+            return program.unflatten(list(module(*tensors)))
+
+    return run
+
+
+@contextmanager
+def all_compiled_kept() -> Iterator[None]:
+    """Make Dynamo keep the code of all variants of all models of a class, where its default is eight.
+
+    A call may compile, as in another mode of gradients. Dynamo's own `config.patch` takes longer.
+    """
+    config = torch._dynamo.config
+    before, config.recompile_limit = config.recompile_limit, MOST_COMPILED
+    try:
+        yield
+    finally:
+        config.recompile_limit = before
+
+
 def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
-    """Where a model is run whole beside plans for these devices; None if they are the CPU's.
+    """Return the first accelerator among devices, where whole-model variants run; None if there is none.
 
     Examples:
         >>> first_accelerator([Device("cpu:0", "cpu", (0,), 1, "host", "example")]) is None
@@ -247,8 +344,7 @@ def candidates_on_accelerator(
     compiled: bool = True, progress: Progress = no_progress, program: Program | None = None,
     graph: NewGraph | None = None,
 ) -> Candidates:  # fmt: skip
-    """Make the ways to run a model or a step whole on an accelerator and look at each, see
-    `gst.whole_model.choosing.tried`.
+    """Make the variants of a model or a step on an accelerator; see `gst.whole_model.choosing.tried`.
 
     Args:
         model, inputs, device, program, graph: see `DeviceCopy`.
@@ -268,38 +364,38 @@ def candidates_on_accelerator(
     def wrong(run: Function) -> str | None:
         if not is_step:
             return difference(run, on_device.eager, on_device.examples(), SEED)
-        got = pytree.tree_leaves(run(*inputs))  # others would be no state of an optimiser
-        return differ_beyond_rounding(got, want, lambda moved: on_device.eager(*moved), on_device.examples())
+        outputs = pytree.tree_leaves(run(*inputs))  # random inputs would be no state of an optimiser
+        return differ_beyond_rounding(outputs, want, lambda moved: on_device.eager(*moved), on_device.examples())
 
     guard = Guard(None if is_step else model, inputs, weights=False, any_device=True)  # type: ignore[arg-type]
-    subject = Subject(on_device.refused(guard), inputs, WAYS, on_device.run, wrong, lambda way: guard)
+    subject = Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
     return tried(subject, seconds, compiled, progress)
 
 
 def give_back(device: torch.device) -> None:
-    """Give memory that is cached back to an accelerator: another process runs plans there."""
+    """Release the cached memory of an accelerator for another process, which runs plans there."""
     if is_here(device):
         torch.accelerator.empty_cache()
 
 
-def _there(value: Tensor, device: torch.device) -> Tensor:
-    """An example on a device, in the layout and with the gradients for which calls are compared."""
-    there = value.detach() if value.device == device else copied(value.detach(), device)
-    return there.requires_grad_(value.requires_grad)
+def _moved(value: Tensor, device: torch.device) -> Tensor:
+    """Copy an example to a device, in the layout and with the gradients that a guard compares."""
+    moved = value.detach() if value.device == device else copied(value.detach(), device)
+    return moved.requires_grad_(value.requires_grad)
 
 
 def _copied(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of a model on a device. Weights are copied once, so that those of several modules stay one."""
+    """Copy a model to a device; a weight that several modules share is copied once."""
     memo: dict[int, Any] = {}
-    with torch.inference_mode(False):  # who calls the copy need not be in that mode
+    with torch.inference_mode(False):  # a caller of the copy may be in another mode
         for each in _tensors(model):
-            if type(each) in (Tensor, nn.Parameter):  # tensors of other classes know how they are copied
+            if type(each) in (Tensor, nn.Parameter):  # tensors of other classes copy themselves
                 value = each.detach().to(device, copy=True)
                 memo[id(each)] = nn.Parameter(value, each.requires_grad) if type(each) is nn.Parameter else value
         return copy.deepcopy(model, memo).to(device)
 
 
-def _lies_on(device: torch.device, model: nn.Module) -> bool:
+def _is_on(device: torch.device, model: nn.Module) -> bool:
     return all(each.device == device for each in _tensors(model))
 
 
@@ -308,9 +404,8 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 def _state(value: Tensor) -> tuple[int, int]:
-    """Another one if the tensor was written to (`_version`, which tensors of inference mode do not have) or lies
-    elsewhere."""
-    return -1 if value.is_inference() else value._version, value.data_ptr()
+    """Return the version and the address of a tensor; one of them changes when it is written to or replaced."""
+    return -1 if value.is_inference() else value._version, value.data_ptr()  # inference tensors have no version
 
 
 def _wants_gradients(inputs: Sequence[Any]) -> bool:

@@ -1,8 +1,7 @@
-"""What a placed model takes for granted: shapes, dtypes, devices, gradients, which inputs are expanded, autocast,
-training mode and, if they are constants, weights.
+"""Guard of a placed model: shapes, dtypes, devices, gradients, expanded inputs, autocast, training mode and weights.
 
-Everything is compared before each call, in microseconds: what was found out once is kept as tuples, and the loops are
-those of C (`map`, `all`).
+Everything is compared before each call, in microseconds: expected values are kept as tuples, and the loops are those
+of C (`map`, `all`).
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _values: Callable[[Any], Iterable[Any]] = dict.values
 
 
 class Guard:
-    """Compares a call with what was placed.
+    """Compares a call with the one for which a model was placed.
 
     Args:
-        model: a module, or None for a step, which has no state of its own.
-        inputs: what it was placed with.
-        weights: whether weights are constants, so that a new value of one is found too.
-        any_device: whether inputs may lie anywhere, as they are brought to where they are read.
+        model: a module, or None for a step, which has no state.
+        inputs: of the call for which it was placed.
+        weights: True if weights are constants, so that a new value of one counts as a change.
+        any_device: True if inputs may be on any device.
 
     Examples:
         >>> model = nn.Linear(2, 2).eval()
@@ -46,7 +45,7 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool, any_device: bool = False) -> None:
-        self._described = _form if any_device else _description
+        self._described = _without_device if any_device else _description
         self._autocast = _autocast()
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._is_flat = all(isinstance(each, Tensor) for each in inputs)
@@ -56,26 +55,26 @@ class Guard:
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
         self._modules = () if model is None else tuple(model.modules())
         self._modes = tuple(map(_training, self._modules))
-        rooms = [room for each in self._modules for room in (each._modules, each._parameters, each._buffers) if room]
-        self._rooms, self._sizes = tuple(rooms), tuple(map(len, rooms))
-        self._held = tuple(chain.from_iterable(map(_values, rooms)))
+        tables = [table for each in self._modules for table in (each._modules, each._parameters, each._buffers)]
+        self._tables = tuple(filter(None, tables))
+        self._sizes = tuple(map(len, self._tables))
+        self._members = tuple(chain.from_iterable(map(_values, self._tables)))
         self._parameters = () if model is None else tuple(model.parameters())
         self._gradients = tuple(map(_requires_grad, self._parameters))
-        constants = [] if model is None or not weights else [*self._parameters, *model.buffers()]
-        self._constants = tuple(constants)
+        self._constants = () if model is None or not weights else (*self._parameters, *model.buffers())
         self._versions = tuple(map(_version, self._constants))
         self._addresses = tuple(map(Tensor.data_ptr, self._constants))
 
     def reason(self, inputs: tuple[Any, ...]) -> str | None:
-        """Why the call is another one than that which was placed; None if it is not."""
+        """Say how the call differs from the one for which the model was placed; None if it does not."""
         try:
             leaves = self.leaves(inputs)
         except ValueError as error:
             return str(error)
         for number, (value, wanted) in enumerate(zip(leaves, self._wanted, strict=True)):
-            got = self._described(value)
-            if got != wanted:
-                return f"input {number} is {_words(got)}, not {_words(wanted)}"
+            described = self._described(value)
+            if described != wanted:
+                return f"input {number} is {_words(described)}, not {_words(wanted)}"
         for number, stride in self._expanded:
             if leaves[number].stride() != stride:
                 return f"input {number} has strides {leaves[number].stride()}, not those of an expanded one, {stride}"
@@ -84,12 +83,11 @@ class Guard:
         return self.change()
 
     def change(self) -> str | None:
-        """How the model differs from what it was, apart from values of weights that are no constants; None if it does
-        not."""
+        """Say how the model was changed since, apart from values of weights that are no constants; None if not."""
         if tuple(map(_training, self._modules)) != self._modes:
             return "a module changed between training and evaluation mode"
-        held = chain.from_iterable(map(_values, self._rooms))
-        if tuple(map(len, self._rooms)) != self._sizes or not all(map(is_, held, self._held)):
+        members = chain.from_iterable(map(_values, self._tables))
+        if tuple(map(len, self._tables)) != self._sizes or not all(map(is_, members, self._members)):
             return "a module, a parameter or a buffer was replaced"
         if torch.is_grad_enabled() and tuple(map(_requires_grad, self._parameters)) != self._gradients:
             return "parameters require other gradients"
@@ -101,7 +99,7 @@ class Guard:
         return None
 
     def leaves(self, inputs: tuple[Any, ...]) -> Sequence[Any]:
-        """What the inputs hold, in the order of those that were placed.
+        """Flatten the inputs of a call in the order of the example inputs.
 
         Raises:
             ValueError: they have another structure.
@@ -120,8 +118,10 @@ class Guard:
 
 
 def _reader(example: Any) -> Callable[[Any], Sequence[Any]] | None:
-    """What reads the leaves of values that are made of lists, tuples and dictionaries as an example is, or raises a
-    LookupError; None of an example that is made of something else."""
+    """Make a fast function that reads the leaves of lists, tuples and dictionaries of the structure of an example.
+
+    It raises a LookupError for another structure. None if the example holds other containers.
+    """
     kind = type(example)
     if kind not in (tuple, list, dict):
         return (lambda value: (value,)) if pytree.tree_is_leaf(example) else None
@@ -149,8 +149,7 @@ def _description(value: Any) -> Any:
     return type(value), value
 
 
-def _form(value: Any) -> Any:
-    """Its description without the device."""
+def _without_device(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.shape, value.dtype, None, value.requires_grad
     return type(value), value
@@ -165,13 +164,13 @@ def _words(description: Any) -> str:
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    """Kinds of devices for which autocast is on, and its dtype there: recorded and captured casts stay as they are."""
+    """Return the kinds of devices with autocast and its dtype there: recorded and captured casts do not change."""
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _kinds() if torch.is_autocast_enabled(kind))
 
 
 @lru_cache(maxsize=1)
 def _kinds() -> tuple[str, ...]:
-    """Of devices that this build of PyTorch computes on."""
+    """Return the kinds of devices on which this build of PyTorch computes."""
     accelerator = torch.accelerator.current_accelerator()
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 

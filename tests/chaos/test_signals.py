@@ -24,7 +24,7 @@ from gst.cli import main
 from gst.execution.measure import Log
 from gst.training import checkpoints
 from gst.util.arrays import ArrayWriter
-from gst.util.interrupts import Stopped, stoppable
+from gst.util.process import Stopped, stoppable
 from gst.util.writing import LOCK
 
 ROOT = Path(__file__).parents[2]

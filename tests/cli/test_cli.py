@@ -156,7 +156,7 @@ def test_prepare_twice_does_nothing_and_says_what_is_there(capsys: pytest.Captur
     assert {file: file.stat().st_mtime_ns for file in Path(first["store"]).iterdir()} == before
 
 
-@pytest.mark.parametrize("words", ["--help", "demo --help", "prepare --help", "rank --help", "bench step --help"])
+@pytest.mark.parametrize("words", ["--help", "demo --help", "prepare --help", "rank --help", "place --help"])
 def test_help_shows_examples_and_does_not_load_torch(words: str) -> None:
     arguments = words.split()
     code = f"import sys; from gst.cli import main\ntry: main({arguments!r})\nfinally: assert 'torch' not in sys.modules"

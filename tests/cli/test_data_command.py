@@ -1,63 +1,85 @@
-"""Datasets by the names that a command takes."""
+"""Datasets by the names and classes that `gst prepare` takes."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.reproductions.elf import ElfBinaries
 from gst.cli import main
-from gst.cli.data import dataset, datasets, expected_graphs
-from gst.data import SyntheticPrograms, TpuGraphs, TpuGraphsCollection
-from gst.data.features import FEATURES, enrich
+from gst.cli.data import dataset, datasets
+from gst.data import MeasuredPlans, SyntheticPrograms, TpuGraphs
 from gst.data.malnet import MalNet
-from gst.data.reduction import reduce
-from gst.data.tpugraphs import read
 from gst.graphs.store import open_store
 from tests.files import FIXTURES
 
 ALEXNET = str(FIXTURES / "alexnet_small.npz")
-UNET = FIXTURES / "hlo" / "unet_3d_part.npz"
 ELF = str(FIXTURES / "elf")
+ELF_CLASS = "experiments.reproductions.elf:ElfBinaries"
+SOURCE = """
+from gst.data import GraphSource
+from gst.graphs.graph import Graph
+
+
+class Chains(GraphSource):
+    def __init__(self, lengths: list[int], label: str = "chain", inner: GraphSource | None = None) -> None:
+        self.lengths, self.label, self.inner = lengths, label, inner
+
+    def __iter__(self):
+        for length in self.lengths:
+            edges = np.stack([np.arange(length - 1), np.arange(1, length)])
+            yield Graph(np.ones((length, 1), np.float32), edges, name=f"{self.label}{length}")
+"""
 
 
 def test_every_name_makes_its_dataset(tmp_path: Path) -> None:
-    assert dataset(["synthetic:500"]) == SyntheticPrograms(num_nodes=500)
+    assert datasets(["synthetic:500"]) == [dataset(["synthetic:500"])] == [SyntheticPrograms(num_nodes=500)]
     assert dataset([ALEXNET, "more/*.npz"]) == TpuGraphs([ALEXNET, "more/*.npz"])
     assert dataset(["malnet", str(tmp_path)], part="test", splits="here") == MalNet(str(tmp_path), "test", "here")
-    assert datasets(["elf"]) == [dataset(["elf"])] == [ElfBinaries()]
-    assert dataset(["elf"], root="/opt", label="section", min_bytes=5, limit=7) == ElfBinaries("/opt", "section", 5, 7)
+    plans = dataset(["gst.data:MeasuredPlans"], ["directories=[runs/*, more]"])
+    assert isinstance(plans, MeasuredPlans) and plans.directories == ("runs/*", "more")
+    arguments = ["root=/opt", "label=section", "min_bytes=5", "limit=7"]
+    assert dataset([ELF_CLASS], arguments) == ElfBinaries("/opt", "section", 5, 7)
 
 
-def test_how_many_graphs_to_expect(tmp_path: Path) -> None:
-    assert expected_graphs(dataset(["synthetic:500"])) == 1
-    assert expected_graphs(dataset([ALEXNET])) == 1
-    assert expected_graphs(dataset(["elf"], root=ELF, label="call_depth", min_bytes=1000)) == 2
+def test_an_argument_may_be_a_dataset_itself() -> None:
+    arguments = ["source=gst.data.TpuGraphs", f"source.files=[{ALEXNET}]", "reduction=hops:1"]
+    derived = dataset(["experiments.reproductions.kaggle.derived:Derived"], arguments)
+    assert derived.source == TpuGraphs([ALEXNET])
+
+
+def test_how_many_graphs_to_expect() -> None:
+    assert len(dataset(["synthetic:500"])) == 1
+    assert len(dataset([ALEXNET])) == 1
+    assert len(dataset([ELF_CLASS], [f"root={ELF}", "label=call_depth", "min_bytes=1000"])) == 2
 
 
 @pytest.mark.parametrize(
     ("words", "options", "message"),
     [
-        (["imagenet"], {}, "there is no dataset 'imagenet'; there are synthetic:NODES, elf, malnet FOLDER"),
-        (["elf", "/usr"], {}, "elf stands alone"),
-        (["synthetic:5", "elf"], {}, "synthetic:5 stands alone"),
+        (["imagenet"], {}, "there is no dataset 'imagenet'; there are synthetic:NODES, malnet FOLDER"),
+        (["synthetic:5", "malnet"], {}, "synthetic:5 stands alone"),
         (["synthetic:many"], {}, "want the number of nodes"),
         (["synthetic:0"], {}, "want the number of nodes"),
         (["synthetic"], {}, "want the number of nodes"),
         (["malnet"], {}, "malnet needs its folder"),
-        (["malnet", "a", "b"], {}, "malnet a stands alone"),
-        (["synthetic:5"], {"label": "section"}, "synthetic:5 takes no option label; elf does"),
-        (["elf"], {"part": "train"}, "elf takes no option part; malnet or tpugraphs does"),
-        ([ALEXNET], {"limit": 3}, "takes no option limit"),
+        (["malnet", "a", "b"], {}, "malnet stands alone; prepare b"),
+        (["synthetic:5"], {"part": "train"}, "synthetic:5 takes no option part; malnet or tpugraphs does"),
         ([ALEXNET], {"eval_indices": "list.json"}, "takes no option eval_indices; tpugraphs does"),
-        (["synthetic:5"], {"features": ("log",)}, "takes no option features; tpugraphs or a TpuGraphs npz file does"),
-        (["malnet", "a"], {"reduction": "hops:1"}, "takes no option reduction"),
-        ([ALEXNET], {"features": ("logs",)}, "there is no feature 'logs'; there are costs"),
-        ([ALEXNET], {"reduction": "hop:1"}, "reduction 'hop:1'?"),
+        ([ALEXNET], {"arguments": ["limit=3"]}, "takes no --arg; only MODULE:CLASS does"),
+        ([ELF_CLASS], {"part": "train"}, "ElfBinaries takes no option part"),
+        ([ELF_CLASS, "/usr"], {}, "stands alone"),
+        ([ELF_CLASS], {"arguments": ["lable=section"]}, "--lable=section; give --arg NAME=VALUE for root, label"),
+        ([ELF_CLASS], {"arguments": ["label"]}, "expected one argument; give --arg NAME=VALUE"),
+        ([ELF_CLASS], {"arguments": ["limit=many"]}, "limit"),
+        ([ELF_CLASS], {"arguments": ["limit=0"]}, "limit is 0; it starts at 1"),
+        (["nowhere.graphs:Circuits"], {}, "cannot import 'nowhere.graphs' of .*; run gst where that module is"),
+        (["gst.data:Circuits"], {}, "module 'gst.data' has no subclass 'Circuits' of gst.data.GraphSource"),
+        (["gst.data:read_hlo"], {}, "module 'gst.data' has no subclass 'read_hlo'"),
     ],
 )
 def test_what_does_not_exist_is_refused(words: list[str], options: dict, message: str) -> None:
@@ -65,12 +87,38 @@ def test_what_does_not_exist_is_refused(words: list[str], options: dict, message
         dataset(words, **options)
 
 
+def test_prepare_imports_a_class_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("mine_of_a_test.py").write_text(SOURCE)
+    command = [
+        "prepare",
+        "mine_of_a_test:Chains",
+        "--arg",
+        "lengths=[5, 7]",
+        "--arg",
+        "label=path",
+        "--json",
+        "made.json",
+    ]
+    assert main(command) == 0
+    made = json.loads(Path("made.json").read_text())
+    assert (made["graphs"], made["nodes"]) == (2, 12) and not {"classes", "skipped"} & made.keys()
+    assert [graph.name for graph in open_store(Path(made["store"]))] == ["path5", "path7"]
+    assert main(["prepare", "mine_of_a_test:Chains"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("gst: error: ") and "lengths, label, inner" in error
+
+
 def test_prepare_binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["prepare", "elf", "--root", ELF, "--min-bytes", "1000", "--label", "call_depth", "--max-nodes", "4"]
+    arguments = [f"root={ELF}", "min_bytes=1000", "label=call_depth"]
+    command = ["prepare", ELF_CLASS, *(f"--arg={each}" for each in arguments), "--max-nodes", "4"]
     assert main([*command, "--json", "made.json"]) == 0
     made = json.loads(Path("made.json").read_text())
-    assert (made["graphs"], made["nodes"]) == (2, 18) and made["segments"] >= 6
+    assert (made["graphs"], made["nodes"], made["classes"]) == (2, 18, []) and made["segments"] >= 6
     graphs = open_store(Path(made["store"]))
     assert sorted(graph.name.rpartition("/")[2] for graph in graphs) == ["calls_aarch64.so", "calls_x86_64.so"]
     assert main([*command, "--json", "again.json"]) == 0
@@ -81,8 +129,8 @@ def test_prepare_says_what_was_skipped_and_the_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["prepare", "elf", "--root", str(FIXTURES), "--min-bytes", "1000", "--min-groups", "1"]
-    assert main([*command, "--json", "made.json"]) == 0
+    arguments = [f"root={FIXTURES}", "min_bytes=1000", "min_groups=1"]
+    assert main(["prepare", ELF_CLASS, *(f"--arg={each}" for each in arguments), "--json", "made.json"]) == 0
     made = json.loads(Path("made.json").read_text())
     assert made["classes"] == ["C"] and made["skipped"]["not an ELF file"] >= 2
     assert "not an ELF file" in capsys.readouterr().out
@@ -94,9 +142,9 @@ def test_prepare_refuses_in_one_line(
     monkeypatch.chdir(tmp_path)
     for arguments, word in [
         (["imagenet"], "malnet FOLDER"),
-        (["elf", "--root", "nowhere"], "nowhere"),
+        ([ELF_CLASS, "--arg", "root=nowhere"], "nowhere"),
         (["malnet", "nowhere"], "nowhere"),
-        (["synthetic:100", "--limit", "3"], "limit"),
+        (["synthetic:100", "--part", "train"], "part"),
     ]:
         assert main(["prepare", *arguments]) == 2
         lines = capsys.readouterr().err.strip().splitlines()
@@ -126,40 +174,14 @@ def test_prepare_collections(collections: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads(Path("made.json").read_text())["configs"] == 3  # as published: one of them is listed twice
 
 
-def test_features_and_reduction_reach_files_and_collections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = Path("layout/xla/default/valid")
-    folder.mkdir(parents=True)
-    shutil.copy(UNET, folder)
-    whole, derive = read(UNET), ["--features", "padding,costs", "--reduction", "hops:1"]
-    expected = reduce(enrich(whole, ["costs", "padding"]), "hops:1")
-    assert expected.num_nodes < whole.num_nodes and expected.node_features.shape[1] > whole.node_features.shape[1]
-    command = ["prepare", "--json", "made.json", "--max-nodes", "1000"]
-    for named in ([str(UNET)], ["tpugraphs", "--root", "."]):
-        assert main([*command, *named, *derive]) == 0
-        (graph,) = open_store(Path(json.loads(Path("made.json").read_text())["store"]))
-        assert np.array_equal(graph.node_features[np.argsort(graph.node_ids)], expected.node_features)
-        assert main([*command, *named]) == 0
-        assert json.loads(Path("made.json").read_text())["nodes"] == whole.num_nodes
-    given = {"root": ".", "features": ("costs",), "reduction": "hops:2"}
-    made = TpuGraphsCollection(".", "layout/xla/default", "valid", features=("costs",), reduction="hops:2")
-    assert datasets(["tpugraphs"], **given) == [made]
-
-
-def test_help_names_every_feature(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["prepare", "--help"])
-    assert ", ".join(FEATURES) in " ".join(capsys.readouterr().out.split())
-
-
 def test_an_absent_collection_is_one_line_with_its_download(
     collections: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prepare", "tpugraphs", "--root", str(collections), "--collection", "tile/xla"]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert "part train of tile/xla is not in" in told and "npz_tile_xla_train.tar" in told
-    assert main(["prepare", "tpugraphs", "--root", str(collections), "--label", "section"]) == 2
-    assert "tpugraphs takes no option label" in capsys.readouterr().err
+    assert main(["prepare", "tpugraphs", "--root", str(collections), "--splits", "here"]) == 2
+    assert "tpugraphs takes no option splits" in capsys.readouterr().err
 
 
 def test_what_is_here_and_how_to_get_the_rest(collections: Path, capsys: pytest.CaptureFixture[str]) -> None:

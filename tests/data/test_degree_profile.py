@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.data.degree_profile import COLUMNS, degree_profile
+from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 
 def slow_profile(edges: list[tuple[int, int]], num_nodes: int) -> list[list[float]]:
@@ -36,7 +36,7 @@ def as_edges(pairs: list[tuple[int, int]]) -> np.ndarray:
 
 def test_a_star_and_a_lonely_node_by_hand() -> None:
     profile = degree_profile(as_edges([(0, 1), (2, 0), (0, 3), (1, 2)]), 5)
-    assert len(COLUMNS) == 5
+    assert len(DEGREE_COLUMNS) == 5
     np.testing.assert_allclose(
         profile,
         [

@@ -79,17 +79,17 @@ def test_a_bad_line(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "no XLA program is in it"),
+        (b"", "it holds no XLA program"),
         (b"HloModule m\n", "it has no nodes"),
         (b"HloModule m\nfunction_of {\n}\n", "computation 'function_of' lacks its root"),
         (b"HloModule m\n\nENTRY main\n  a = f32[] parameter(0)\n", "line 3: got 'main', want a computation"),
         (b"HloModule m\n\nENTRY main {\n  a = f32[] parameter(0)\n", "line 5: got the end of the text, want a name"),
         (b"HloModule m\n}\n", "line 2: got '}', want a name"),
         (b"module @jit_f attributes {mhlo.num_partitions = 1 : i32} {\n", "StableHLO"),
-        (b"\x7fELF\x02\x01\x01\x00" + bytes(100), "no XLA program is in it"),
-        (b"PK\x03\x04" + bytes(100), "no XLA program is in it"),
-        (b"\x0a\x06broken", "no XLA program is in it"),
-        (b"\x1a" * 100_000, "no XLA program is in it"),
+        (b"\x7fELF\x02\x01\x01\x00" + bytes(100), "it holds no XLA program"),
+        (b"PK\x03\x04" + bytes(100), "it holds no XLA program"),
+        (b"\x0a\x06broken", "it holds no XLA program"),
+        (b"\x1a" * 100_000, "it holds no XLA program"),
     ],
 )
 def test_what_is_no_program(content: bytes, problem: str, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.data.degree_profile import degree_profile
-from gst.data.malnet import MalNet, read_edge_list
+from gst.data.malnet import MalNet, degree_profile, read_edge_list
 
 HEADER = (
     "# Directed graph (each unordered pair of nodes is saved once)\n# Function call graph of malicious Android APK\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gst.execution.interpreter import compiler
 from gst.machine.devices import usable_cores
+from gst.util.compiled import compiler
 from tests.docs.pages import OUTPUT, Page
 from tests.docs.run_page import check_output, run_page
 
@@ -35,7 +35,7 @@ NOT_EXECUTED = {
 
 QUICKER = {
     "docs/how-to/place_my_model.md": {
-        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.planning import Settings\nmodel",
+        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.settings import Settings\nmodel",
         "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), '
         "patience_s=0, compile_step=False)",
     },

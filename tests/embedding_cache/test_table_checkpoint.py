@@ -31,7 +31,7 @@ def some_pushes(table: Any, start: int, stop: int, num_keys: int = 30) -> None:
 def test_resumed_on_any_tier_it_goes_on_as_if_never_stopped(
     tier: str, saved_tier: str, capacity: int | None, dtype: torch.dtype
 ) -> None:
-    options: dict[str, Any] = {"capacity": capacity, "track_drift": True, "dataset": "a"}
+    options: dict[str, Any] = {"capacity": capacity, "dataset": "a"}
     straight = table_in(saved_tier, 30, 8, dtype, **options)
     some_pushes(straight, 0, 12)
     resumed = table_in(tier, 30, 8, dtype, **options)
@@ -41,7 +41,6 @@ def test_resumed_on_any_tier_it_goes_on_as_if_never_stopped(
     some_pushes(resumed, 12, 20)
     keys = torch.arange(30)
     assert_same(resumed.pull(keys), straight.pull(keys))
-    assert torch.equal(resumed.expected_drift(keys, 25), straight.expected_drift(keys, 25))
     assert saved_as_bytes(resumed) == saved_as_bytes(straight)
 
 
@@ -50,13 +49,9 @@ def saved_as_bytes(table: EmbeddingTable) -> bytes:
     return pickle.dumps(
         {
             name: value.contiguous().view(torch.uint8).numpy().tobytes() if isinstance(value, Tensor) else value
-            for name, value in flat(table.get_extra_state()).items()
+            for name, value in table.get_extra_state().items()
         }
     )
-
-
-def flat(state: dict[str, Any]) -> dict[str, Any]:
-    return {**{name: value for name, value in state.items() if name != "drift"}, **state.get("drift", {})}
 
 
 def test_a_checkpoint_holds_the_rows_in_use_alone() -> None:
@@ -81,13 +76,13 @@ def test_rides_in_the_checkpoint_of_a_module() -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_neither_a_saved_state_nor_a_copy_follows_the_table(tier: str) -> None:
-    table = table_in(tier, 3, 1, capacity=2, track_drift=True, dataset="a")
+    table = table_in(tier, 3, 1, capacity=2, dataset="a")
     table.push(torch.tensor([0]), torch.tensor([[1.0]]), step=0)
     state, copied, pickled = table.state_dict(), copy.deepcopy(table), pickle.loads(pickle.dumps(table))  # noqa: S301
     table.push(torch.tensor([0]), torch.tensor([[2.0]]), step=1)
     for other in (copied, pickled):
         assert other.pull(torch.tensor([0]))[0].item() == 1
-        assert repr(other) == repr(table) and (other.dataset, other.track_drift) == ("a", True)
+        assert repr(other) == repr(table) and other.dataset == "a"
     table.load_state_dict(state)
     assert table.pull(torch.tensor([0]))[0].item() == 1
 
@@ -104,18 +99,16 @@ def test_a_smaller_table_grows_to_the_saved_keys_and_a_larger_one_stays(num_keys
 @pytest.mark.parametrize("saved_capacity", [None, 12])
 @pytest.mark.parametrize("capacity", [1, 5, 12, None])
 def test_a_table_with_less_room_keeps_what_was_written_last(capacity: int | None, saved_capacity: int | None) -> None:
-    saved = EmbeddingTable(30, 2, capacity=saved_capacity, track_drift=True)
+    saved = EmbeddingTable(30, 2, capacity=saved_capacity)
     twin = SlowTable(30, 2, torch.float32, saved_capacity)
     for target in (saved, twin):
         for step, key in enumerate([5, 1, 9, 5, 3, 20, 1, 17]):
             target.push(torch.tensor([key]) if target is saved else [key], torch.full((1, 2), float(step)), step)
-    loaded = EmbeddingTable(30, 2, capacity=capacity, track_drift=True)
+    loaded = EmbeddingTable(30, 2, capacity=capacity)
     loaded.load_state_dict(saved.state_dict())
     while capacity is not None and len(twin.written) > capacity:
         twin.written.popitem(last=False)
     assert_agree(loaded, twin)
-    keys = torch.tensor(sorted(twin.written))
-    assert torch.equal(loaded.expected_drift(keys, 9), saved.expected_drift(keys, 9))
 
 
 def test_a_state_of_another_shape_is_refused() -> None:
@@ -166,8 +159,8 @@ def test_what_is_no_state_is_refused(unchecked: None) -> None:
         EmbeddingTable(4, 2).load_state_dict({"_extra_state": torch.ones(3)})
 
 
-def test_a_state_saved_before_there_were_datasets_and_drift_is_loaded() -> None:
+def test_a_state_saved_before_there_were_datasets_is_loaded() -> None:
     state = {"num_keys": 4, "step": 7, "keys": torch.tensor([1, 3]), "rows": torch.ones(2, 2)}
-    table = EmbeddingTable(4, 2, track_drift=True, dataset="a")
+    table = EmbeddingTable(4, 2, dataset="a")
     table.set_extra_state(state | {"written": torch.tensor([7, 2])})
     assert table.pull(torch.arange(4))[1].tolist() == [-1, 0, -1, 5]

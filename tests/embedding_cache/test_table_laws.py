@@ -18,7 +18,7 @@ class Pair:
         self.data, self.device = data, device
         num_keys, channels = data.draw(st.integers(1, 20)), data.draw(st.sampled_from([1, 2, 3, 4, 32]))
         capacity = data.draw(st.none() | st.integers(1, 8))
-        self.options = {"device": device, "capacity": capacity, "track_drift": data.draw(st.booleans())}
+        self.options = {"device": device, "capacity": capacity}
         self.table = table_in(tier, num_keys, channels, dtype, **self.options)
         self.twin = SlowTable(num_keys, channels, dtype, capacity)
         self.generator = torch.Generator().manual_seed(0)

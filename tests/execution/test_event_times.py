@@ -11,9 +11,17 @@ from torch import Tensor
 
 from gst.execution import event_times as module
 from gst.execution.costs import profile, profiled_costs
-from gst.execution.event_times import can_be_recorded, event_times_us, first_runs
-from gst.execution.executor import Executor
-from gst.execution.spans import BUDGET_US, Graphs, call_us, launch_us, span_us
+from gst.execution.event_times import (
+    BUDGET_US,
+    Graphs,
+    call_us,
+    can_be_recorded,
+    event_times_us,
+    first_runs,
+    launch_us,
+    span_us,
+)
+from gst.execution.executor import executor
 from gst.lowering.calls import bind
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
@@ -234,8 +242,8 @@ def test_a_product_on_an_accelerator_takes_the_time_that_the_device_says() -> No
     times = event_times_us(program, device)
     assert times.max() > 50  # 137 GFLOP
     gpus = [each for each in discover() if each.kind != "cpu"]
-    with Executor(program, gpus) as executor:
-        profiled = profile(program, executor)
+    with executor(program, gpus) as running:
+        profiled = profile(program, running)
     assert profiled.max() == pytest.approx(times.max(), rel=0.5)
     took = launch_us(device)
     assert took is not None and took > 0

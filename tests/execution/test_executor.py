@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.bench.gpu.host_outputs import exact_convolutions
 from experiments.bench.hostile import hostile_run
-from gst.execution.executor import Executor
+from gst.execution.executor import executor
+from gst.execution.graph_executor import GraphExecutor
 from gst.execution.lanes import LaneExecutor
-from gst.execution.reference import exact_convolutions
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError, Plan
+from gst.lowering.stream_program import COPY, RUN
 from gst.machine.devices import Device, discover
 from gst.programs import (
     WORKLOADS,
@@ -28,7 +30,6 @@ from gst.programs import (
     Step,
     TrainingStep,
     capture,
-    capture_module,
     differ_beyond_rounding,
     outputs_differ,
 )
@@ -48,6 +49,17 @@ def alone(program: Program, name: str = "cpu:0", priority: np.ndarray | None = N
     return Plan((name,), np.zeros(program.num_nodes, np.int64), priority)
 
 
+def order_of(program: Program, plan: Plan, devices: Sequence[Device]) -> dict[str, tuple[int, ...]]:
+    """Operations of each lane that has some, in the order in which it runs them."""
+    streams = stream_program(program, plan, devices)
+    members, runs = streams.members.lists(), streams.kind == RUN
+    orders = {
+        name: tuple(node for group in streams.argument[begin:end][runs[begin:end]].tolist() for node in members[group])
+        for name, begin, end in zip(streams.lanes, streams.bounds[:-1], streams.bounds[1:], strict=True)
+    }
+    return {name: order for name, order in orders.items() if order}
+
+
 @pytest.mark.parametrize("separate_memory", [False, True])
 def test_ten_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
     computes(program, separate_memory, 10)
@@ -64,35 +76,17 @@ def test_an_expanded_value_is_copied_with_its_strides() -> None:
     expanded = next(n for n, each in enumerate(program.operations) if str(each.target) == "aten.expand.default")
     plan = Plan(NAMES, (np.arange(program.num_nodes) <= expanded).astype(np.int64))
     devices = pair(separate_memory=True)
-    with Executor(program, devices) as executor:
-        assert outputs_differ(executor.run(plan), eager(program)) is None
     streams = stream_program(program, plan, devices)
     assert outputs_differ(LaneExecutor(program, streams, devices).run(), eager(program)) is None
     assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
 
 
-@pytest.mark.parametrize("separate_memory", [False, True])
-def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Program, separate_memory: bool) -> None:
-    computes(bundled_program, separate_memory, 2)
-
-
 def computes(program: Program, separate_memory: bool, num_plans: int) -> None:
     """Random plans give the outputs of the program run in order."""
     want, rng = eager(program), np.random.default_rng(0)
-    with Executor(program, pair(separate_memory)) as executor:
+    with GraphExecutor(program, pair(separate_memory)) as running:
         for _ in range(num_plans):
-            assert outputs_differ(executor.run(random_plan(program, rng)), want) is None
-
-
-def test_a_plan_that_fuses_is_refused_where_operations_run_one_by_one() -> None:
-    layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
-    program = capture_module(layers, (torch.ones(8),))
-    plan = dataclasses.replace(alone(program), fusion=np.array([-1, -1, 0, 0]))
-    no_groups = dataclasses.replace(plan, fusion=np.array([-1, -1, 0, -1]))
-    with Executor(program, pair(separate_memory=False)) as executor:
-        with pytest.raises(ExecutionError, match=r"^the plan fuses operations, .*; leave it out with --tasks"):
-            executor.run(plan)
-        assert outputs_differ(executor.run(no_groups), eager(program)) is None
+            assert outputs_differ(running.run(random_plan(program, rng)), want) is None
 
 
 def test_three_devices_in_two_memories(program: Program) -> None:
@@ -101,22 +95,23 @@ def test_three_devices_in_two_memories(program: Program) -> None:
     devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
     want, rng = eager(program), np.random.default_rng(1)
     computed = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
-    with Executor(program, devices) as executor:
+    with GraphExecutor(program, devices) as running:
         for _ in range(4):
             plan = random_plan(program, rng, ("cpu:0", "cpu:1", "cpu:2"))
-            assert outputs_differ(executor.run(plan), want) is None
+            assert outputs_differ(running.run(plan), want) is None
             memory = [memories[place] for place in plan.placement]
             read = {(producer, memory[node]) for producer, node in program.graph.edges.T.tolist()}
             there = {(node, memory[node]) for node in computed}
-            there |= {(node, "ab"[place]) for node, place in executor.compile(plan).streams.residents.T.tolist()}
-            assert executor.last_transfers.copies == len(read - there) > 0
-            assert executor.last_transfers.bytes == sum(program.output_bytes[node] for node, _ in read - there)
+            streams = running.compile(plan).streams
+            there |= {(node, "ab"[place]) for node, place in streams.residents.T.tolist()}
+            copied = streams.argument[streams.kind == COPY], streams.target[streams.kind == COPY]
+            assert [(node, "ab"[place]) for node, place in sorted(zip(*copied, strict=True))] == sorted(read - there)
+            assert len(read - there) > 0
 
 
 def test_one_memory_copies_nothing(program: Program) -> None:
-    with Executor(program, pair(separate_memory=False)) as executor:
-        executor.run(random_plan(program, np.random.default_rng(0)))
-        assert executor.last_transfers.copies == executor.last_transfers.bytes == 0
+    streams = stream_program(program, random_plan(program, np.random.default_rng(0)), pair(separate_memory=False))
+    assert COPY not in streams.kind
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -128,9 +123,9 @@ def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> N
         list(program.inputs[len(step.inputs[0]) :]),
     )
     losses = []
-    with Executor(program, pair(separate_memory=True)) as executor:
+    with GraphExecutor(program, pair(separate_memory=True)) as running:
         for _ in range(20):
-            loss, *parameters = executor.run(plan, [*parameters, *data])
+            loss, *parameters = running.run(plan, [*parameters, *data])
             losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
     assert losses[0] == pytest.approx(pytorch(step)[0].item(), rel=1e-4)
@@ -138,11 +133,10 @@ def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> N
 
 def test_every_operation_runs_once_on_its_device(program: Program) -> None:
     plan = random_plan(program, np.random.default_rng(3))
-    with Executor(program, pair(separate_memory=False)) as executor:
-        executor.run(plan)
-        for index, name in enumerate(NAMES):
-            nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation"]
-            assert sorted(executor.last_order[name]) == [node for node in nodes if plan.placement[node] == index]
+    nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation"]
+    for index, name in enumerate(NAMES):
+        order = order_of(program, plan, pair(separate_memory=False))
+        assert sorted(order[name]) == [node for node in nodes if plan.placement[node] == index]
 
 
 def test_priority_orders_what_is_ready() -> None:
@@ -151,13 +145,10 @@ def test_priority_orders_what_is_ready() -> None:
     priority = np.random.default_rng(0).permutation(program.num_nodes)
     want = tuple(sorted(range(1, program.num_nodes), key=lambda node: -priority[node]))
     split = Plan(NAMES, np.array([0] + [1] * (program.num_nodes - 1)), priority)
-    with Executor(program, pair(separate_memory=True)) as executor:
-        executor.run(alone(program, priority=priority))
-        assert executor.last_order == {"cpu:0": want}
-        executor.run(split)
-        assert executor.last_order == {"cpu:1": want}
-        executor.run(alone(program))
-        assert executor.last_order == {"cpu:0": tuple(range(1, program.num_nodes))}
+    devices = pair(separate_memory=True)
+    assert order_of(program, alone(program, priority=priority), devices) == {"cpu:0": want}
+    assert order_of(program, split, devices) == {"cpu:1": want}
+    assert order_of(program, alone(program), devices) == {"cpu:0": tuple(range(1, program.num_nodes))}
 
 
 def broken(program: Program, node: int, error: BaseException) -> Program:
@@ -178,12 +169,11 @@ def test_a_failing_operation_is_reported_and_the_executor_survives(program: Prog
         node += 1
     bad = broken(program, node, RuntimeError("out of luck"))
     plan = random_plan(program, np.random.default_rng(0))
-    with Executor(bad, pair(separate_memory)) as executor:
+    with GraphExecutor(bad, pair(separate_memory)) as running:
         for attempt in (plan, alone(bad), plan):
-            with pytest.raises(ExecutionError, match=f"node {node} failed on cpu:.*out of luck") as caught:
-                executor.run(attempt)
-            assert caught.value.node == node and caught.value.device == attempt.devices[attempt.placement[node]]
-        assert executor.submit("cpu:1", lambda: "alive") == "alive"
+            with pytest.raises(ExecutionError, match=rf"^step \d+ of cpu:\d \(run {node}\): .*out of luck"):
+                running.run(attempt)
+        assert running.submit("cpu:1", lambda: "alive") == "alive"
 
 
 def test_the_executor_runs_again_after_wrong_values() -> None:
@@ -193,28 +183,28 @@ def test_the_executor_runs_again_after_wrong_values() -> None:
     )
     program = capture(step)
     plan = Plan(NAMES, np.arange(program.num_nodes) % 2)
-    with Executor(program, pair(separate_memory=True)) as executor:
+    with GraphExecutor(program, pair(separate_memory=True)) as running:
         with pytest.raises(ExecutionError, match="out of"):
-            executor.run(plan, [torch.ones(3), torch.tensor([7])])
-        assert outputs_differ(executor.run(plan), eager(program)) is None
+            running.run(plan, [torch.ones(3), torch.tensor([7])])
+        assert outputs_differ(running.run(plan), eager(program)) is None
 
 
 def test_a_plan_that_does_not_fit_is_refused(program: Program) -> None:
-    with Executor(program, pair(separate_memory=False)) as executor:
+    with GraphExecutor(program, pair(separate_memory=False)) as running:
         with pytest.raises(ValueError, match=r"device 'cuda:7'; the executor has cpu:0, cpu:1"):
-            executor.run(alone(program, "cuda:7"))
+            running.run(alone(program, "cuda:7"))
         with pytest.raises(ValueError, match="the plan places 3 nodes"):
-            executor.run(Plan(("cpu:0",), np.zeros(3, np.int64)))
+            running.run(Plan(("cpu:0",), np.zeros(3, np.int64)))
     with pytest.raises(ValueError, match="closed"):
-        executor.run(alone(program))
+        running.run(alone(program))
 
 
-def test_threads_of_workers_are_their_own(program: Program) -> None:
+def test_threads_of_the_worker_are_its_own(program: Program) -> None:
     before, alive = torch.get_num_threads(), set(threading.enumerate())
-    with Executor(program, pair(separate_memory=False)) as executor:
-        executor.run(random_plan(program, np.random.default_rng(0)))
+    with GraphExecutor(program, pair(separate_memory=False)) as running:
+        running.run(random_plan(program, np.random.default_rng(0)))
         assert torch.get_num_threads() == before
-        assert [executor.submit(name, torch.get_num_threads) for name in NAMES] == [1, 1]
+        assert [running.submit(name, torch.get_num_threads) for name in NAMES] == [1, 1]
         later: list[int] = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
         thread.start()
@@ -223,11 +213,10 @@ def test_threads_of_workers_are_their_own(program: Program) -> None:
     assert set(threading.enumerate()) <= alive
 
 
-def test_workers_keep_to_their_cores(program: Program) -> None:
-    devices = [device for device in discover() if device.kind == "cpu"]
-    with Executor(program, devices) as executor:
-        for device in devices:
-            assert executor.submit(device.name, lambda: tuple(sorted(os.sched_getaffinity(0)))) == device.cores
+def test_the_worker_keeps_to_the_cores_of_its_device(program: Program) -> None:
+    device = discover()[-1] if discover()[-1].kind == "cpu" else discover()[0]
+    with GraphExecutor(program, [device]) as running:
+        assert running.submit(device.name, lambda: tuple(sorted(os.sched_getaffinity(0)))) == device.cores
 
 
 @pytest.mark.parametrize("separate_memory", [False, True])
@@ -256,12 +245,12 @@ def test_values_are_freed_at_their_last_use(separate_memory: bool) -> None:
     )
     program = dataclasses.replace(program, operations=operations)
     gc.collect()
-    with Executor(program, pair(separate_memory)) as executor:
+    with GraphExecutor(program, pair(separate_memory)) as running:
         for plan in (alone(program), Plan(NAMES, np.arange(program.num_nodes) % 2)):
-            executor.compile(plan)
+            running.compile(plan)
             alive.clear()
             most = 0
-            assert executor.run(plan)[0].item() == 44
+            assert running.run(plan)[0].item() == 44
             assert most <= 4, f"{most} values alive at once"
         assert sum(ref() is not None for ref in alive) == 0
 
@@ -269,10 +258,10 @@ def test_values_are_freed_at_their_last_use(separate_memory: bool) -> None:
 def test_inputs_and_outputs_are_not_shared_between_runs(program: Program) -> None:
     before = [value.clone() for value in program.inputs]
     plan = random_plan(program, np.random.default_rng(0))
-    with Executor(program, pair(separate_memory=False)) as executor:
-        first = executor.run(plan)
+    with GraphExecutor(program, pair(separate_memory=False)) as running:
+        first = running.run(plan)
         kept = [value.clone() for value in first if isinstance(value, torch.Tensor)]
-        executor.run(plan, [value * 0 if value.is_floating_point() else value for value in program.inputs])
+        running.run(plan, [value * 0 if value.is_floating_point() else value for value in program.inputs])
     assert outputs_differ(first, kept) is None
     assert all(torch.equal(a, b) for a, b in zip(before, program.inputs, strict=True))
 
@@ -284,15 +273,15 @@ def test_constants_inputs_and_plain_values_may_be_outputs() -> None:
     )
     program = capture(step)
     assert isinstance(program.outputs[1], Reference)
-    with Executor(program, pair(separate_memory=True)) as executor:
-        outputs = executor.run(Plan(NAMES, np.arange(program.num_nodes) % 2))
+    with GraphExecutor(program, pair(separate_memory=True)) as running:
+        outputs = running.run(Plan(NAMES, np.arange(program.num_nodes) % 2))
     assert outputs_differ(outputs, eager(program)) is None and outputs[-1] == 3
 
 
 def test_lowered_plans_are_remembered_by_key(program: Program) -> None:
-    with Executor(program, pair(separate_memory=False)) as executor:
+    with GraphExecutor(program, pair(separate_memory=False)) as running:
         plan = random_plan(program, np.random.default_rng(0))
-        assert executor.compile(plan) is executor.compile(Plan.from_dict(plan.to_dict()))
+        assert running.compile(plan) is running.compile(Plan.from_dict(plan.to_dict()))
 
 
 @pytest.mark.gpu
@@ -300,13 +289,13 @@ def test_lowered_plans_are_remembered_by_key(program: Program) -> None:
 def test_a_plan_over_cpu_and_cuda_gives_the_outputs_of_the_program(bundled_program: Program) -> None:
     rng, names, inputs = np.random.default_rng(0), ("cpu:0", "cuda:0"), bundled_program.inputs
     there = partial(eager, bundled_program, device=torch.device("cuda:0"))
-    with Executor(bundled_program, discover()) as executor, exact_convolutions():  # as those of the CPU
+    with executor(bundled_program, discover()) as running, exact_convolutions():  # as those of the CPU
         want = there(inputs)
         for _ in range(10):
-            got = executor.run(random_plan(bundled_program, rng, names))
+            got = running.run(random_plan(bundled_program, rng, names))
             assert differ_beyond_rounding(got, want, there, inputs) is None
-        assert executor.last_transfers.copies > 0
-        got = executor.run(alone(bundled_program, "cuda:0"))
+        assert COPY in running.compile(random_plan(bundled_program, rng, names)).streams.kind
+        got = running.run(alone(bundled_program, "cuda:0"))
         assert differ_beyond_rounding(got, want, there, inputs) is None
 
 

@@ -15,22 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.bench.gpu.host_outputs import exact_convolutions
 from gst.execution import executor as choice
 from gst.execution import graph_executor, lane_groups
 from gst.execution.child import Runner
-from gst.execution.executor import Executor, executor
+from gst.execution.executor import executor
 from gst.execution.graph_executor import GraphExecutor
 from gst.execution.lane_groups import LaneGroups
-from gst.execution.reference import exact_convolutions, reference
+from gst.execution.on_accelerator import reference
 from gst.execution.residents import Residents
 from gst.lowering.calls import eager
-from gst.lowering.grouping import pointwise_chains
-from gst.lowering.legality import fusion_groups
+from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, differ_beyond_rounding, outputs_differ
 from tests.execution.recorded import Recorder
-from tests.execution.test_lanes import HOST, NO_ACCELERATOR, gpus
+from tests.execution.test_lanes import NO_ACCELERATOR, gpus
 from tests.lowering.test_stream_program import lanes_of, random_plan
 from tests.programs.small import SMALL, small_program
 
@@ -418,15 +418,14 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
         assert "out of memory" in Runner(running, reference(program, devices), None).check(plan)
 
 
-def test_devices_for_graphs_are_accelerators_beside_one_cpu_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, beside = small_program("gpt"), [replace(HOST, name="cpu:1", cores=(1,)), replace(HOST, cores=(0,))]
-    assert isinstance(executor(program, lanes_of(2, 1)), Executor)
+def test_devices_of_several_memories_are_lanes_and_accelerators_must_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = small_program("gpt")
     if not torch.accelerator.is_available():
-        assert isinstance(executor(program, gpus(2, 2)), Executor)
+        with pytest.raises(ValueError, match=r"^this process has no accelerator 'cuda:0/stream:0'"):
+            executor(program, gpus(2, 2))
     monkeypatch.setattr(choice, "is_here", lambda device: device.type == "cuda")
-    for devices in (gpus(2, 2), gpus(1, 2)[:-1]):
+    for devices in (lanes_of(2, 1), gpus(2, 2), gpus(1, 2)[:-1]):
         assert isinstance(executor(program, devices), GraphExecutor)
-    assert isinstance(executor(program, [*gpus(1, 1)[:-1], *beside]), Executor)
 
 
 @pytest.mark.gpu

@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from gst.execution import child
-from gst.execution.executor import Executor
-from gst.execution.interpreter import compiler
+from gst.execution.graph_executor import GraphExecutor
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
+from gst.lowering.calls import storages
 from gst.lowering.plan import Plan
-from gst.lowering.storages import storages
 from gst.machine.devices import Device
 from gst.machine.load import LoadGate, _ticks_of_descendants, read_busy
 from gst.programs import Program, Step, capture
+from gst.util.compiled import compiler
 from tests import fragile
 from tests.made_devices import pair
 from tests.processes import is_running
@@ -109,12 +109,12 @@ def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], mon
     """Where the executor does not write down when operations begin."""
     asked = []
 
-    def profile(program: Program, executor: Executor, device: str, repetitions: int) -> np.ndarray:
+    def profile(program: Program, executor: GraphExecutor, device: str, repetitions: int) -> np.ndarray:
         asked.append((device, repetitions))
         return np.ones(program.num_nodes)
 
     monkeypatch.setattr(child, "profile", profile)
-    with Executor(programs["rnnlm"], pair(separate_memory=True)) as executor:
+    with GraphExecutor(programs["rnnlm"], pair(separate_memory=True)) as executor:
         costs = child.Runner(executor, None, None).costs(2)
     assert asked == [("cpu:0", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
 

@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from gst.execution import pairs as pairs_module
-from gst.execution.event_times import can_be_recorded
-from gst.execution.kernels import Kernels, kernels_of, part_of_threads
-from gst.execution.pairs import measured_pairs
-from gst.execution.spans import Graphs
+from gst.execution.event_times import Graphs, can_be_recorded
+from gst.execution.pairs import Kernels, kernels_of, measured_pairs, part_of_threads
 from gst.programs import Program
 from tests.execution.recorded import RecordedGraph, Recorder
 

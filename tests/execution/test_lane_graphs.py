@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from experiments.bench.gpu.host_outputs import exact_convolutions
 from gst.execution import lane_graphs
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import Lane, LaneExecutor
-from gst.execution.reference import exact_convolutions
 from gst.lowering.calls import eager
 from gst.lowering.lower import stream_program
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from experiments.bench.gpu.host_outputs import differs_from_host, exact_convolutions
 from gst.execution.lanes import Lane, LaneExecutor, is_here, issue_order
-from gst.execution.reference import differs_from_host, exact_convolutions
-from gst.lowering.calls import eager
+from gst.lowering.calls import eager, storages
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError, Plan
 from gst.lowering.race_check import check
-from gst.lowering.storages import storages
 from gst.lowering.stream_program import COPY, RECORD, WAIT, StreamProgram, example
 from gst.machine.devices import Device
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ

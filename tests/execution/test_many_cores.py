@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gst.execution.interpreter import compiler
 from gst.execution.native import NativeExecutor
 from gst.lowering.calls import eager
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.programs import outputs_differ
+from gst.util.compiled import compiler
 from tests.execution.test_native import keeps_the_rule, names
 from tests.programs.small import small_program
 

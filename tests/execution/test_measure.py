@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gst.execution.costs import profile
-from gst.execution.executor import Executor
+from gst.execution.graph_executor import GraphExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
 from gst.machine.load import LoadGate
 from gst.programs import Program
@@ -130,7 +130,7 @@ def test_the_gate_is_asked_before_every_round_and_its_patience_is_for_all() -> N
 
 
 def test_profile_times_operations_and_only_those(program: Program) -> None:
-    with Executor(program, pair(separate_memory=False)) as executor:
+    with GraphExecutor(program, pair(separate_memory=False)) as executor:
         one = profile(program, executor, "cpu:1", repetitions=3)
     for times in (one, profile(program, repetitions=2)):
         is_operation = np.array([each.kind == "operation" for each in program.operations])

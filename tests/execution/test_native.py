@@ -9,16 +9,16 @@ import torch
 
 from gst.execution.costs import profile
 from gst.execution.executor import executor
-from gst.execution.interpreter import compiler, load
+from gst.execution.interpreter import load
 from gst.execution.native import NativeExecutor
-from gst.lowering.calls import eager
+from gst.lowering.calls import eager, storages
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError, Plan, Timeline, ranks
 from gst.lowering.race_check import check
-from gst.lowering.storages import storages
 from gst.lowering.stream_program import COPY
 from gst.machine.devices import Device, select
 from gst.programs import Program, TrainingStep, capture, outputs_differ
+from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of, bytes_behind
 from tests.execution.test_executor import alone, random_plan
 from tests.made_devices import pair

@@ -11,12 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gst.cli import main
-from gst.execution.interpreter import compiler
 from gst.execution.probes import PROBES, Probe, _classes, _inputs, gap_us, hand_over_us, measure_rates, ping_pong
 from gst.lowering.plan import Timeline
 from gst.machine.devices import Device, core_sets, discover, parse_bytes, select
 from gst.machine.load import LoadGate
 from gst.machine.rates import Rates, rates_path, save_rates, saved_rates
+from gst.util.compiled import compiler
 
 SMALL = {"cpu": Probe(96, 1, 16, 8, 1 << 14, 1 << 16)}
 CPU = [Device(f"cpu:{number}", "cpu", (number,), 1, "host", "test") for number in range(5)]

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.execution import reference as module
+from experiments.bench.gpu import host_outputs
+from experiments.bench.gpu.host_outputs import differs_from_host, exact_convolutions
+from gst.execution import on_accelerator as module
 from gst.execution.child import Runner
-from gst.execution.on_accelerator import whole
-from gst.execution.reference import differs_from_host, exact_convolutions, reference
+from gst.execution.on_accelerator import reference, whole
 from gst.lowering.calls import HOST, eager, in_program_order
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
@@ -72,7 +73,8 @@ def test_convolutions_that_round_are_compared_with_those_of_the_accelerator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = small_program(name)
-    monkeypatch.setattr(module, "eager", by_kind(eager))
+    for each in (module, host_outputs):
+        monkeypatch.setattr(each, "eager", by_kind(eager))
     with RoundedConvolutions():
         got, compared = whole(program, HOST)(), reference(program, [GPU])
         assert outputs_differ(got, on_the_host(eager)(program)) is not None
@@ -80,7 +82,7 @@ def test_convolutions_that_round_are_compared_with_those_of_the_accelerator(
         assert compared.difference(on_the_host(eager)(program)) is None  # as a plan on both may be
         assert str(compared.difference([2 * each for each in got])).startswith("output 0 is off by ")
         assert differs_from_host(program, GPU.torch_device) is None
-    monkeypatch.setattr(module, "eager", by_kind(lambda *arguments: [2 * each for each in eager(*arguments)]))
+    monkeypatch.setattr(host_outputs, "eager", by_kind(lambda *arguments: [2 * each for each in eager(*arguments)]))
     assert str(differs_from_host(program, GPU.torch_device)).startswith("output 0 is off by ")
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution import transfers
+from gst.execution import probes
 from gst.execution.child import Runner
 from gst.execution.costs import COPY_US, links_of, links_record, profiled_costs
-from gst.execution.executor import Executor
-from gst.execution.transfers import MOST_GB_PER_S, SIZES, copy_rates, fitted, measured_links
+from gst.execution.graph_executor import GraphExecutor
+from gst.execution.probes import MOST_GB_PER_S, SIZES, copy_rates, fitted, measured_links
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover
 from gst.machine.rates import CopyRates
@@ -96,9 +96,9 @@ def test_copies_leave_an_accelerator_first_on_a_stream_of_their_own_into_memory_
 ) -> None:
     """Described tensors stand for those of the accelerator. Each is timed alone and with one the other way, from and to
     pageable memory first, then pinned."""
-    monkeypatch.setattr(transfers, "Lane", Journal)
-    monkeypatch.setattr(transfers, "is_here", lambda device: device.type == "meta")
-    monkeypatch.setattr(transfers, "synchronise", lambda devices: None)
+    monkeypatch.setattr(probes, "Lane", Journal)
+    monkeypatch.setattr(probes, "is_here", lambda device: device.type == "meta")
+    monkeypatch.setattr(probes, "synchronise", lambda devices: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: Journal.pin(tensor))
     monkeypatch.setattr(Journal, "entries", [])
     rates = copy_rates(torch.device("cpu"), torch.device("meta"), (4, 4096), 1)
@@ -119,7 +119,7 @@ def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPa
         asked.append((source.type, destination.type))
         return CopyRates(7.0 if source.type == "cpu" else 9.0, 2.0, 1.0, 4.0, 3.0, 2.5)
 
-    monkeypatch.setattr(transfers, "copy_rates", rates)
+    monkeypatch.setattr(probes, "copy_rates", rates)
     cores = [Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2)]
     latency_us, bytes_per_us = measured_links([*cores, GPU])
     assert latency_us.tolist() == [[0, 0, 7], [0, 0, 7], [4, 4, 0]], "what comes back arrives in pinned memory"
@@ -131,7 +131,7 @@ def test_the_simulator_reads_what_was_measured(program: Program) -> None:
     """Costs of devices with memories of their own hold measured links, and a slower link makes a plan take longer."""
     devices = discover(separate_memory=True)[:1]
     devices = [*devices, Device("cpu:x", "cpu", (), 1, "another", "test")]
-    with Executor(program, devices) as executor:
+    with GraphExecutor(program, devices) as executor:
         costs = Runner(executor, None, None).costs(1)
     apart = ~np.eye(2, dtype=bool)
     assert (costs.latency_us[apart] > 0).all() and (costs.latency_us[apart] != COPY_US).all()

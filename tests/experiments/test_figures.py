@@ -7,13 +7,14 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.figures import architecture
+from experiments.figures import architecture, overview
 from experiments.figures import documents as docs
 from experiments.figures.catalogue import NUMBERS, TABLES
 from experiments.figures.documents import COMMAND, ROOT, documents, fill, table, tell, up_to_date
@@ -50,19 +51,54 @@ def test_pictures_can_be_drawn(name: str, tmp_path: Path) -> None:
         assert min(picture.size) > 200 and least < 128 < most
 
 
-def test_the_picture_of_the_architecture_is_of_the_code() -> None:
-    assert architecture.PICTURE.read_text() == architecture.picture(), f"docs/architecture.svg is {MEND}"
+@pytest.mark.parametrize("drawing", [architecture, overview], ids=lambda each: each.PICTURE.name)
+def test_drawings_are_of_the_code(drawing: ModuleType) -> None:
+    assert drawing.PICTURE.read_text() == drawing.picture(), f"{named(drawing.PICTURE)} is {MEND}"
 
 
-def test_rooms_stand_on_floors_and_arrows_lead_down() -> None:
-    found, floors = architecture.rooms(), architecture.floors()
-    level = {room: number for number, floor in enumerate(floors) for room in floor}
-    below = [(room, each) for room, imported in found.items() for each in imported]
+def test_the_overview_is_legible_in_light_and_dark_and_stays_inside_its_frame() -> None:
+    text = overview.picture()
+    assert "@media (prefers-color-scheme: dark)" in text and 'class="ground"' in text
+    assert min(float(size) for size in re.findall(r"([\d.]+)px", text)) >= 12
+    places = [tuple(map(float, pair)) for pair in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"', text)]
+    assert len(places) > 15 and all(0 < x < overview.WIDTH and 0 < y < overview.HEIGHT for x, y in places)
+
+
+def test_modules_import_lower_layers_only() -> None:
+    found, layers = architecture.imports(), architecture.layers()
+    level = {name: number for number, layer in enumerate(layers) for name in layer}
+    below = [(name, each) for name, imported in found.items() for each in imported]
     assert len(below) > 50 and len(found) == len(level)
     assert [pair for pair in below if level[pair[0]] >= level[pair[1]]] == []
 
 
-def test_an_arrow_goes_where_others_lead_the_same_way() -> None:
+FOLDERS = [name for layer in architecture.layers()[1:] for name in layer if (ROOT / name.replace(".", "/")).is_dir()]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_folder_tells_its_content_input_output_and_first_file(name: str) -> None:
+    folder = ROOT / name.replace(".", "/")
+    description = architecture.describe(folder)
+    assert all((description.holds, description.goes_in, description.comes_out, description.first_file)), description
+    assert (folder / description.first_file).exists()
+
+
+def test_a_docstring_without_input_or_first_file_has_empty_parts(tmp_path: Path) -> None:
+    examples = (
+        (
+            "Cutting: a graph goes in; segments come out.\n\nRead `cut.py`.",
+            ("Cutting", "a graph", "segments", "cut.py"),
+        ),
+        ("Memory.\n\nKeys go in, with steps; rows come out of a table.", ("Memory", "Keys", "rows", "")),
+        ("Words.", ("Words", "", "", "")),
+    )
+    for text, parts in examples:
+        (tmp_path / "__init__.py").write_text(f'"""{text}"""')
+        found = architecture.describe(tmp_path)
+        assert (found.holds, found.goes_in, found.comes_out, found.first_file) == parts
+
+
+def test_an_arrow_is_left_out_if_others_connect_its_ends() -> None:
     arrows = architecture.reduced({"a": ["b", "c", "d"], "b": ["c"], "c": ["d"], "d": []})
     assert arrows == [("a", "b"), ("b", "c"), ("c", "d")]
 
@@ -104,12 +140,13 @@ def test_another_result_makes_another_document(tmp_path: Path, monkeypatch: pyte
     placement["geomean"]["fused_over_pytorch"] = 9.87
     (results / "placement.json").write_text(json.dumps(placement))
     monkeypatch.setattr(docs, "RESULTS", results)
-    before, after = (ROOT / "README.md").read_text(), up_to_date(ROOT / "README.md", TABLES, NUMBERS)
-    assert "9.87" not in before and "**9.87x**" in after and "9.87 times as fast as plain PyTorch" in after
+    page = ROOT / "docs" / "results.md"
+    before, after = page.read_text(), up_to_date(page, TABLES, NUMBERS)
+    assert "9.87" not in before and "**9.87x**" in after and re.search(r"9\.87 times as fast\s+as plain PyTorch", after)
     (results / "placement.json").unlink()
     assert "results/placement.json` is not there" in fill(before, TABLES)
     with pytest.raises(FileNotFoundError):
-        up_to_date(ROOT / "README.md", TABLES, NUMBERS)
+        up_to_date(page, TABLES, NUMBERS)
 
 
 def test_only_what_stands_between_marks_is_replaced() -> None:

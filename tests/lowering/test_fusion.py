@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from gst.execution import groups
 from gst.execution.groups import Fused, fused
-from gst.execution.interpreter import compiler, load
+from gst.execution.interpreter import load
 from gst.execution.native import NativeExecutor
 from gst.lowering.calls import eager
-from gst.lowering.grouping import convex_segments, pointwise_chains
-from gst.lowering.legality import Group, fusion_groups, legalise
+from gst.lowering.fusion import Group, fusion_groups, legalise, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
 from gst.lowering.rewrite import rewritten
 from gst.machine.devices import Device
 from gst.programs import Program, Reference, TrainingStep, capture, outputs_differ
 from gst.programs.features import is_elementwise
+from gst.util.compiled import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 KINDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -141,37 +141,6 @@ def test_chains_worked_out_by_hand() -> None:
     chains = pointwise_chains(program, np.zeros(program.num_nodes, np.int64))
     names = {frozenset(program.operations[node].name for node in group) for group in partition(chains)}
     assert names == {frozenset({"neg", "neg_1", "neg_2", "add"}), frozenset({"neg_3", "neg_4", "neg_5"})}
-
-
-@settings(max_examples=25)
-@given(STEPS, st.data(), st.integers(1, 6))
-def test_segments_are_legal_of_bounded_work_and_cannot_be_joined(steps: list, data: st.DataObject, count: int) -> None:
-    program = random_program(steps)
-    nowhere = np.zeros(program.num_nodes, np.int64)
-    computed = np.array([each.kind == "operation" for each in program.operations])
-    drawn_us = data.draw(st.lists(st.integers(1, 9), min_size=program.num_nodes, max_size=program.num_nodes))
-    time_us = np.where(computed, drawn_us, 0).astype(np.float64)
-    segments = convex_segments(program, time_us, count)
-    assert is_legal(program, segments, nowhere)
-    most = time_us.sum() / count
-    assert all(sum(time_us[node] for node in group) <= most for group in partition(segments))
-    for producer, node in program.graph.edges.T.tolist():
-        if min(segments[producer], segments[node]) >= 0 and segments[producer] != segments[node]:
-            joined = np.where(segments == segments[node], segments[producer], segments)
-            too_much = time_us[joined == segments[producer]].sum() > most
-            has_views = any(
-                program.operations[each].is_view for each in range(program.num_nodes)
-            )  # left out at borders
-            assert too_much or has_views or not is_legal(program, joined, nowhere)
-
-
-def test_one_segment_is_all_that_may_be_one() -> None:
-    program = random_program([("add", 0, 1), ("neg", 2, 0), ("cumsum", 3, 0), ("add", 4, 2)])
-    time_us = np.ones(program.num_nodes)
-    segments = convex_segments(program, time_us, 1)
-    assert len(set(segments[[each.kind == "operation" for each in program.operations]].tolist())) == 1
-    with pytest.raises(ValueError, match="num_segments is 0; want 1 or more"):
-        convex_segments(program, time_us, 0)
 
 
 def by_operations(program: Program, group: Group) -> Callable[..., Any]:

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from experiments.bench.hostile import verify
+from gst.lowering.calls import Storages, storages
+from gst.lowering.common_order import Work
+from gst.lowering.happens_before import RaceError
 from gst.lowering.lower import lowered, stream_program
 from gst.lowering.plan import Plan
-from gst.lowering.race_check import RaceError, check
-from gst.lowering.storages import Storages, storages
+from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, example
-from gst.lowering.work import Work
 from gst.machine.devices import Device
 from gst.programs import Program, Step, capture
 from tests.lowering.interleavings import depends_on_luck, explore, mutants, random_work

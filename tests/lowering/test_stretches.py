@@ -8,9 +8,8 @@ import pytest
 
 from experiments.bench.hostile import verify
 from gst.execution.lanes import LaneExecutor
-from gst.lowering.race_check import happens_before
+from gst.lowering.happens_before import Stretches, happens_before, inner_steps, stretches
 from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, StreamProgram, example
-from gst.lowering.stretches import Stretches, inner_steps, stretches
 from gst.programs import Program, outputs_differ
 from tests.execution.test_lanes import eager
 from tests.lowering.test_stream_program import lanes_of, random_streams

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from gst.execution.measure import measure
-from gst.machine import nvml as module
-from gst.machine.clocks import Clocks, slowed_by
+from gst.machine import clocks as module
+from gst.machine.clocks import FIELDS, REASON_FIELDS, Clocks, Source, parsed, read_clocks, slowed_by
 from gst.machine.devices import Device
 from gst.machine.load import accelerators_of
-from gst.machine.nvml import FIELDS, REASON_FIELDS, Source, parsed, read_clocks
 
 ONE, TWO = "GPU-0d7a3c7e-6f1f-5f0a-9c38-1b2c3d4e5f60", "GPU-8d3c1a52-0001-0002-0003-4b5c6d7e8f90"
 # A data-centre card at its power limit; one that idles; a card of a laptop, and one split by MIG, which report little.

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from gst.execution.interpreter import compiler
 from gst.machine.devices import Device
 from gst.placement.api import backend as module
 from gst.placement.api import own_devices
 from gst.placement.api.backend import backend, outcome
+from gst.util.compiled import compiler
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

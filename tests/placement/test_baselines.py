@@ -13,7 +13,7 @@ import pytest
 from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, random_task
 
 from experiments.reproductions.public_problems.baselines import baselines
-from experiments.reproductions.public_problems.cost_graphs import read_cost_graph
+from experiments.reproductions.public_problems.cost_graphs import read_cost_graph, task_of_cost_graph
 from experiments.reproductions.public_problems.generated import generated_problem
 from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import heft
@@ -22,7 +22,7 @@ from gst.placement.baselines.units import colocated, held_bytes, smallest_units
 from gst.placement.machines import CORE, GPU, Machine, machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.population import crossover, mutate
+from gst.placement.search.random_plans import crossover, mutate
 from gst.placement.task import Task
 from gst.simulation.simulator import Simulator
 
@@ -176,7 +176,7 @@ def test_what_is_held_adds_up_to_the_peak_of_program_order(gpus: Task) -> None:
 
 
 def test_published_costs_keep_groups_whole_and_accelerators_within_their_memory() -> None:
-    task = Task.of_cost_graph(read_cost_graph(PUBLISHED))
+    task = task_of_cost_graph(read_cost_graph(PUBLISHED))
     task = replace(task, colocation=np.arange(task.num_nodes) // 3)
     runtime, plans = SimulatedObjective(task), portfolio(task)
     assert set(plans) >= ALWAYS - {"sct"}

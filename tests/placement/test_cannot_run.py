@@ -14,10 +14,11 @@ import torch
 
 from gst.lowering.plan import Plan, RunsInTurns
 from gst.machine.devices import Device
-from gst.placement.fusion.measured import segments, share_in_parallel, whole_step
+from gst.placement.fusion import whole_step
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.planning import Planned, check_fits
+from gst.placement.planning import check_fits
 from gst.placement.profiling import cached_task, measured_task
+from gst.placement.settings import Planned
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 from gst.simulation.simulator import Contention
@@ -66,17 +67,10 @@ def test_of_plans_that_cannot_run_no_memory_is_asked() -> None:
         check_fits(task, both)
 
 
-def test_segments_are_of_work_that_is_known() -> None:
-    everywhere, somewhere, nowhere = task_of(), task_of(NO_RELU), task_of(NO_RELU, NO_SUM)
-    want = segments(everywhere)
-    assert (segments(somewhere) == want).all() and (segments(nowhere) == want).all(), "all operations take 10 us"
-    alone = np.full(everywhere.num_nodes, -1)
-    for task in (somewhere, nowhere):
-        assert 0 < share_in_parallel(task, alone) < 100
-    together = np.where(nowhere.costs.computed, 0, -1)
-    assert np.isnan(share_in_parallel(nowhere, together)), "one operation that runs nowhere"
-    assert whole_step(somewhere).placement.tolist() == [1] * somewhere.num_nodes
-    assert whole_step(task_of(NO_SUM)).placement.tolist() == [0] * somewhere.num_nodes, "though it has fewer threads"
+def test_the_whole_step_goes_where_all_operations_can_run() -> None:
+    somewhere, num_nodes = task_of(NO_RELU), task_of().num_nodes
+    assert whole_step(somewhere).placement.tolist() == [1] * num_nodes
+    assert whole_step(task_of(NO_SUM)).placement.tolist() == [0] * num_nodes, "though it has fewer threads"
 
 
 def test_the_least_time_alone_is_finite() -> None:

@@ -16,8 +16,7 @@ from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.proposing import propose
 from experiments.reproductions.public_problems.training import State, train
 from gst.cli import main
-from gst.placement.baselines.arrays import moved
-from gst.placement.baselines.ranks import upward_rank
+from gst.placement.baselines.arrays import moved, upward_rank
 from gst.placement.policies.constructive.network import (
     FEATURES,
     HIDDEN,
@@ -33,7 +32,7 @@ from gst.placement.policies.constructive.network import (
 )
 from gst.placement.policies.constructive.rollout import roll_out, window_of
 from gst.placement.policies.constructive.tables import MOST_CONSUMERS, Tables, tables_of, tables_of_arrays
-from gst.placement.search.window_schedules import Schedule
+from experiments.reproductions.public_problems.schedules import Schedule
 
 
 def random_weights(seed: int) -> np.ndarray:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from random_tasks import random_task
 from torch import nn
 
-from experiments.reproductions.public_problems.formats import read_public_graph
-from experiments.reproductions.public_problems.problem import public_problem
-from gst.cli import main
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.api.placed import Placed
-from gst.placement.api.plan_trace import trace_of_schedule, trace_of_task
-from gst.placement.search.window_schedules import Schedule
+from gst.placement.api.plan_trace import trace_of_task
 from gst.programs import capture_module
-
-DOPPLER = Path(__file__).parents[1] / "fixtures" / "public_graphs" / "doppler.txt"
+from tests.placement.random_tasks import random_task
 
 
 class Tower(nn.Module):
@@ -77,37 +70,6 @@ def test_accelerate_reads_the_device_map() -> None:
     torch.testing.assert_close(dispatched(*here.inputs), want)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("last", [1, 3])
-def test_pipelining_reads_the_stages(last: int) -> None:
-    """With two and with one module in the first stage; each stage has the parameters of its modules alone."""
-    from torch.distributed.pipelining import pipeline
-
-    where = dict(zip(HALVES, (int(n >= last) for n in range(4)), strict=True))
-    several = placed(where, "cuda")
-    stages = several.stages()
-    assert stages.devices == ("cuda:0", "cuda:1") and list(stages.split_spec) == [list(HALVES)[last]]
-    pipe = pipeline(several.model, several.inputs, split_spec=stages.split_spec)
-    assert pipe.num_stages == 2
-    value = several.inputs[0]
-    for number in range(2):
-        stage = pipe.get_stage_module(number)
-        mine = {name.rpartition(".")[0] for name, _ in stage.named_parameters()}
-        assert mine == {module for module, device in where.items() if device == number}
-        value = stage(value)
-        value = value[0] if isinstance(value, tuple) else value
-    torch.testing.assert_close(value, several.model(*several.inputs))
-
-
-def test_a_plan_that_is_no_pipeline_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"comes back to cuda:0 at second\.last, so that it is no pipeline"):
-        placed({**HALVES, "second.last": 0}, "cuda").stages()
-    assert placed(dict.fromkeys(HALVES, 1), "cuda").stages() == ({}, ("cuda:1",)), "one stage needs no split"
-    whole = placed(HALVES)
-    with pytest.raises(ValueError, match="none was made"):
-        Placed(whole.model, whole.inputs, whole.devices, {}, {}, whole.parameters).stages()
-
-
 def check_trace(trace: dict, edges: list[tuple[str, str]]) -> None:
     """The laws of the Trace Event Format, and those of a run: no operation begins before what it reads is there."""
     events = json.loads(json.dumps(trace, allow_nan=False))["traceEvents"]
@@ -142,18 +104,3 @@ def test_a_trace_obeys_the_laws_of_its_format_and_of_runs(seed: int) -> None:
     generator = np.random.default_rng(seed)
     plan = task.plan(np.array([generator.choice(np.flatnonzero(column)) for column in np.isfinite(task.times_us).T]))
     check_trace(trace_of_task(task, plan), [(f"node {a}", f"node {b}") for a, b in task.costs.edges.T.tolist()])
-    problem = public_problem(read_public_graph(DOPPLER), "gpus:2")
-    schedule = Schedule(problem, generator.integers(2, size=problem.num_nodes))
-    names = [str(each) for each in problem.graph.ids]
-    check_trace(trace_of_schedule(problem, schedule), [(names[a], names[b]) for a, b in problem.graph.edges.T.tolist()])
-
-
-def test_the_command_writes_the_trace_of_the_plan(tmp_path: Path) -> None:
-    command = ["place", "--graph", str(DOPPLER), "--machine", "gpus:2", "--seconds", "0", "--proof", "0"]
-    command += ["--policy", "none", "--out", str(tmp_path), "--trace", str(tmp_path / "plan.trace.json")]
-    assert main(command) == 0
-    events = json.loads((tmp_path / "plan.trace.json").read_text())["traceEvents"]
-    record = json.loads((tmp_path / "plan.json").read_text())
-    spans = {event["name"]: (event["tid"], event["ts"]) for event in events if event["ph"] == "X"}
-    for node, device, begin in zip(record["nodes"], record["placement"], record["begin"], strict=True):
-        assert spans[str(node)] == (device, pytest.approx(1e3 * begin))

@@ -13,12 +13,12 @@ from torch import nn
 
 import gst
 from gst.execution.graph_executor import GraphExecutor
-from gst.execution.interpreter import compiler
 from gst.execution.measure import Log
 from gst.machine.devices import discover, usable_cores
-from gst.placement.api import placed_module
-from gst.placement.planning import Settings
+from gst.placement.api import placed as placed_module
+from gst.placement.settings import Settings
 from gst.programs import training_step
+from gst.util.compiled import compiler
 from tests.execution.recorded import Recorder
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -92,7 +92,7 @@ def test_what_was_measured_to_be_fastest_is_what_runs(model: Branches, monkeypat
     assert placed.result["winner_ms"] <= placed.result["pytorch_ms"], "never slower than what the user had"
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
-    with pytest.raises(ValueError, match="no way 'compiled'"):
+    with pytest.raises(ValueError, match="no variant 'compiled'"):
         placed.module("compiled")
     for winner, run in (("pytorch", "pytorch"), (placed.result["best"], "plan")):
         chosen = replace(placed, result=placed.result | {"winner": winner})
@@ -170,7 +170,7 @@ def test_where_no_plan_can_win_none_is_made(model: Branches) -> None:
     assert "no plan was made" in words and "compiled: left out, as asked" in words
     with pytest.raises(ValueError, match=r"there is no plan of it: .*place it with seconds=None"):
         placed.module("plan")
-    with pytest.raises(ValueError, match="there is no way 'fastest' to run it; there are pytorch"):
+    with pytest.raises(ValueError, match="there is no variant 'fastest' of it; there are pytorch"):
         placed.module("fastest")
 
 
@@ -178,7 +178,7 @@ def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkey
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gst.placement.api.placed.place_measured", stopped)
+    monkeypatch.setattr("gst.placement.api.place.place_measured", stopped)
     placed = gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK, seconds=None)
     assert placed.winner in placed.runs and "stopped before" in placed.explain()
     step = training_step("branches", model, lambda m, x: m(x).mean(), [torch.zeros(4, 16)])
@@ -189,11 +189,11 @@ def test_ctrl_c_while_plans_are_measured_keeps_the_model(model: Branches, monkey
 def test_plans_for_single_cores_are_judged_by_all_of_them(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def no_room(found: object, devices: object, cores: int, *_: object) -> str:
+    def no_headroom(found: object, devices: object, cores: int, *_: object) -> str:
         asked.append(cores)
         return "no plan is wanted"
 
-    monkeypatch.setattr("gst.placement.api.placed.no_room", no_room)
+    monkeypatch.setattr("gst.placement.api.place.no_headroom", no_headroom)
     for names, cores in ((["cpu:0"], 1), (["cpu:0", "cpu:1"], 2), (["cpu:0", "cpu:1", "cpu:0-1"], 2)):
         if set(names) <= {device.name for device in discover()}:
             gst.place(model, torch.zeros(4, 16), devices=names, settings=QUICK)
@@ -206,7 +206,7 @@ def test_plans_for_single_cores_are_judged_by_all_of_them(model: Branches, monke
 def test_the_same_call_goes_on_with_what_was_found_in_other_seconds(
     model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gst.placement.api.placed.no_room", lambda *_: "")
+    monkeypatch.setattr("gst.placement.api.place.no_headroom", lambda *_: "")
     many = replace(QUICK, evaluations=10**6, methods=("annealing",))
     for seconds in (4.0, 9.0):  # more seconds would be more evaluations, and another search
         gst.place(model, torch.zeros(4, 16), "cpu:0,cpu:1", 1, tmp_path, settings=many, seconds=seconds)
@@ -218,8 +218,8 @@ def test_a_plan_that_cannot_be_made_costs_no_way_that_was(model: Branches, monke
     def fails(*_: object, **__: object) -> None:
         raise ValueError("there is no operator mine.relu; import the module that registers it")
 
-    monkeypatch.setattr("gst.placement.api.placed.place_measured", fails)
-    monkeypatch.setattr("gst.placement.api.placed.no_room", lambda *_: "")
+    monkeypatch.setattr("gst.placement.api.place.place_measured", fails)
+    monkeypatch.setattr("gst.placement.api.place.no_headroom", lambda *_: "")
     placed = gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], settings=QUICK)
     assert placed.winner in placed.runs and "no plan was made: there is no operator mine.relu" in placed.explain()
     with pytest.raises(ValueError, match="there is no operator"):  # a limit that nothing but a plan keeps
@@ -247,7 +247,7 @@ def test_another_program_in_the_same_directory_is_refused(
     model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "gst.placement.api.placed.Settings", partial(Settings, methods=(), patience_s=0.0, compile_step=False)
+        "gst.placement.api.place.Settings", partial(Settings, methods=(), patience_s=0.0, compile_step=False)
     )
     gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], budget=0, out=tmp_path, seconds=None)
     with pytest.raises(ValueError, match="another program"):

@@ -11,7 +11,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import heft, rank_us
 from gst.placement.baselines.portfolio import portfolio, single
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 
 HAND_OVER_US = 20.0

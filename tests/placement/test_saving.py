@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import gst
-from gst.execution.interpreter import compiler
 from gst.placement.api.placed import Placed
-from gst.placement.planning import Settings
+from gst.placement.settings import Settings
 from gst.programs import training_step
+from gst.util.compiled import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 QUICK = Settings(evaluations=50, methods=("annealing",), repetitions=5, patience_s=0.0, compile_step=False)
@@ -103,7 +103,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("entries", "words"), [
     ({"schema": 0}, r"has schema 0, this is 1; place the model anew"),
     ({"torch": "1.0"}, r"has torch '1\.0', this is .*; place the model anew"),
-    ({"run": "fastest"}, r"there is no way 'fastest' to run a model; place the model anew"),
+    ({"run": "fastest"}, r"there is no variant 'fastest' of a model; place the model anew"),
     ({"run": "pytorch, 9999 threads"}, r"it won on 9999 threads, here are \d+ cores"),
     ({"run": "plan", "plan": {}}, "plan has schema None"),
     ({"inputs": []}, "place the model anew"), ({"result": 3}, "place the model anew"),

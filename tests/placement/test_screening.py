@@ -19,7 +19,7 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
 from gst.placement.search.measured import Search
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.search.surrogates import NetworkSurrogate, PlanFeatures, ScreenedObjective
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.execution.executor import Executor
+from gst.execution.graph_executor import GraphExecutor
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
 from gst.graphs.store import open_store
@@ -30,14 +30,14 @@ def small() -> TrainingStep:
     return rnnlm(layers=2, hidden=16, steps=3, batch=4, vocabulary=30)
 
 
-def begun(task: Task, executor: Executor, log: Path, budget: int) -> Search:
+def begun(task: Task, executor: GraphExecutor, log: Path, budget: int) -> Search:
     runtime = MeasuredObjective(executor, repetitions=3)
     return Search(task, runtime, Log(log), portfolio(task), budget, evaluations=60, rounds=2)
 
 
 def searched(task: Task, log: Path, budget: int) -> Search:
     assert task.program is not None
-    with Executor(task.program, task.devices) as executor:
+    with GraphExecutor(task.program, task.devices) as executor:
         search = begun(task, executor, log, budget)
         search.run()
     return search
@@ -82,7 +82,7 @@ def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None
     record["program"] = "0123456789abcdef"
     log.write_text(json.dumps(record) + "\n")
     with (
-        Executor(task.program, task.devices) as executor,
+        GraphExecutor(task.program, task.devices) as executor,
         pytest.raises(ValueError, match="program 0123456789abcdef, now"),
     ):
         begun(task, executor, log, 6)
@@ -108,7 +108,7 @@ def test_a_log_of_other_limits_tasks_or_machines_is_refused(
     record |= changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
     log.write_text(json.dumps(record) + "\n")
     assert task.program is not None
-    with Executor(task.program, task.devices) as executor, pytest.raises(ValueError, match=words):
+    with GraphExecutor(task.program, task.devices) as executor, pytest.raises(ValueError, match=words):
         begun(task, executor, log, 6)
 
 

@@ -16,7 +16,7 @@ from experiments.reproductions.public_problems.placing import MANY, place_public
 from experiments.reproductions.public_problems.problem import Problem
 from gst.placement.baselines.arrays import edge_lists
 from gst.placement.search import windows
-from gst.placement.search.window_schedules import Schedule
+from experiments.reproductions.public_problems.schedules import Schedule
 from gst.placement.search.windows import MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
 
 SHAPES = ("layers", "inception", "transformer", "chains", "stencil")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gst.programs.step import drawn
 from gst.programs.workloads import attention as transformers
 from gst.programs.workloads import convolution, inception_v3, nasnet, wavenet
-from gst.programs.workloads.drawing import drawn
 from gst.programs.workloads.recurrent import LSTMCell
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -13,13 +13,13 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from gst.execution.executor import executor
-from gst.execution.interpreter import compiler
 from gst.execution.plain import compiled_step
 from gst.lowering.calls import eager
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover
 from gst.programs import Program, Step, TrainingStep, capture, drawn_from, outputs_differ, training_step
 from gst.programs.seeded import unseeded
+from gst.util.compiled import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 MANY = torch.ones(40_000)

@@ -71,9 +71,9 @@ def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[s
     record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
     record["certificate"]["is_fused"] = True
     text = Page(render(record)).text
-    assert "which is less: it compiles operations into one, and the bound is one of plans that do not. What" in text
+    assert "which is less: it compiles operations into one, and the bound is one of plans that do not." in text
     assert "by profiled costs, of plans that fuse nothing" in text and "costs are higher" not in text
-    assert "and no plan without fusion less than" in text
+    assert "no plan without fusion takes less than" in text
 
 
 def test_what_was_left_out_did_not_fail(record: dict[str, Any]) -> None:
@@ -92,22 +92,20 @@ def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]
         "41.2 ms", "40.2\u201342.4", "61.8 ms", "1.50x", "0.88x", "0.68x", "chunks", "0.64", "4,321", "38.5 ms",
         "37.1", "3.25", "go: no memory", "plan 9", "Example CPU", "core 1", "gst place rnnlm --out runs/rnnlm",
         "failed", "aten.op0", "cpu:1: busy 50 %", "matrix product", "gst place · ", "Written by gst place.",
-        "At most 7.01 % above the least", "branch and bound, proved in 5.00 s", "proved by the checker", "123",
+        "at most 7.01 % above it", "proved by the checker", "123 MiB",
     )  # fmt: skip
     assert [words for words in expected if words not in page.text] == []
-    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 7
+    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 6
     assert page.text.count("single:cpu:0") >= 4
 
 
-@pytest.mark.parametrize("runtime", ["simulated", "published"])
-def test_a_page_without_measurements_claims_none(runtime: str) -> None:
-    page = Page(render(make_record(runtime=runtime)))
+def test_a_page_without_measurements_claims_none() -> None:
+    page = Page(render(make_record(runtime="simulated")))
     for word in ("PyTorch", "real devices", "How it was measured", "95 %", "median"):
         assert word not in page.text, word
     for words in ("No plan was run", "0 plans measured", "gst place · ", "70.3", "3.25", "82.6 %"):
         assert words in page.text, words
-    assert page.tags.count("h2") == 5
-    assert ("latency objective that was published" in page.text) == (runtime == "published")
+    assert page.tags.count("h2") == 4
 
 
 def test_every_chart_has_a_name_and_numbers_beneath(record: dict[str, Any]) -> None:
@@ -144,7 +142,6 @@ def test_the_headline_needs_no_drawings(record: dict[str, Any]) -> None:
     ("runtime", "bound", "says"),
     [
         ("simulated", 38.5, "Best plan 41.2 ms (simulated), lower bound 38.5 ms, so at most 7.01 % from the optimum"),
-        ("published", 41.2, "Best plan 41.2 ms (by the published latency), lower bound 41.2 ms, so at most 0 % from"),
         ("simulated", 45.0, "Best plan 41.2 ms (simulated), lower bound 45.0 ms, which it undercuts; best baseline"),
         ("simulated", None, "Best plan 41.2 ms (simulated); best baseline 70.3 ms. Nothing was measured"),
     ],

@@ -18,7 +18,7 @@ READ = 4.5  # least contrast of text, level AA of the Web Content Accessibility 
 SEEN = 3.0  # and of what must be seen to understand a drawing
 
 
-@pytest.mark.parametrize("runtime", ["measured", "simulated", "published"])
+@pytest.mark.parametrize("runtime", ["measured", "simulated"])
 def test_pages_of_searches_have_no_faults(runtime: str) -> None:
     assert faults(render(make_record(runtime=runtime))) == []
 

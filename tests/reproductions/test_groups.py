@@ -10,11 +10,12 @@ import pytest
 from experiments.reproductions.groups import collect as collecting
 from experiments.reproductions.groups import compare as comparing
 from experiments.reproductions.groups.compare import Rows, rows_of, scores
-from gst.execution.interpreter import compiler
 from gst.execution.measure import Log
 from gst.machine.devices import discover, select
+from gst.util.compiled import compiler
+from tests.files import FIXTURES
 
-SAMPLES = Path(__file__).parents[1] / "fixtures" / "graphnet"
+SAMPLES = FIXTURES / "graphnet"
 
 
 def made(programs: int = 4, groups: int = 6) -> Rows:

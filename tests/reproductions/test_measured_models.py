@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ import pytest
 from experiments.reproductions.measured_plans import METHODS, Measured, linear, run
 from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import read_measured
+from tests.files import FIXTURES
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "measured" / "rnnlm"
+FIXTURE = FIXTURES / "measured" / "rnnlm"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from experiments.reproductions.pretrained_screen.chain_features import ChainFeat
 from experiments.reproductions.pretrained_screen.prior import Examples, Prior, examples, local_features
 from experiments.reproductions.pretrained_screen.process import ErrorProcess
 from gst.lowering.plan import Plan, Timeline
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,7 @@ from gst.execution.pair_records import Pair, Pairs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors, pair_shares, pair_us
-from gst.simulation.shares import Factors, shares_of
-from gst.simulation.simulator import UNCALIBRATED, Contention, Simulator
+from gst.simulation.simulator import UNCALIBRATED, Contention, Factors, Simulator, shares_of
 from tests.execution.test_native import names
 from tests.simulation import slow_simulator
 from tests.simulation.test_simulator import NOTHING, ROUGH, made

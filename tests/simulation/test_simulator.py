@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.execution.costs import Costs, measure_costs, profiled_costs
-from gst.execution.interpreter import compiler
 from gst.execution.native import NativeExecutor
+from gst.lowering.calls import Storages, storages
 from gst.lowering.plan import Plan, Timeline, in_order_of
 from gst.lowering.race_check import check
-from gst.lowering.storages import Storages, storages
 from gst.machine.devices import Device
 from gst.programs import Program
 from gst.simulation.calibration import fit
 from gst.simulation.copies import copies_of
 from gst.simulation.peaks import costs_streams, peak_bytes
 from gst.simulation.simulator import Contention, Simulator
+from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of
 from tests.execution.test_executor import alone, random_plan
 from tests.execution.test_native import CHAINED, MOLDABLE, names

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gst.execution.interpreter import compiler
 from gst.placement.api.backend import backend
 from gst.training import PlacedSteps
+from gst.util.compiled import compiler
 
 pytestmark = [
     pytest.mark.slow,

@@ -56,7 +56,7 @@ def test_errors_of_the_program_stay_as_they_are() -> None:
 
 ALONE = """
 import signal, sys, torch.distributed as dist
-from gst.util.interrupts import stoppable
+from gst.util.process import stoppable
 from gst.training.processes import ended_by_signals
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells let processes in the background ignore
 rank = int(sys.argv[1])

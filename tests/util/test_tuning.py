@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from gst.util.tuning import WAITING, wait_briefly
+from gst.util.process import WAITING, wait_briefly
 
 PROGRAM = """
 import resource, sys, torch
-from gst.util.tuning import keep_freed_memory
+from gst.util.process import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from gst.execution.interpreter import compiler
 from gst.execution.plain import COMPILED
 from gst.programs import capture_module
-from gst.whole_model.child_process import ways_beside
+from gst.util.compiled import compiler
+from gst.whole_model.child_process import variants_on_cores
 from gst.whole_model.choosing import TimeIsUp, stopped_after
-from gst.whole_model.whole import AHEAD, FROZEN
+from gst.whole_model.variants import AHEAD, FROZEN
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -23,7 +23,7 @@ def test_no_compilation_goes_on_when_the_time_is_up(tmp_path: Path, monkeypatch:
     layers = [nn.Sequential(nn.Linear(size, size + 1), nn.GELU(), nn.LayerNorm(size + 1)) for size in range(16, 116)]
     model = nn.Sequential(*layers).requires_grad_(False).eval()
     capture_module(model, (torch.ones(2, 16),)).save(tmp_path / "program")
-    with ways_beside(tmp_path / "program", cores=torch.get_num_threads(), seconds=3.0) as (runs, reasons):
+    with variants_on_cores(tmp_path / "program", cores=torch.get_num_threads(), seconds=3.0) as (runs, reasons):
         began_late = "left out: no time to compile it"  # where even looking at the model took half of the seconds
         assert AHEAD not in runs and reasons[AHEAD].startswith(("left out: not compiled within", began_late))
         assert "no time" in reasons[COMPILED] and "no time" in reasons[FROZEN]

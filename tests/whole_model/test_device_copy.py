@@ -22,14 +22,14 @@ from torch.utils import _pytree as pytree
 
 import gst
 from gst.execution import on_accelerator
-from gst.execution.interpreter import compiler
 from gst.execution.plain import COMPILED, PYTORCH
-from gst.placement.api import placed
-from gst.placement.planning import Settings
+from gst.placement.api import place as placing
+from gst.placement.settings import Settings
 from gst.programs import Step, capture, outputs_differ, training_step
+from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
 from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
-from gst.whole_model.whole import MOST_KEPT, ONE_GRAPH, OnAccelerator, Way
+from gst.whole_model.variants import MOST_COMPILED, ONE_GRAPH, OnAccelerator, Variant
 from tests.execution.recorded import Recorder, counted
 
 CPU = torch.device("cpu")
@@ -47,14 +47,14 @@ def model() -> nn.Module:
 @pytest.fixture
 def is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are copied as if they lay on another device."""
-    monkeypatch.setattr(device_copy, "_lies_on", lambda device, model: False)
+    monkeypatch.setattr(device_copy, "_is_on", lambda device, model: False)
 
 
 @pytest.fixture
 def stands_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """The CPU is taken for an accelerator that records."""
     recorder = Recorder()
-    monkeypatch.setattr(placed, "first_accelerator", lambda devices: CPU)
+    monkeypatch.setattr(placing, "first_accelerator", lambda devices: CPU)
     monkeypatch.setattr(choosing, "MAY_WIN", 1e3)  # what stands for a graph is slow
     monkeypatch.setattr(on_accelerator, "graph_maker", lambda device, graph=None: recorder)
     return recorder
@@ -62,12 +62,12 @@ def stands_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 @pytest.mark.parametrize("kind", [PYTORCH, ONE_GRAPH])
 @pytest.mark.usefixtures("is_elsewhere")
-def test_a_way_computes_what_the_model_does_with_its_weights_of_now(model: nn.Module, kind: str) -> None:
+def test_a_variant_computes_what_the_model_does_with_its_weights_of_now(model: nn.Module, kind: str) -> None:
     recorder = Recorder()
     on_device = DeviceCopy(model, (X,), CPU, graph=recorder)
     pairs = list(zip(on_device._copies, on_device._sources, strict=True))
     assert pairs and all(each is not other for each, other in pairs)
-    run = on_device.run(Way(kind))
+    run = on_device.run(Variant(kind))
     first = run(X)
     for given in (OTHER, X):
         for graph in recorder.graphs:
@@ -84,7 +84,7 @@ def test_a_way_computes_what_the_model_does_with_its_weights_of_now(model: nn.Mo
 
 @pytest.mark.usefixtures("is_elsewhere")
 def test_no_other_weight_can_lie_where_one_did_that_was_copied(model: nn.Module) -> None:
-    run = DeviceCopy(model, (X,), CPU).run(Way(PYTORCH))
+    run = DeviceCopy(model, (X,), CPU).run(Variant(PYTORCH))
     array = np.ones((8, 16), np.float32)
     memory = weakref.ref(array)
     model[0].weight.data = torch.from_numpy(array)
@@ -104,7 +104,7 @@ def test_a_model_that_changes_its_buffers_is_not_run_by_a_copy(model: nn.Module)
 
 def test_a_recorded_model_whose_weights_lie_elsewhere_now_runs_as_written(model: nn.Module) -> None:
     recorder = Recorder()
-    run = DeviceCopy(model, (X,), CPU, graph=recorder).run(Way(ONE_GRAPH))
+    run = DeviceCopy(model, (X,), CPU, graph=recorder).run(Variant(ONE_GRAPH))
     with torch.no_grad():
         model[0].weight.mul_(2)  # where the graph reads it
     torch.testing.assert_close(run(OTHER), model(OTHER))
@@ -128,7 +128,7 @@ def test_a_training_step_is_recorded_and_sees_other_parameters(model: nn.Module)
 def test_inputs_that_are_refilled_uncounted_are_copied_anew() -> None:
     array = np.ones(4, np.float32)
     x = torch.from_numpy(array)
-    run = DeviceCopy(Step("double", lambda x: x * 2, (x,)), (x,), CPU, graph=Recorder()).run(Way(ONE_GRAPH))
+    run = DeviceCopy(Step("double", lambda x: x * 2, (x,)), (x,), CPU, graph=Recorder()).run(Variant(ONE_GRAPH))
     for value in (1.0, 3.0, 5.0):
         array[:] = value
         assert run(x).tolist() == [2 * value] * 4
@@ -137,7 +137,7 @@ def test_inputs_that_are_refilled_uncounted_are_copied_anew() -> None:
 @pytest.mark.usefixtures("is_elsewhere")
 def test_callers_on_two_threads_take_turns(model: nn.Module) -> None:
     on_device = DeviceCopy(model, (X,), CPU, graph=Recorder())
-    run = on_device.run(Way(ONE_GRAPH))
+    run = on_device.run(Variant(ONE_GRAPH))
     again = run.again
 
     def slowly() -> Any:
@@ -164,7 +164,7 @@ def test_a_call_waits_for_the_call_before_on_another_stream(model: nn.Module, mo
     monkeypatch.setattr(torch.accelerator, "current_stream", stream)
     on_device = DeviceCopy(model, (X,), CPU, graph=Recorder())
     for kind in (PYTORCH, ONE_GRAPH):
-        on_device.run(Way(kind))(X)
+        on_device.run(Variant(kind))(X)
     assert log == [("record", 0), ("wait", 0), ("record", 2), ("wait", 2), ("record", 4)]
 
 
@@ -190,7 +190,7 @@ def test_weights_of_two_modules_stay_one_in_the_copy() -> None:
     mine = on_device._model
     assert isinstance(mine, Tied) and mine.one.scale is mine.other.scale and mine.one.weight is mine.other.weight
     assert mine.one.weight is not model.one.weight and isinstance(mine.one.weight, nn.Parameter)
-    run = on_device.run(Way(PYTORCH))
+    run = on_device.run(Variant(PYTORCH))
     with torch.no_grad():
         model.one.scale.add_(1)
         model.one.weight.mul_(2)
@@ -213,10 +213,10 @@ def test_no_way_is_compiled_under_the_limit_of_dynamo(model: nn.Module, monkeypa
     monkeypatch.setattr(torch, "compile", compiled_by)
     before = torch._dynamo.config.recompile_limit
     on_device = DeviceCopy(model, (X,), CPU)
-    for way in device_copy.WAYS:
-        if way.compiles:
-            torch.testing.assert_close(on_device.run(way)(OTHER), model(OTHER))
-    assert limits == [MOST_KEPT, MOST_KEPT] * 3 and torch._dynamo.config.recompile_limit == before
+    for variant in device_copy.VARIANTS:
+        if variant.compiles:
+            torch.testing.assert_close(on_device.run(variant)(OTHER), model(OTHER))
+    assert limits == [MOST_COMPILED, MOST_COMPILED] * 3 and torch._dynamo.config.recompile_limit == before
 
 
 def test_compiled_code_is_given_the_strides_that_it_was_compiled_for(
@@ -240,7 +240,7 @@ def test_what_is_placed_in_inference_mode_runs_outside_of_it(model: nn.Module) -
     with torch.inference_mode():
         inside = torch.ones(4, 16)
         on_device = DeviceCopy(model, (inside,), CPU, graph=Recorder())
-        runs = [on_device.run(Way(kind)) for kind in (PYTORCH, ONE_GRAPH)]
+        runs = [on_device.run(Variant(kind)) for kind in (PYTORCH, ONE_GRAPH)]
     with torch.no_grad():
         model[0].weight.mul_(2)
     for run in runs:
@@ -329,11 +329,11 @@ def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-def test_compiled_ways_compute_what_a_model_or_a_step_does(model: nn.Module) -> None:
+def test_compiled_variants_compute_what_a_model_or_a_step_does(model: nn.Module) -> None:
     step = training_step("linear", nn.Linear(16, 8), lambda model, x: model(x).square().mean(), (X,))
     for each, inputs, program in ((model, (X,), None), (step, step.inputs, capture(step))):
         found = candidates_on_accelerator(each, inputs, CPU, program=program, graph=Recorder())
-        assert list(found.runs) == [way.name for way in device_copy.WAYS], found.reasons
+        assert list(found.runs) == [variant.name for variant in device_copy.VARIANTS], found.reasons
         want = pytree.tree_leaves(found.runs[PYTORCH](*inputs))
         for run in found.runs.values():
             assert outputs_differ(pytree.tree_leaves(run(*inputs)), want) is None
@@ -344,7 +344,7 @@ def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stand
     result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert result.result["accelerator"] == "cpu" and list(result.runs) == [PYTORCH, ONE_GRAPH]
     assert all(result.result["plans"][name]["median_ms"] > 0 for name in result.runs)
-    assert set(result.result["left_out"]) == {way.name for way in device_copy.WAYS if way.compiles}
+    assert set(result.result["left_out"]) == {variant.name for variant in device_copy.VARIANTS if variant.compiles}
     assert "without a plan it runs on cpu:" in result.explain()
     plan, lost = result.module("plan"), weakref.ref(result.runs[ONE_GRAPH])
     won = replace(result, result=result.result | {"winner": ONE_GRAPH, "accelerator": "cpu:0"})
@@ -357,7 +357,7 @@ def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stand
     assert isinstance(again.runs[PYTORCH].run, OnAccelerator)  # as its time says
     del result, won, again
     gc.collect()
-    assert lost() is None  # a plan holds no other way
+    assert lost() is None  # a plan holds no other variant
     torch.testing.assert_close(plan(OTHER), model(OTHER))
 
 
@@ -372,13 +372,15 @@ def test_a_file_is_compared_with_the_model_on_the_accelerator(
 
 
 @pytest.mark.usefixtures("stands_in")
-def test_ways_that_cannot_win_take_no_memory_beside_plans(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_that_cannot_win_take_no_memory_beside_plans(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choosing, "MAY_WIN", 0.0)
     run, alive = DeviceCopy.run, weakref.WeakSet[Any]()
 
-    def made(on_device: DeviceCopy, way: Way) -> Any:
-        result = run(on_device, way)
-        if way.kind == ONE_GRAPH:
+    def made(on_device: DeviceCopy, variant: Variant) -> Any:
+        result = run(on_device, variant)
+        if variant.kind == ONE_GRAPH:
             alive.add(result)
         return result
 
@@ -388,13 +390,13 @@ def test_ways_that_cannot_win_take_no_memory_beside_plans(model: nn.Module, monk
         raise ValueError("no plan, as asked")
 
     monkeypatch.setattr(DeviceCopy, "run", made)
-    monkeypatch.setattr(placed, "_by_plans", planned)
+    monkeypatch.setattr(placing, "_by_plans", planned)
     result = gst.place(model, X, devices=["cpu:0"], settings=QUICK, seconds=None)
-    assert result.result["no_plan"] == "no plan, as asked" and "at first look" in result.result["left_out"][ONE_GRAPH]
+    assert result.result["no_plan"] == "no plan, as asked" and "in first runs" in result.result["left_out"][ONE_GRAPH]
 
 
 def test_without_a_plan_a_step_is_timed_there_too(stands_in: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed, "no_room", lambda *given: "no room, as asked")
+    monkeypatch.setattr(placing, "no_room", lambda *given: "no room, as asked")
     step = Step("sums", lambda x: x.cumsum(0), (X,))
     result = gst.place(step, devices=["cpu:0"], settings=QUICK, seconds=20.0)
     assert result.result["no_plan"] == "no room, as asked" and result.result["accelerator"] == "cpu"
@@ -408,7 +410,7 @@ def test_where_it_does_not_run_there_plans_stand_beside_it_where_it_lies(
     def short_of_memory(*given: object) -> None:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB\nand more")
 
-    monkeypatch.setattr(placed, "candidates_on_accelerator", short_of_memory)
+    monkeypatch.setattr(placing, "candidates_on_accelerator", short_of_memory)
     result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert "accelerator" not in result.result and PYTORCH in result.runs and ONE_GRAPH not in result.runs
     assert "as a whole (out of memory: tried to allocate 2 GiB); plans are compared" in capfd.readouterr().err

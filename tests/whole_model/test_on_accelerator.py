@@ -10,18 +10,19 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gst.execution import on_accelerator
-from gst.execution.interpreter import compiler
 from gst.execution.plain import COMPILED, PYTORCH
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
-from gst.placement import loop as pipeline
+from gst.placement import finals
 from gst.placement.fleet import host
-from gst.placement.planning import Settings
+from gst.placement.settings import Settings
 from gst.programs import capture_module, resolve
+from gst.util.compiled import compiler
 from gst.util.progress import no_progress
-from gst.whole_model import on_accelerator as ways_on_accelerator
+from gst.whole_model import child_process
+from gst.whole_model.child_process import MODE_OF
 from gst.whole_model.choosing import TimeIsUp
-from gst.whole_model.on_accelerator import MODE_OF, ONE_GRAPH
+from gst.whole_model.variants import ONE_GRAPH
 from tests.execution.recorded import counted
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
-    runs, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 300.0, "")
+    runs, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 300.0, "")
     assert set(runs) == {PYTORCH, *MODE_OF}
     assert reasons == {ONE_GRAPH: "graphs are recorded on an accelerator; this runs on cpu"}
     want = runs[PYTORCH]()
@@ -46,7 +47,7 @@ def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
 
 def test_a_way_with_other_outputs_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda module, mode: lambda *inputs: (module(*inputs)[0] + 1,))
-    runs, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 60.0, "")
+    runs, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
     assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in MODE_OF)
 
 
@@ -54,13 +55,13 @@ def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plans are; weights that a step renews change, too."""
-    monkeypatch.setattr(ways_on_accelerator, "one_graph", lambda run, device: run)
+    monkeypatch.setattr(child_process, "one_graph", lambda run, device: run)
     step = resolve(STEP)
     for source, inputs, outputs in (
         (saved(tmp_path), 1, 1),
         (STEP, *map(num_tensors, (step.inputs, step.function(*step.inputs)))),
     ):
-        runs, _ = ways_on_accelerator.made(source, CPU, 0.0, "")
+        runs, _ = child_process.made_on_accelerator(source, CPU, 0.0, "")
         copies = counted(runs[ONE_GRAPH])
         copies.subtract(counted(runs[PYTORCH]))
         assert (copies[torch.ops.aten.copy_.default], copies[torch.ops.aten.clone.default]) == (inputs, outputs)
@@ -76,7 +77,7 @@ def test_nothing_is_compiled_without_time_or_wish(tmp_path: Path) -> None:
         (0.0, "", "left out: no time to compile it"),
         (60.0, "left out, as asked", "left out, as asked"),
     ):
-        runs, reasons = ways_on_accelerator.made(source, CPU, seconds, skip_reason)
+        runs, reasons = child_process.made_on_accelerator(source, CPU, seconds, skip_reason)
         assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in MODE_OF)
 
 
@@ -84,13 +85,13 @@ def test_a_way_that_is_not_compiled_in_time_is_left_out(tmp_path: Path, monkeypa
     def compiled_late(*arguments: object) -> None:
         raise TimeIsUp
 
-    monkeypatch.setattr(ways_on_accelerator, "_compiled", compiled_late)
-    _, reasons = ways_on_accelerator.made(saved(tmp_path), CPU, 60.0, "")
+    monkeypatch.setattr(child_process, "_compiled", compiled_late)
+    _, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
     assert all(reasons[name] == "left out: not compiled within 60 s" for name in MODE_OF)
 
 
 def test_a_step_by_name_runs_as_written_there() -> None:
-    with ways_on_accelerator.steps_on_accelerator(STEP, CPU, 60.0, "left out, as asked") as runs:
+    with child_process.variants_on_accelerator(STEP, CPU, 60.0, "left out, as asked") as runs:
         assert next(iter(runs)) == PYTORCH and runs[PYTORCH]() > 0
         with pytest.raises(ExecutionError, match="left out, as asked"):
             runs[COMPILED]()
@@ -103,7 +104,7 @@ def test_plans_on_an_accelerator_are_held_against_the_step_on_it(tmp_path: Path)
         Device("cpu:0", "cpu", (0,), 1, "host", "measured"),
         Device("cuda:0", "cuda", (), 1, "cuda:0", "measured"),
     )
-    with pipeline._ways(STEP, [core, gpu], "", Settings(), {}, no_progress) as runs:
+    with finals._variants(STEP, [core, gpu], "", Settings(), {}, no_progress) as runs:
         assert set(runs) == {PYTORCH, COMPILED}
         for run in runs.values():
             with pytest.raises(ExecutionError, match=r"plain PyTorch stopped: .*(CUDA|NVIDIA)"):

@@ -23,16 +23,15 @@ from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu.pipeline import pipelined
 from experiments.bench.gpu.record import clocks_of
+from gst.execution.event_times import first_line
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
 from gst.execution.on_accelerator import Run
-from gst.execution.spans import first_line
-from gst.lowering.calls import eager
+from gst.lowering.calls import eager, storages
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
-from gst.lowering.storages import storages
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, outputs_differ
@@ -82,8 +81,8 @@ def offloaded(module: nn.Module, inputs: tuple[Tensor, ...], device: torch.devic
 
 
 def capped_plan(program: Program, devices: list[Device], limit: int) -> tuple[Plan, StreamProgram, int]:
-    """The plan with as many first operations on the first device as `limit` bytes of its memory allow, all others on
-    the second; its stream program, and the bytes that it takes of that memory at most.
+    """Return the plan that fills `limit` bytes of the first device, in program order, and puts the rest on the second.
+    Its stream program and its peak memory there come with it.
 
     Raises:
         ValueError: not even one operation fits.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.bench.gpu.host_outputs import differs_from_host
 from experiments.bench.gpu.plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
 from gst.execution.event_times import event_times_us
 from gst.execution.lane_graphs import LaneGraph
@@ -22,7 +23,6 @@ from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
 from gst.execution.on_accelerator import Run, as_written, one_graph, whole
 from gst.execution.pair_records import Pairs
-from gst.execution.reference import differs_from_host
 from gst.lowering.calls import eager
 from gst.lowering.plan import ExecutionError
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
@@ -144,7 +144,7 @@ class Ways:
 
 
 def recorded_run(executor: LaneExecutor) -> Run:
-    """What replays lanes as graphs of the accelerator.
+    """Return the executor that replays streams as recorded graphs of the accelerator.
 
     Raises:
         ValueError: they cannot be recorded.

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gst.method.sizes import Sizes
 
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
@@ -31,7 +32,6 @@ from gst.execution.measure import median_interval
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep
-from gst.method.sizes import Sizes
 from gst.training.recorded_step import RecordedStep
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -238,7 +238,7 @@ def medians(times_ms: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def line(name: str, row: Mapping[str, Any]) -> str:
-    """What is printed of a job: `passed` or `failed`, and its figures."""
+    """Return the printed line of a job: `passed` or `failed`, and its figures."""
     if "failed" in row:
         return f"{name:<16} failed: {row['failed']}"
     if name == "step":

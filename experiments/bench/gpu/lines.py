@@ -1,4 +1,4 @@
-"""What `make gpu` prints of each row: a line for each workload, plan of `gst place`, and model in little memory."""
+"""Lines that `make gpu` prints: one for each workload, plan of `gst place`, and model in little memory."""
 
 from __future__ import annotations
 

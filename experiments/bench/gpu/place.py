@@ -19,7 +19,7 @@ from experiments.bench import child_environment
 
 
 def reports(settings: Mapping[str, Any], devices: Sequence[str]) -> dict[str, Any]:
-    """What won, and milliseconds of each way and plan.
+    """Return the winner, and milliseconds of each variant and plan.
 
     Args:
         settings: `program`, and `seconds` of planning.

@@ -43,7 +43,8 @@ def lanes(device: torch.device, count: int) -> list[Device]:
 
 
 def timed_pairs(program: Program, device: torch.device, times_us: Times) -> tuple[Pairs, ...]:
-    """What operations ask of a device, and pairs of them at once on two lanes of it, if graphs can be recorded."""
+    """Measure the operations alone on a device, and pairs of them at once on two of its streams where graphs can be
+    recorded."""
     return pairs_of_lanes(program, lanes(device, 2), np.tile(times_us, (2, 1)))
 
 
@@ -87,7 +88,7 @@ def first_plan(task: Task) -> Plan:
 def simulated_and_measured(
     program: Program, task: Task, free: Task, count: int, seconds: float = float("inf")
 ) -> dict[str, Any]:
-    """How well simulators rank plans: Spearman's rank correlation with measured times, and the times of all.
+    """Return Spearman's rank correlation of simulated and measured times of plans, for each simulator, and all times.
 
     Plans range from one lane over the schedule of `first_plan` to operations anywhere. Each runs by graphs where those
     can be recorded.

@@ -21,7 +21,7 @@ END_S = 10.0  # within which killed processes are gone
 
 
 class Ended(NamedTuple):
-    """What became of a command.
+    """Outcome of a command.
 
     Args:
         status: exit status; None if its time was over.

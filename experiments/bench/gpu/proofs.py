@@ -20,10 +20,10 @@ import numpy as np
 from experiments.bench.strangers_program import module_of
 from gst.data.graphnet import FxSource, read_sources
 from gst.execution.lanes import LaneExecutor
+from gst.lowering.calls import storages
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
-from gst.lowering.storages import storages
 from gst.machine.devices import Device
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, inference_step
 from gst.programs.described import run_described
@@ -58,7 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def steps_to_prove(
     names: Sequence[str] | None, samples: Path | None, is_full: bool = False
 ) -> tuple[dict[str, Callable[[], Step]], list[str]]:
-    """What makes each step, by name, and what is skipped, in words.
+    """Return the maker of each step by name, and the reasons for those that are skipped.
 
     Args:
         names: of workloads, and `transformers:bert` for one of `MODELS`; all of them and the samples if None.

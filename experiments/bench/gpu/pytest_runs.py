@@ -91,7 +91,7 @@ def parsed(lines: Iterable[str]) -> dict[str, Outcome]:
 
 
 def line(name: str, outcomes: Mapping[str, Outcome], last_line: str) -> str:
-    """What is printed of tests: how many passed, and the names of those that did not.
+    """Return the printed summary of tests: the number that passed, and the names of the others.
 
     Examples:
         >>> line("tests", {"a": {"outcome": "passed"}, "b": {"outcome": "failed"}}, "1 failed, 1 passed in 2 s")

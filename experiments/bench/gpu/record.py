@@ -1,4 +1,4 @@
-"""What a reader of an accelerator's times must know: its memory, driver and libraries, and its clocks."""
+"""Description of an accelerator for readers of its times: memory, driver, libraries and clocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gst.machine.nvml import read_clocks
+from gst.machine.clocks import read_clocks
 
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 LIMIT_S = 10.0  # for an answer of nvidia-smi

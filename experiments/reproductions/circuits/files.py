@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from experiments.reproductions.circuits.circuit import MOST_BYTES, SUFFIXES, Circuit, read_circuit
 from experiments.reproductions.circuits.recipes import ARCHIVE
-from gst.machine.devices import cache_directory
+from gst.util.compiled import cache_directory
 from gst.util.untrusted import DAMAGE, plain, shown
 from gst.util.writing import atomic_path
 

@@ -11,13 +11,13 @@ from experiments.reproductions.elf import arm64, x86
 from experiments.reproductions.elf.binary import RELOCATION, Binary, Section
 from experiments.reproductions.elf.functions import GO_MARKS, function_bounds
 from experiments.reproductions.elf.instructions import CALLS_SLOT, JUMPS_TO_CODE, JUMPS_TO_SLOT, KINDS, PADDING
-from gst.data.degree_profile import COLUMNS, degree_profile
+from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 MACHINES = {"x86-64": x86, "aarch64": arm64}
 MISSING = -1
 TEXTS = (".rodata", ".data.rel.ro")
 NODE_FEATURES = (
-    *(f"log_{column}" for column in COLUMNS), "log_callers", "log_callees", "log_bytes", "log_instructions", "imported",
+    *(f"log_{column}" for column in DEGREE_COLUMNS), "log_callers", "log_callees", "log_bytes", "log_instructions", "imported",
     *(f"share_of_{kind}" for kind in KINDS),
 )  # fmt: skip
 

@@ -73,6 +73,9 @@ class ElfBinaries(GraphSource):
                 continue
             yield graph
 
+    def __len__(self) -> int:
+        return len(self.binaries)
+
     def fingerprint(self) -> str:
         """Equal for equal files, labels and settings, so that a prepared dataset is found without reading them all."""
         digest = hashlib.sha256(repr((VERSION, astuple(self))).encode())
@@ -109,7 +112,9 @@ class ElfBinaries(GraphSource):
         try:
             import elftools  # noqa: F401 (asked for once, lest every file be skipped)
         except ImportError as error:
-            raise ValueError("reading binaries takes pyelftools; pip install 'graph-segment-training[elf]'") from error
+            raise ValueError(
+                "reading binaries takes pyelftools; pip install 'graph-segment-training[experiments]'"
+            ) from error
         root = Path(self.root).resolve()
         if not root.is_dir():
             raise ValueError(f"{self.root} is no folder; give one that holds programs and libraries, such as /usr")

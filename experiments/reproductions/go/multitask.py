@@ -3,7 +3,7 @@ same policy trained for each task by itself, one after the other, and against pl
 
     python -m experiments.reproductions.go.multitask
 
-Simulated (`gst.placement.fusion.costs`: a fused group is one operation of the roofline). `joint`: one policy decides
+Simulated (`experiments.reproductions.go.fused_costs`: a fused group is one operation of the roofline). `joint`: one policy decides
 all three. `separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion
 under both. `placement`: placement alone, in program order, nothing fused. Ratios are of medians over seeds.
 
@@ -24,14 +24,14 @@ import numpy as np
 from jaxtyping import Float64
 from tqdm import tqdm
 
-from gst.lowering.legality import legalise
+from experiments.reproductions.go.fused_costs import FusedObjective
+from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
-from gst.placement.fusion.costs import FusedObjective
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted
-from gst.placement.planning import TASKS
 from gst.placement.policies.go import go
+from gst.placement.settings import TASKS
 from gst.programs import traced
 
 

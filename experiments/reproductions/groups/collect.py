@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.strangers_program import module_of
+from experiments.reproductions.groups.segments import convex_segments
 from gst.cost.step_time.estimate import operation_times_us
 from gst.data.graphnet import read_sources
 from gst.execution.groups import group_records
 from gst.execution.measure import Log
-from gst.lowering.grouping import convex_segments
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, machine_record
 from gst.programs import Program, capture_module

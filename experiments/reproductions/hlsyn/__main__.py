@@ -6,6 +6,8 @@
     python -m experiments.reproductions.hlsyn outcomes --json experiments/results/hlsyn_outcomes.json
     python -m experiments.reproductions.hlsyn importance --json experiments/results/hlsyn_importance.json
     python -m experiments.reproductions.hlsyn search --json experiments/results/hlsyn_search.json
+    python -m experiments.reproductions.hlsyn tune gemm-blocked --data ../shared/data/hlsyn.tar.xz
+    python -m experiments.reproductions.hlsyn tune list
 
 `--data` is hlsyn.tar.xz or a folder laid out as it is (`data/designs`, `data/sources`); without it, ../shared/data.
 """
@@ -98,7 +100,17 @@ def _search(options: argparse.Namespace) -> None:
     search_table(read_kernels(options.data), options.tool, options.seeds, options.json)
 
 
+def _tune(options: argparse.Namespace) -> None:
+    from experiments.reproductions.hlsyn.tune import tune
+
+    result = tune(options)
+    if options.json:
+        write_json(options.json, result)
+
+
 def _parser() -> argparse.ArgumentParser:
+    from experiments.reproductions.hlsyn.tune import add_arguments
+
     parser, commands = parser_of("hlsyn", __doc__)
 
     def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
@@ -131,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     searches.add_argument("--tool", choices=("v18", "v20"), default="v20", help="version; default: %(default)s")
     searches.add_argument("--seeds", type=int, default=3, help="searches of each method; default: %(default)s")
     searches.add_argument("--json", type=Path, help="write the table here")
+    add_arguments(command("tune", _tune, "search for the fastest design of one kernel (a minute)"))
     return parser
 
 

@@ -16,7 +16,7 @@ from experiments.reproductions.hlsyn.cycles.resources import RESOURCES, resource
 from experiments.reproductions.hlsyn.source import HlsKernel, canonical
 from experiments.reproductions.hlsyn.splits import by_group
 from experiments.reproductions.trees import train_trees
-from gst.cost.trees import Trees
+from gst.cost.step_time.model import Trees
 from gst.util.progress import bar
 from gst.util.writing import write_json
 

@@ -129,7 +129,7 @@ def _forest(
     try:
         from sklearn.ensemble import ExtraTreesRegressor
     except ImportError as error:
-        raise ValueError("relatives need scikit-learn: pip install 'graph-segment-training[tune]'") from error
+        raise ValueError("relatives need scikit-learn: pip install 'graph-segment-training[experiments]'") from error
     return ExtraTreesRegressor(TREES, max_features=share, random_state=seed).fit(columns, target, weight)
 
 

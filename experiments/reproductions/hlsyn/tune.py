@@ -1,9 +1,8 @@
-"""`gst tune`: what it takes, does and prints."""
+"""Search for the fastest design of one kernel with a cost model, compared with other searches."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +14,21 @@ AFTER = (20, 50, 100)
 LEARNED_FROM = 200  # designs of each other kernel
 
 
-def add_tune(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
-    tune = command(
-        commands,
-        "tune",
-        _tune,
-        "search for the fastest design of a kernel with a cost model, beside other searches",
-        "gst tune hlsyn gemm-blocked --data hlsyn.tar.xz\n"
-        "gst tune hlsyn stencil --data hlsyn.tar.xz --tool v18 --seeds 3 --json tune.json\n"
-        "gst tune hlsyn list --data hlsyn.tar.xz",
-    )
-    tune.add_argument("dataset", choices=("hlsyn",), help="designs of high-level synthesis with their outcomes")
-    tune.add_argument("kernel", help="its name, or `list`")
-    tune.add_argument("--data", type=Path, required=True, help="archive of HLSyn, or the folder unpacked from it")
-    tune.add_argument(
-        "--tool", choices=("v18", "v20"), default="v20", help="version of the synthesis tool (default: %(default)s)"
-    )
-    tune.add_argument(
-        "--budget", type=int, default=100, help="designs that each search may synthesise (default: %(default)s)"
-    )
-    tune.add_argument("--seeds", type=int, default=1, help="searches of each method (default: %(default)s)")
+def add_arguments(tune: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tune`, except `--data`."""
+    tune.add_argument("kernel", help="name of the kernel, such as gemm-blocked, or `list`")
+    tune.add_argument("--tool", choices=("v18", "v20"), default="v20", help="version; default: %(default)s")
+    tune.add_argument("--budget", type=int, default=100, help="designs of each search; default: %(default)s")
+    tune.add_argument("--seeds", type=int, default=1, help="searches of each method; default: %(default)s")
+    tune.add_argument("--json", type=Path, help="write the result here")
 
 
-def _tune(options: argparse.Namespace) -> dict[str, Any]:
+def tune(options: argparse.Namespace) -> dict[str, Any]:
+    """Search the designs of a kernel by every method, and print the regret of each; `list` prints the kernels.
+
+    Raises:
+        ValueError: the budget or the number of seeds is below 1, or the data hold no such kernel or no other family.
+    """
     from experiments.reproductions.hlsyn.cycles import candidates_of, family
     from experiments.reproductions.hlsyn.source import read_kernels
     from gst.util.progress import bar

@@ -1,10 +1,8 @@
-"""`gst place --graph FILE` for a job shop: rules, the policy and tabu search, and how far the best is from a bound."""
+"""A job shop placed: rules, the policy and tabu search, and the gap of the best schedule to a lower bound."""
 
 from __future__ import annotations
 
 import json
-import re
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,61 +14,40 @@ from experiments.reproductions.jobshop.search import Schedule, rule_schedules, s
 from gst.util.writing import atomic_write
 
 
-def is_job_shop(path: Path) -> bool:
-    """Whether a file's first line that begins with a number holds two integers or more and no more words: those of
-    other published problems do not.
+def place(
+    file: Path, out: Path | None = None, seconds: float = 10.0, policy: str = "shipped", seed: int = 0
+) -> dict[str, Any]:
+    """Place a job shop, write `plan.json`, and return the result.
 
-    Examples:
-        >>> _ = Path("shop.txt").write_text("2 2\\n0 3 1 2\\n1 2 0 4\\n")
-        >>> is_job_shop(Path("shop.txt"))
-        True
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file.read(4096).splitlines():
-                if line.strip()[:1].isdigit():
-                    return re.fullmatch(r"\s*\d+(\s+\d+)+\s*", line) is not None
-    except (OSError, UnicodeDecodeError):
-        pass
-    return False
-
-
-def place_by_options(options: Namespace) -> dict[str, Any]:
-    """Do what `gst place --graph FILE` asks where the file is a job shop, and write `plan.json`.
+    Args:
+        file: in the usual text format or Taillard's.
+        out: directory of the plan; `runs/place/FILE` if None.
+        seconds: of tabu search.
+        policy: file of weights, 'shipped' or 'none'.
 
     Raises:
-        ValueError: the file is not readable, or options are given that a job shop has no use for.
+        ValueError: the file is not readable, or the seconds are negative.
     """
-    useless = (options.program, options.machine, options.devices, options.memory_limit, options.trace)
-    if any(useless) or options.resume or options.again or isinstance(options.workers, str):
-        raise ValueError(
-            f"{options.graph} is a job shop, whose machines it names; give --graph, --seconds, --policy, --seed, --out "
-            "alone"
-        )
-    seconds = 10.0 if options.seconds is None else options.seconds
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"--seconds is {seconds}, want 0 or more")
-    weights = None
-    if options.policy != "none":
-        weights = load_weights(None if options.policy == "shipped" else Path(options.policy))
-    shop = read_job_shop(options.graph)
-    plans, best = schedules(shop, weights, seconds, options.seed)
-    path = (options.out or Path("runs/place") / options.graph.stem) / "plan.json"
-    result = {
-        "command": options.command, "graph": options.graph.name, "format": "jobshop", "jobs": shop.num_jobs,
-        "machines": shop.num_machines, "plans": plans, "objective": best.makespan, "lower_bound": best.lower_bound,
+    weights = None if policy == "none" else load_weights(None if policy == "shipped" else Path(policy))
+    shop = read_job_shop(file)
+    plans, best = schedules(shop, weights, seconds, seed)
+    path = (out or Path("runs/place") / file.stem) / "plan.json"
+    starts = starts_of(shop, best.order)
+    record = {
+        "graph": file.name, "format": "jobshop", "makespan": best.makespan, "lower_bound": best.lower_bound,
+        "order": best.order.tolist(), "begin": starts.tolist(), "end": (starts + shop.times).tolist(),
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as opened:
+        opened.write(json.dumps(record))
+    return {
+        "graph": file.name, "format": "jobshop", "jobs": shop.num_jobs, "machines": shop.num_machines, "plans": plans,
+        "objective": best.makespan, "lower_bound": best.lower_bound,
         "gap": best.makespan / max(best.lower_bound, 1) - 1, "proved": best.makespan == best.lower_bound,
         "plan_file": str(path),
     }  # fmt: skip
-    starts = starts_of(shop, best.order)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "graph": options.graph.name, "format": "jobshop", "makespan": best.makespan, "lower_bound": best.lower_bound,
-        "order": best.order.tolist(), "begin": starts.tolist(), "end": (starts + shop.times).tolist(),
-    }  # fmt: skip
-    with atomic_write(path) as file:
-        file.write(json.dumps(record))
-    return result
 
 
 def schedules(shop: JobShop, weights: Weights | None, seconds: float, seed: int) -> tuple[dict[str, int], Schedule]:

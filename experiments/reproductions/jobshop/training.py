@@ -13,7 +13,7 @@ from jaxtyping import Float32, Float64
 from experiments.reproductions.jobshop.network import initial_weights, save_weights
 from experiments.reproductions.jobshop.problem import generated_job_shop
 from experiments.reproductions.jobshop.rollout import NETWORK, Tables, roll_out_many, tables_of
-from gst.placement.policies.constructive.evolution import Evolving, evolved
+from gst.placement.policies.constructive.fine_tuning import Evolving, evolved
 from gst.util.progress import Progress, no_progress
 
 PAIRS = 32  # of opposite noises at a step
@@ -47,7 +47,7 @@ def train(
 
     The average of the weights is written to `save` every `EVERY` steps.
 
-    At each step (`gst.placement.policies.constructive.evolution.evolved`) every member builds a schedule for each of `PROBLEMS` new problems.
+    At each step (`gst.placement.policies.constructive.fine_tuning.evolved`) every member builds a schedule for each of `PROBLEMS` new problems.
 
     Raises:
         ValueError: neither seconds nor steps are given, or both.

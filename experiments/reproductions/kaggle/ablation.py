@@ -28,7 +28,7 @@ from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
 from gst.machine.devices import machine_record
 from gst.nn import SAGE, CrossConfigHead, FusedSAGE, Head
-from gst.util.tuning import keep_freed_memory
+from gst.util.process import keep_freed_memory
 
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
 BASE = "base"

@@ -1,4 +1,4 @@
-"""What each family of derived node features (`gst.data.features.FEATURES`) is worth: all, none, and each left out.
+"""What each family of derived node features (`kaggle.node_features.FEATURES`) is worth: all, none, and each left out.
 
     python -m experiments.reproductions.kaggle.hlo_features --seeds 5
 
@@ -29,18 +29,20 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
+from experiments.reproductions.kaggle.derived import derived
+from experiments.reproductions.kaggle.node_features import FEATURES, enrich
 from experiments.reproductions.tpugraphs.alexnet_columns import with_all_columns
+from experiments.reproductions.tpugraphs.ceiling import noise_ceiling
 from experiments.reproductions.tpugraphs.common_columns import ALEXNET, MAX_NODES, UNET
 from experiments.reproductions.tpugraphs.common_gnn import gnn
 from experiments.reproductions.tpugraphs.late_fusion import Settings
 from experiments.reproductions.tpugraphs.tile import Kernel, expected_slowdown, network
-from gst.cost import kendall_tau, noise_ceiling
-from gst.data.features import FEATURES, enrich
-from gst.data.tpugraphs import derived, read
+from gst.cost import kendall_tau
+from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.machine.devices import machine_record
-from gst.util.tuning import keep_freed_memory
+from gst.util.process import keep_freed_memory
 
 ALL, SYMBOLS, HELD_OUT, FOLDS = "all", 7, 1000, 3
 Task = Callable[[Sequence[str], int], float]

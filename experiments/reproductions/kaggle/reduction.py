@@ -25,10 +25,10 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from experiments.reproductions.kaggle.pruning import reduce
 from gst.cost.losses import Loss, pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
-from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
@@ -39,7 +39,7 @@ from gst.nn import SAGE, Head
 from gst.nn.bounds import Direction
 from gst.nn.encoders import BOTH
 from gst.nn.sharing import Sharing
-from gst.util.tuning import keep_freed_memory
+from gst.util.process import keep_freed_memory
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 METHODS = ("none", "hops:1", "hops:2", "hops:3", "segments")

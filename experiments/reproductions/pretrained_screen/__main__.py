@@ -61,7 +61,7 @@ from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search.annealing import anneal
 from gst.placement.search.measured import Search
-from gst.placement.search.population import mutate, random_plans
+from gst.placement.search.random_plans import mutate, random_plans
 from gst.placement.search.surrogates import LinearSurrogate, NetworkSurrogate, Surrogate
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES, traced

@@ -8,11 +8,10 @@ from typing import no_type_check
 import numpy as np
 
 from experiments.reproductions.public_problems.problem import Problem
-from experiments.reproductions.public_problems.published import uniform
-from gst.placement.baselines.arrays import moved
-from gst.placement.baselines.ranks import upward_rank
-from gst.placement.search.window_moves import MOST_MOVED, rotate, step_from, take_back
-from gst.placement.search.window_schedules import Schedule, run_by_ready, run_first_come, run_in_order
+from experiments.reproductions.public_problems.schedules import Schedule, run_by_ready, run_first_come, run_in_order
+from gst.placement.baselines.arrays import moved, upward_rank
+from gst.placement.search import windows
+from gst.placement.search.windows import MOST_MOVED, rotate, step_from, take_back, uniform
 from gst.util.compiled import compiled
 from gst.util.progress import Progress, no_progress
 
@@ -77,6 +76,44 @@ def anneal(
         batch = int(min(max(rate * BATCH_S, 16), max(rate * (seconds - spent), 1), 4 * batch))
         progress("annealing", min(int(1000 * done), 1000), 1000)
     return Schedule(problem, best_home, best_order), total
+
+
+def refine(
+    problem: Problem, start: Schedule, seconds: float = 1.0, steps: int | None = None, seed: int = 0,
+    progress: Progress = no_progress,
+) -> tuple[Schedule, int]:  # fmt: skip
+    """Anneal windows of a plan that is admitted (`gst.placement.search.windows.refine`); return the shortest plan and
+    the number of steps.
+
+    Args:
+        seconds: about so long to search, none if 0 or less; the result depends on the machine's speed.
+        steps: at most, in place of seconds; the result depends on the seed alone.
+
+    Raises:
+        ValueError: devices serve first come first served, so that a plan has no order.
+
+    Examples:
+        >>> from experiments.reproductions.public_problems.generated import generated_problem
+        >>> from experiments.reproductions.public_problems.baselines import baselines
+        >>> problem = generated_problem(1, nodes=2_000, devices=4, shape="layers")
+        >>> start = baselines(problem)["heft"]
+        >>> plan, count = refine(problem, start, steps=200_000)
+        >>> plan.makespan < start.makespan, count <= 200_000
+        (True, True)
+    """
+    if problem.graph.first_come:
+        raise ValueError(f"devices of {problem.graph.name} serve first come first served, want an order; use anneal")
+    if steps is None and seconds <= 0:
+        return start, 0
+    what = problem.scheduled
+    begin, counted = windows.schedule(what, start.home, start.order), 0
+    if steps is None:  # one sweep tells how many steps a second has
+        begun, first = time.perf_counter(), begin
+        first, counted = windows.refine(what, begin, problem.num_nodes, seed)
+        begin = min(begin, first, key=lambda each: each.makespan)
+        steps = int(counted * (seconds / (time.perf_counter() - begun) - 1))
+    best, count = windows.refine(what, begin, max(steps, 0), seed, progress)
+    return Schedule(problem, best.home, best.order), counted + count
 
 
 @compiled

@@ -12,13 +12,13 @@ from experiments.reproductions.public_problems.branching import Branched, branch
 from experiments.reproductions.public_problems.branching_kernels import Placing
 from experiments.reproductions.public_problems.prices import prices
 from experiments.reproductions.public_problems.problem import Problem
-from gst.placement.baselines.work import chains_and_work
+from gst.placement.baselines.bounds import chains_and_work
 
 
 def lower_bound(problem: Problem) -> float:
     """What every plan takes at least, in `problem.graph.unit`, whatever its order.
 
-    It is the bound of chains and of work, see `gst.placement.baselines.work.chains_and_work`.
+    It is the bound of chains and of work, see `gst.placement.baselines.bounds.chains_and_work`.
 
     Examples:
         >>> from pathlib import Path

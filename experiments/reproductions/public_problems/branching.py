@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.branching_kernels import Placing, partial_bound
 
@@ -50,7 +50,7 @@ def branched_bound(
         clock: that counts them.
 
     Examples:
-        >>> from gst.placement.baselines.bounds import placing_of
+        >>> from experiments.reproductions.public_problems.certificate import placing_of
         >>> from gst.placement.policies.generated_tasks import generated_task
         >>> task = generated_task(0, num_nodes=30, num_devices=2)
         >>> branched_bound(placing_of(task), 0.0, np.inf, 0.1).bound > 0
@@ -131,33 +131,3 @@ def _with_chain_prices(placing: Placing, has_time: Callable[[], bool]) -> Placin
 
 def _priced(placing: Placing, limit: float, price: float) -> Placing:
     return placing._replace(chain_prices=np.where(placing.arrays.limits == limit, price, placing.chain_prices))
-
-
-def classes(
-    times: Float64[np.ndarray, "devices nodes"], limits: Float64[np.ndarray, " devices"],
-    links: tuple[Float64[np.ndarray, "devices devices"], ...], use: Bool[np.ndarray, "devices cores"],
-) -> Int64[np.ndarray, " devices"]:  # fmt: skip
-    """Class of each device: those of one may be exchanged for each other. A device that shares cores is alone.
-
-    Args:
-        limits: of the memory of each device.
-        links: of each two devices.
-
-    Examples:
-        >>> classes(np.ones((3, 2)), np.array([1.0, 1.0, 2.0]), (1 - np.eye(3),), np.eye(3, dtype=bool)).tolist()
-        [0, 0, 1]
-    """
-    shares = (use.astype(np.int64) @ use.T).sum(1) > use.sum(1)
-    result = np.full(len(times), -1)
-    for device in range(len(times)):
-        for first in range(device):
-            exchanged = np.arange(len(times))
-            exchanged[[first, device]] = device, first
-            same_links = all((link == link[np.ix_(exchanged, exchanged)]).all() for link in links)
-            same = same_links and limits[first] == limits[device] and (times[first] == times[device]).all()
-            if same and not shares[first] and not shares[device]:
-                result[device] = result[first]
-                break
-        else:
-            result[device] = result.max(initial=-1) + 1
-    return result

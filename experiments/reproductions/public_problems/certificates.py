@@ -25,6 +25,7 @@ import torch
 
 from experiments.reproductions.public_problems.annealing import anneal as anneal_public
 from experiments.reproductions.public_problems.bounds import lower_bound, searched_bound
+from experiments.reproductions.public_problems.certificate import branched_bound_us, is_exact
 from experiments.reproductions.public_problems.exact.tasks import optimum
 from experiments.reproductions.public_problems.formats import read_public_graph
 from experiments.reproductions.public_problems.integer_program import solve
@@ -33,9 +34,8 @@ from experiments.reproductions.public_problems.problem import public_problem
 from experiments.reproductions.public_problems.proofs import proved_bound
 from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
-from gst.placement.baselines.bounds import branched_bound_us, lower_bound_us
+from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.certificate import is_exact
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal

@@ -22,8 +22,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from gst.execution.costs import Costs, Storages
+from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
+from gst.placement.task import Task
 from gst.simulation.simulator import Contention
 from gst.util.untrusted import read_object, shown
 
@@ -105,6 +107,18 @@ class CostGraph:
             Storages(output_bytes[made], made, np.stack([np.arange(len(made)), made])),
             np.zeros((len(devices),) * 2), bytes_per_us,
         )  # fmt: skip
+
+
+def task_of_cost_graph(published: CostGraph) -> Task:
+    """Return the task of placing a published cost graph. Features of a node are the logarithms of its time on the CPU,
+    on an accelerator (0 where it cannot run there), of its transfer and its size, and whether it can run there."""
+    able = np.isfinite(published.accelerator_ms)
+    columns = [published.cpu_ms, np.where(able, published.accelerator_ms, 0.0), published.transfer_ms]
+    features = np.stack([*map(np.log1p, [*columns, published.sizes]), able], axis=1).astype(np.float32)
+    return Task(
+        published.name, Graph(features, published.edges, name=published.name), published.costs(),
+        published.colocation, np.rint(published.sizes).astype(np.int64), NO_OVERHEAD, sizes_hold_values=True,
+    )  # fmt: skip
 
 
 def read_cost_graph(path: Path) -> CostGraph:

@@ -390,7 +390,9 @@ def _sheet(path: Path) -> list[list[Any]]:
     try:
         import xlrd
     except ImportError:
-        raise ValueError(f"{path}: an .xls file is read by xlrd; pip install 'graph-segment-training[xls]'") from None
+        raise ValueError(
+            f"{path}: an .xls file is read by xlrd; pip install 'graph-segment-training[experiments]'"
+        ) from None
     try:
         with Path(os.devnull).open("w") as nowhere:  # it prints what it doubts
             sheet = xlrd.open_workbook(str(path), logfile=nowhere, ragged_rows=True).sheet_by_index(0)

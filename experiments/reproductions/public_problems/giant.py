@@ -44,9 +44,9 @@ from experiments.reproductions.public_problems.generated import generated_proble
 from experiments.reproductions.public_problems.placing import SHARE, place_public
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.proposing import propose, proposer_of
+from experiments.reproductions.public_problems.schedules import Schedule
 from gst.machine.devices import machine_record
 from gst.placement.policies.constructive.network import Weights, initial_weights, load_weights
-from gst.placement.search.window_schedules import Schedule
 from gst.util.progress import bar
 
 SHAPES = ("inception", "transformer", "layers")

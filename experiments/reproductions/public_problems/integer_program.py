@@ -18,8 +18,8 @@ from scipy.sparse import coo_array, csr_array
 from experiments.reproductions.public_problems.baselines import list_schedule, topological
 from experiments.reproductions.public_problems.bounds import alike, transfers
 from experiments.reproductions.public_problems.problem import Problem
-from gst.placement.baselines.ranks import upward_rank
-from gst.placement.search.window_schedules import Schedule
+from experiments.reproductions.public_problems.schedules import Schedule
+from gst.placement.baselines.arrays import upward_rank
 
 MOST_ENTRIES = 100_000  # shares of the program
 TOLERANCE = 1e-6  # of its solution

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import json
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
-from experiments.reproductions.public_problems.annealing import anneal
+from experiments.reproductions.public_problems.annealing import anneal, refine
 from experiments.reproductions.public_problems.baselines import baselines
 from experiments.reproductions.public_problems.bounds import lower_bound
+from experiments.reproductions.public_problems.certificate import Certificate, certify, certify_published, words
+from experiments.reproductions.public_problems.cost_graphs import read_cost_graph, task_of_cost_graph
 from experiments.reproductions.public_problems.formats import read_public_graph
 from experiments.reproductions.public_problems.problem import Problem, public_problem
 from experiments.reproductions.public_problems.proofs import prove
-from gst.execution.trace import save_trace
+from experiments.reproductions.public_problems.published import PublishedObjective, search_published
+from experiments.reproductions.public_problems.schedules import Schedule
 from gst.lowering.plan import Plan, priority_of
 from gst.machine.devices import machine_record, parse_bytes
-from gst.placement.api.plan_trace import trace_of_schedule
-from gst.placement.certificate import Certificate
-from gst.placement.search.window_schedules import Schedule
-from gst.placement.search.windows import refine, warm_up
-from gst.util.progress import Progress, no_progress
-from gst.util.writing import atomic_write
+from gst.placement.api.plan_trace import trace_of, trace_of_task
+from gst.placement.baselines.arrays import moved
+from gst.placement.objectives import Objective, SimulatedObjective
+from gst.placement.planning import check_fits, plan_all
+from gst.placement.settings import Planned
+from gst.placement.task import save_plan
+from gst.simulation.copies import Copies
+from gst.util.progress import Bars, Progress, no_progress
+from gst.util.writing import atomic_write, write_json
 
 NEAR = 1e-9  # shares by which times that are equal may differ
 SHARE = 0.3  # of the time of a search that goes to plans of a policy, before annealing
 MANY = 1_000  # operations, from which on windows of the schedule are annealed before the whole schedule
 WINDOWS = 0.9  # of the time after the policy that these have then
+PER_UNIT_US = {"s": 1e6, "ms": 1e3}
 
 Proposer = Callable[[Problem, float, int], dict[str, Schedule]]
 """Called with a problem, seconds and a seed: plans of a policy by name, for annealing to begin with."""
@@ -84,7 +92,7 @@ def place_public(
             times |= dict.fromkeys(list(proposals)[-1:], seconds - left)
             start = min([start, *proposals.values()], key=lambda plan: plan.makespan)
         if left > 0 and problem.num_nodes >= MANY and len(problem.devices) > 1 and not problem.graph.first_come:
-            warm_up(problem, start)
+            refine(problem, start, steps=problem.num_nodes)  # compiled before the clock starts
             begun = time.perf_counter()
             start, _ = refine(problem, start, WINDOWS * left, seed=seed, progress=progress)
             plans["windows"] = start
@@ -137,38 +145,122 @@ def _ratio(time_taken: float, other: float) -> float:
     return time_taken / other if other > 0 else 1.0 if time_taken <= 0 else float("inf")
 
 
-def place_by_options(
-    options: Namespace, progress: Progress = no_progress, proposer: Proposer | None = None
-) -> dict[str, Any]:
-    """Do what `gst place --graph FILE --machine NAME:N` asks, and write `plan.json`.
+def add_place(commands: Any, command: Callable[..., ArgumentParser]) -> None:
+    """Add `place` to the parser; `command` is `gst.cli.add_command`."""
+    name = "python -m experiments.reproductions.public_problems place"
+    place = command(
+        commands, "place", place_by_options,
+        "place a published problem on a simulated machine, or a graph of MSR on its own devices by its published latency",
+        f"{name} chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
+        f"{name} bert24_inference.json --json runs/bert24.json",
+    )  # fmt: skip
+    place.add_argument("file", type=Path, help="of DOPPLER, Moirai (.xls), PipeDream, Piper, MSR or WfFormat")
+    place.add_argument("--machine", metavar="NAME:K", help="gpus:4, cores:8, rtx4090:4")
+    place.add_argument("--memory-limit", metavar="BYTES", help="of each device, in place of the limit of the file")
+    place.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of search (default: %(default)g)")
+    place.add_argument(
+        "--policy", default="shipped", metavar="FILE",
+        help="weights of train-policy whose plans annealing begins with: a file, 'shipped' or 'none' (%(default)s)",
+    )  # fmt: skip
+    place.add_argument(
+        "--proof", type=float, default=5.0, metavar="S",
+        help="seconds for a better lower bound: mixed-integer program, branch and bound, and up to 200 operations "
+        "CP-SAT, if ortools is installed; 0 = chains and work alone (default: %(default)g)",
+    )  # fmt: skip
+    place.add_argument(
+        "--methods",
+        default="annealing",
+        help="for the published latency, besides its own search (default: %(default)s)",
+    )
+    place.add_argument("--evaluations", type=int, default=2_000, metavar="N", help="of each of these (%(default)s)")
+    place.add_argument("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
+    place.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as a Chrome trace")
+    place.add_argument("--out", type=Path, metavar="DIR", help="for plan.json (default: runs/place/FILE)")
 
-    Args:
-        proposer: see `place_public`.
+
+def place_by_options(options: Namespace) -> dict[str, Any]:
+    """Place a file, print the plans, and write `plan.json`.
 
     Raises:
-        ValueError: the options contradict each other, the file is not readable (see `read_public_graph`), there is no
-            such machine, or no plan fits it.
+        ValueError: an option is out of range, the file is not readable (see `read_public_graph`), there is no such
+            machine, or no plan fits it.
     """
-    if options.program is not None:
-        raise ValueError(f"give a program or --graph, not both: {options.program} and {options.graph}")
-    if options.devices or isinstance(options.workers, str):
-        raise ValueError("--graph with --machine is simulated; leave --devices and --workers away")
-    if options.resume or options.again:
-        raise ValueError("--graph with --machine begins anew each time; leave --resume and --again away")
     for name in ("seconds", "proof"):
         if not 0 <= getattr(options, name) < float("inf"):
             raise ValueError(f"--{name} is {getattr(options, name)}, want 0 or more")
+    path = (options.out or Path("runs/place") / options.file.stem) / "plan.json"
+    with Bars() as bars:
+        if options.machine is None:
+            result, trace = _place_by_latency(options, path, bars.show)
+        else:
+            result, trace = _place_on_machine(options, path, bars.show)
+    if options.trace is not None:
+        write_json(options.trace, trace)
+    print(table(result))
+    print(words(result["certificate"]))
+    print(f"The plan is in {path}")
+    return {"command": options.command, **result, "plan_file": str(path)}
+
+
+def _place_on_machine(options: Namespace, path: Path, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+    from experiments.reproductions.public_problems.proposing import proposer_of
+    from gst.placement.policies.constructive.network import load_weights
+
+    proposer = None
+    if options.policy != "none":
+        proposer = proposer_of(load_weights(None if options.policy == "shipped" else Path(options.policy)))
     limit = parse_bytes(options.memory_limit) if options.memory_limit else None
-    problem = public_problem(read_public_graph(options.graph), options.machine, limit)
-    path = (options.out or Path("runs/place") / options.graph.stem) / "plan.json"
+    problem = public_problem(read_public_graph(options.file), options.machine, limit)
     result, plan = place_public(
         problem, options.seconds, options.seed, options.proof, progress, proposer,
         lambda plan: save_public_plan(problem, plan, path),
     )  # fmt: skip
     save_public_plan(problem, plan, path, result["certificate"])
-    if options.trace is not None:
-        save_trace(trace_of_schedule(problem, plan), options.trace)
-    return {"command": options.command, **result, "plan_file": str(path)}
+    return result, trace_of_schedule(problem, plan)
+
+
+def _place_by_latency(options: Namespace, path: Path, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Place a graph of MSR on its own devices by its published latency; with a backward pass, by simulation."""
+    try:
+        graph = read_cost_graph(options.file)
+    except ValueError as error:
+        try:
+            other = read_public_graph(options.file).format
+        except ValueError:
+            raise error from None
+        raise ValueError(
+            f"{options.file} is of the format {other}, which needs a machine; add --machine gpus:4, say"
+        ) from None
+    task, is_published = task_of_cost_graph(graph), not graph.backward.any()
+    objective: Objective = PublishedObjective(graph) if is_published else SimulatedObjective(task)
+    methods = [name for name in options.methods.split(",") if name]
+    planned = plan_all(task, objective, methods, options.evaluations, seed=options.seed, progress=progress)
+    if is_published:
+        plan = search_published(graph, options.seed)
+        planned["contiguous"] = Planned(plan, float(objective([plan])[0]), 0.0, 0)
+    check_fits(task, planned)
+    took = {name: each.expected_ms for name, each in planned.items()}
+    best = min((name for name in took if np.isfinite(took[name])), key=took.__getitem__)
+    chosen = planned[best].plan
+    assert chosen is not None
+    proof = (options.proof, None, options.seed)
+    certificate = (
+        certify_published(graph, chosen, options.proof, options.seed) if is_published else certify(task, chosen, *proof)
+    )
+    bound = certificate.bound
+    rows = {
+        name: {"makespan": ms, "ratio": _ratio(ms, took[best]), "gap": _ratio(ms, bound) - 1}
+        if np.isfinite(ms) else {"makespan": None, "ratio": None, "gap": None, "reason": "not admitted"}
+        for name, ms in took.items()
+    }  # fmt: skip
+    save_plan(chosen, task, path, certificate=certificate.to_dict())
+    return {
+        "graph": graph.name, "format": "msr", "machine": "its own devices", "num_nodes": graph.num_nodes,
+        "num_edges": graph.edges.shape[1], "devices": list(task.names), "unit": "ms",
+        "notes": ["by the published latency"] if is_published else [], "plans": rows, "best": best,
+        "objective": took[best], "lower_bound": bound, "bound_by": certificate.bound_by, "gap": certificate.gap,
+        "proved": certificate.proved, "certificate": certificate.to_dict(),
+    }, trace_of_task(task, chosen)  # fmt: skip
 
 
 def save_public_plan(
@@ -210,3 +302,35 @@ def table(result: Mapping[str, Any]) -> str:
         f"no plan takes less than {result['lower_bound']:,.6g} ({result['bound_by']}); "
         f"the best, {result['best']}, takes {result['objective']:,.6g}, {gap}",
     ])  # fmt: skip
+
+
+def trace_of_schedule(problem: Problem, schedule: Schedule) -> dict[str, Any]:
+    """Return the schedule of a published problem as a Chrome trace; a file without a unit of time is drawn in milliseconds.
+
+    Args:
+        schedule: one that the problem admits.
+    """
+    unit = problem.graph.unit
+    scale = PER_UNIT_US.get(unit, 1e3) / problem.graph.scale
+    producers, consumers = problem.graph.edges
+    here, there = schedule.home[producers], schedule.home[consumers]
+    took = np.array([
+        scale * moved(edge, a, b, problem.arrays) for edge, (a, b) in enumerate(zip(here, there, strict=True))
+    ])  # fmt: skip
+    moves = _moves(producers, there, scale * schedule.end[producers], took)
+    names, nodes = [str(each) for each in problem.graph.ids], np.arange(problem.num_nodes)
+    return trace_of(
+        f"{problem.graph.name} on {problem.machine}, simulated, {unit}", problem.devices, names,
+        ["operation"] * len(names), nodes, schedule.home, scale * schedule.begin, scale * schedule.end, moves,
+    )  # fmt: skip
+
+
+def _moves(
+    node: Int64[np.ndarray, " edges"], target: Int64[np.ndarray, " edges"], begin_us: Float64[np.ndarray, " edges"],
+    took_us: Float64[np.ndarray, " edges"],
+) -> Copies:  # fmt: skip
+    """Return the copies of edges that take time: a value goes to a device once, for all its readers there."""
+    moving = np.flatnonzero(took_us > 0)
+    pairs = np.stack([node[moving], target[moving]])
+    first = moving[np.unique(pairs, axis=1, return_index=True)[1]] if moving.size else moving
+    return Copies(node[first], target[first], begin_us[first], begin_us[first] + took_us[first])

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.formats import PublicGraph
 from gst.placement.baselines.arrays import Arrays, edge_lists, mean_times
+from gst.placement.baselines.list_schedule import Scheduled, scheduled
 from gst.placement.machines import machine
 from gst.simulation.simulator import neighbour_lists
 
@@ -40,6 +41,11 @@ class Problem:
     @property
     def num_nodes(self) -> int:
         return self.graph.num_nodes
+
+    @cached_property
+    def scheduled(self) -> Scheduled:
+        """What windows and the constructive policy read: no device shares a core with another."""
+        return scheduled(self.arrays, np.eye(len(self.devices), dtype=bool))
 
     @cached_property
     def mean_times(self) -> Float64[np.ndarray, " nodes"]:

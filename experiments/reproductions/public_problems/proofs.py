@@ -10,12 +10,12 @@ import numpy as np
 
 from experiments.reproductions.public_problems.annealing import anneal
 from experiments.reproductions.public_problems.bounds import alike, lower_bound, searched_bound
+from experiments.reproductions.public_problems.certificate import BRANCHES, EXACT, MOST_BRANCHED, SHARE, is_exact
 from experiments.reproductions.public_problems.exact.solver import solver_library
 from experiments.reproductions.public_problems.integer_program import solve
 from experiments.reproductions.public_problems.problem import Problem
+from experiments.reproductions.public_problems.schedules import Schedule
 from gst.placement.baselines.arrays import moved
-from gst.placement.certificate import BRANCHES, EXACT, MOST_BRANCHED, SHARE, is_exact
-from gst.placement.search.window_schedules import Schedule
 
 NEAR = 1e-9  # share by which times that are equal may differ
 MOST_ANNEALED_S = 2.0  # seconds for the plan of the mixed-integer program
@@ -81,7 +81,7 @@ def proved_bound(
     problem: Problem, seconds: float, hint: Schedule | None = None, seed: int = 0, least: float = 0.0
 ) -> tuple[float, Schedule | None]:
     """What CP-SAT proves that no plan is below, and the best plan that it comes upon; 0 and None where the package
-    ortools is not installed, the problem is too large (`gst.placement.certificate.is_exact`), or there is no time.
+    ortools is not installed, the problem is too large (`experiments.reproductions.public_problems.certificate.is_exact`), or there is no time.
 
     Args:
         hint: a plan to begin with.

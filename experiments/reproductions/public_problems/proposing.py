@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Float32
 
 from experiments.reproductions.public_problems.problem import Problem
-from gst.placement.policies.constructive.network import NUM_WEIGHTS, Weights
-from gst.placement.policies.constructive.rollout import roll_out_many, window_of
-from gst.placement.policies.constructive.tables import tables_of
-from gst.placement.search.window_schedules import Schedule
+from experiments.reproductions.public_problems.schedules import Schedule, run_first_come
+from gst.placement.policies.constructive.network import NUM_WEIGHTS, Tables, Weights, tables_of
+from gst.placement.policies.constructive.rollout import roll_out, window_of
+from gst.util.compiled import compiled
 
 NOISE = 0.3  # standard deviation of what is added to each weight of a sample
 BATCH_S = 0.05  # seconds between two looks at the clock
@@ -32,6 +33,45 @@ class Proposal:
     greedy: Schedule | None
     best: Schedule | None
     samples: int
+
+
+def tables_of_problem(problem: Problem) -> Tables:
+    """Return the tables of a problem.
+
+    Examples:
+        >>> from experiments.reproductions.public_problems.generated import generated_problem
+        >>> tables = tables_of_problem(generated_problem(0, nodes=30, devices=2))
+        >>> tables.optimistic.shape, bool((tables.rank >= tables.mean_times).all())
+        ((2, 30), True)
+    """
+    return tables_of(problem.scheduled, problem.mean_transfers)
+
+
+@compiled
+@no_type_check
+def roll_out_many(arrays, tables, weights, window, is_uniform, first_come, state, spans, best_home, best_order):
+    """Build a schedule with each row of weights and write its makespan; the number of the best, and of it the devices
+    and the order.
+
+    Args:
+        weights: (rollouts, weights) float32.
+        spans: (rollouts), written; infinite where the memories do not hold a schedule.
+        best_home, best_order: of all nodes, written unless all makespans are infinite.
+        window, is_uniform, first_come, state: see `roll_out`.
+    """
+    nodes, best = len(best_home), -1
+    home, order = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    begin, end, before, ahead = np.empty(nodes), np.empty(nodes), np.empty(nodes, np.int64), np.zeros(nodes)
+    for number in range(len(weights)):
+        span = roll_out(arrays, tables, weights[number], window, is_uniform, first_come, state, home, order)
+        if first_come and span < np.inf:
+            span = run_first_come(home, arrays, begin, end, before, ahead, np.inf)
+        spans[number] = span
+        if span < np.inf and (best < 0 or span < spans[best]):
+            best = number
+            best_home[:] = home
+            best_order[:] = order
+    return best
 
 
 def propose(
@@ -63,7 +103,7 @@ def propose(
         (20, True)
     """
     begun = time.perf_counter()
-    generator, tables, nodes = np.random.default_rng([seed, 29]), tables_of(problem), problem.num_nodes
+    generator, tables, nodes = np.random.default_rng([seed, 29]), tables_of_problem(problem), problem.num_nodes
     state = np.array([2 * seed + 1], np.uint64)
     width = window_of(len(problem.devices)) if window is None else window
     greedy: Schedule | None = None

@@ -25,7 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
+from experiments.reproductions.public_problems.cost_graphs import (
+    CostGraph,
+    read_cost_graph,
+    read_split,
+    task_of_cost_graph,
+)
 from experiments.reproductions.public_problems.exact.cost_graphs import published_optimum
 from experiments.reproductions.public_problems.published import (
     PublishedObjective,
@@ -46,7 +51,7 @@ EVALUATIONS = 2_000
 
 def study(graph: CostGraph, expert: Plan, seeds: int, steps: int, limit_s: float) -> dict[str, Any]:
     """Everything about one graph."""
-    runtime, task = PublishedObjective(graph), Task.of_cost_graph(graph)
+    runtime, task = PublishedObjective(graph), task_of_cost_graph(graph)
     admitted = _admitted(runtime, expert)
     means = _means(graph, expert)
     baselines = runtime(list(portfolio(task).values()))

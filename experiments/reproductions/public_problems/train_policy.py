@@ -1,4 +1,4 @@
-"""`gst train-policy`: what it takes, does and prints."""
+"""Training of the constructive policy on generated problems: options, run and output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gst.util.process import Stopped
 from gst.util.progress import Bars
+
+NAME = "python -m experiments.reproductions.public_problems"
 
 
 def add_train_policy(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -16,10 +19,10 @@ def add_train_policy(commands: Any, command: Callable[..., argparse.ArgumentPars
         commands,
         "train-policy",
         _train,
-        "train the constructive policy of gst place --graph on generated problems, by evolution strategies",
-        "gst train-policy --out runs/policy                      # a quarter of an hour on one core\n"
-        "gst train-policy --out runs/policy --seconds 3600 --resume\n"
-        "gst place --graph chain.txt --machine gpus:4 --policy runs/policy/weights.npz",
+        "train the constructive policy on generated problems, by evolution strategies",
+        f"{NAME} train-policy --out runs/policy                      # a quarter of an hour on one core\n"
+        f"{NAME} train-policy --out runs/policy --seconds 3600 --resume\n"
+        f"{NAME} place chain.txt --machine gpus:4 --policy runs/policy/weights.npz",
     )
     train.add_argument("--out", type=Path, required=True, metavar="DIR", help="for weights.npz and state.npz")
     train.add_argument(
@@ -49,8 +52,11 @@ def _train(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{path} is there already; add --resume to go on with it, or give another --out")
     state = State.load(path) if path.exists() else State.new(options.seed)
     seconds = None if options.steps is not None else options.seconds
-    with Bars() as bars:
-        state = train(state, seconds, options.steps, options.most_operations, path, bars.show)
+    try:
+        with Bars() as bars:
+            state = train(state, seconds, options.steps, options.most_operations, path, bars.show)
+    except Stopped as stop:
+        raise Stopped(stop.number, "the same command with --resume goes on") from None
     save_weights(options.out / "weights.npz", state.average)
     if state.curve:
         print(f"makespans on problems held out are {state.curve[-1][1]:.4f} of those before training")

@@ -12,10 +12,10 @@ from jaxtyping import Float32, Float64
 
 from experiments.reproductions.public_problems.generated import SIZES, generated_problem
 from experiments.reproductions.public_problems.problem import Problem
-from gst.placement.policies.constructive.evolution import Evolving, evolved
-from gst.placement.policies.constructive.network import NUM_WEIGHTS, initial_weights
-from gst.placement.policies.constructive.rollout import roll_out_many, window_of
-from gst.placement.policies.constructive.tables import Tables, tables_of
+from experiments.reproductions.public_problems.proposing import roll_out_many, tables_of_problem
+from gst.placement.policies.constructive.fine_tuning import Evolving, evolved
+from gst.placement.policies.constructive.network import NUM_WEIGHTS, Tables, initial_weights
+from gst.placement.policies.constructive.rollout import window_of
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import read_arrays
 from gst.util.writing import atomic_path
@@ -95,7 +95,7 @@ class Pool:
         for _ in range(count):
             nodes = max(int(np.exp(self.generator.uniform(low, high))), 2)
             problem = generated_problem(int(self.generator.integers(10**9)), nodes=nodes)
-            self.entries.append((problem, tables_of(problem)))
+            self.entries.append((problem, tables_of_problem(problem)))
         self.entries = self.entries[-PROBLEMS:]
         return self.entries
 
@@ -110,7 +110,7 @@ def train(
 ) -> State:
     """Train until so many seconds or steps have passed in all, those of the state included.
 
-    At each step (`gst.placement.policies.constructive.evolution.evolved`) every member builds a schedule for each problem.
+    At each step (`gst.placement.policies.constructive.fine_tuning.evolved`) every member builds a schedule for each problem.
 
     Args:
         seconds: in all; the result depends on the machine's speed.
@@ -129,7 +129,7 @@ def train(
     if (seconds is None) == (steps is None):
         raise ValueError("give seconds or steps of training, one of them")
     held_out = [generated_problem(seed, nodes=None if most >= SIZES[1] else most) for seed in VALIDATION]
-    judged = [(problem, tables_of(problem)) for problem in held_out] if steps is None or steps >= EVERY else []
+    judged = [(problem, tables_of_problem(problem)) for problem in held_out] if steps is None or steps >= EVERY else []
     start = _logs(judged, State.new(state.seed).weights[None])
     generator = np.random.default_rng([state.seed, state.step])
     pool, begun, before = Pool(generator, most), time.perf_counter(), state.seconds

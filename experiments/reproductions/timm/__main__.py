@@ -35,8 +35,7 @@ def _rows(options: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _train(options: argparse.Namespace) -> None:
-    from experiments.reproductions.timm.model import Settings, train
-    from gst.cost.step_time.model import save
+    from experiments.reproductions.timm.model import Settings, save, train
 
     rows = _rows(options)
     model = train(rows, Settings(), options.seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -174,7 +174,6 @@ def step_time_graph(source: FxSource, measurements: Sequence[Measurement]) -> Gr
         ValueError: the source has an unknown call or contradicting shapes; the message names file and line.
     """
     operations = operator_graph(source)
-    graph = fx_graph(operations)
     busy = np.array([place for place, each in enumerate(operations) if not each.is_view], np.int64)
     parts: dict[tuple[int, str], _Work] = {}
     configurations = np.zeros((len(measurements), len(busy), len(CHANNELS)), np.float32)
@@ -184,10 +183,8 @@ def step_time_graph(source: FxSource, measurements: Sequence[Measurement]) -> Gr
             parts[key] = _work(source, operations, *key)
         configurations[row] = _features(parts[key], each, busy)
     targets = np.array([round(each.step * 1e6) for each in measurements], np.float64)
-    return Graph(
-        graph.features, graph.edges, graph.opcodes, busy, configurations, targets,
-        name=f"{family(source.name.partition('.')[0])}/{source.name}",
-    )  # fmt: skip
+    graph = fx_graph(operations, f"{family(source.name.partition('.')[0])}/{source.name}")
+    return replace(graph, config_nodes=busy, config_features=configurations, targets=targets, counts=None, spreads=None)
 
 
 class _Work(NamedTuple):

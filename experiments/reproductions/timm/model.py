@@ -3,20 +3,20 @@ squares), trees on what they leave over, and the widths of intervals."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 
 from experiments.reproductions.timm.networks import examples_of, train_network
 from experiments.reproductions.timm.programs import Rows
 from experiments.reproductions.trees import train_trees
 from gst.cost.step_time.kernels import CLASSES
-from gst.cost.step_time.model import Model, kind_of, tree_columns
-from gst.cost.step_time.network import network_times
+from gst.cost.step_time.model import Model, Trees, kind_of, network_times, tree_columns
 from gst.cost.step_time.rows import PRODUCTS as WITH_PRODUCTS
 from gst.cost.step_time.rows import TERMS
-from gst.cost.trees import Trees
 from gst.util.progress import bar
 
 COVERED = 0.9  # share of measurements that an interval should hold
@@ -75,6 +75,24 @@ def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) ->
         corrected = _corrections(rows, weighted, settings, seed)
     model = model._replace(boosted=boosted, networks=networks, corrected=corrected)
     return model._replace(widths=_widths(rows, settings, seed)) if calibrated else model
+
+
+def save(model: Model, path: Path) -> None:
+    """Write a file that `gst.cost.step_time.model.load` reads without unpickling."""
+
+    def small(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int32 if array.dtype.kind == "i" else np.float32))
+
+    torch.save(
+        {
+            "settings": [tuple(each) for each in model.settings], "weights": small(model.weights),
+            "pools": {str(kind): small(each) for kind, each in model.pools.items()},
+            "widths": {str(kind): each for kind, each in model.widths.items()},
+            "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
+            "networks": [[small(array) for array in each] for each in model.networks],
+            "corrected": [(each.base, [small(array) for array in each[1:]]) for each in model.corrected],
+        }, path,
+    )  # fmt: skip
 
 
 def _corrections(rows: Rows, weighted: Float64[np.ndarray, "rows terms"], settings: Settings, seed: int) -> list[Trees]:

@@ -1,4 +1,4 @@
-"""Training of networks over kernels (`gst.cost.step_time.network`), end to end on the measured times of programs."""
+"""Training of networks over kernels (`gst.cost.step_time.model.Network`), end to end on the measured times of programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.reproductions.timm.programs import Rows
 from gst.cost.step_time.kernels import CLASSES
 from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.network import LEAST, MOST, Network
+from gst.cost.step_time.model import LEAST, MOST, Network
 from gst.cost.step_time.rows import TERMS, Setting, kernel_descriptors, kernel_times
 
 OUTSIDE = 1e-3  # share of the kernels of training that may lie outside the bounds that a network keeps

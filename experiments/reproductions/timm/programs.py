@@ -14,14 +14,16 @@ from jaxtyping import Float64, Int64
 
 from experiments.reproductions.timm.tables import Measurement, read_tables
 from gst.cost.step_time.fusion import runs_channels_last
-from gst.cost.step_time.kernels import COLUMNS, FUSED_ATTENTION, PER_SAMPLE, Kernels, kernels_of
+from gst.cost.step_time.kernels import COLUMNS, PER_SAMPLE, Kernels, kernels_of
 from gst.cost.step_time.machines import machine_of
 from gst.cost.step_time.rows import Setting, row_of
-from gst.data.graphnet import FxSource, Operation, Weight, is_image_input, operator_graph, read_sources
+from gst.cost.step_time.steps import in_order
+from gst.data.graphnet import FxSource, Operation, Value, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
 from gst.util.progress import bar
 
 VERSION = 3  # of what a row holds
+FUSED_ATTENTION = 200  # version of torch times 100 from which attention is one operation
 MOST_SCALE = 4.0  # of the area of an image, where a source cannot be read at the size of the table
 LARGER, ROUNDED = 1e-3, 0.006  # share and millions of parameters that a source may have more than a table states
 MERGED = "branches merged before it was timed"
@@ -172,10 +174,43 @@ def _programs(task: tuple[list[FxSource], list[tuple[int, Mode]]]) -> dict[Any, 
             for mode in (mode for each, mode in wanted if each == size):
                 precision, is_compiled, is_nhwc, is_cpu, is_fused = mode
                 is_last = runs_channels_last(graphs[0], is_compiled, is_nhwc, is_cpu)
-                torch = FUSED_ATTENTION if is_fused else 0
-                kernels = kernels_of(graphs[is_last], precision, is_compiled, is_last, torch, is_cpu)
+                operations = graphs[is_last] if is_fused else separate_attention(graphs[is_last])
+                kernels = kernels_of(operations, precision, is_compiled, is_last, is_cpu)
                 kernels.columns[:, AREAS] *= np.where(kernels.grows > 0, scale, 1.0)[:, None]
-                result[source.name, size, mode] = (kernels.merged(), millions)
+                result[source.name, size, mode] = (merged(kernels), millions)
+    return result
+
+
+def merged(kernels: Kernels) -> Kernels:
+    """The same kernels, with equal ones as one that is counted."""
+    table = np.column_stack([kernels.kind, kernels.grows, kernels.columns]).astype(np.float32)
+    _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    count = np.bincount(np.ravel(place), kernels.repeats, len(first)).astype(np.int64)
+    return Kernels(kernels.kind[first], kernels.columns[first], kernels.grows[first], count)
+
+
+def separate_attention(operations: Sequence[Operation]) -> list[Operation]:
+    """Attention as two products, a scale, a mask and a softmax: what ran before torch 2.0 had one operation for it."""
+    result: list[Operation] = []
+    fresh = -(10**6)
+    for operation in operations:
+        if operation.kind != "scaled_dot_product_attention":
+            result.append(operation)
+            continue
+        query, keys, values, *mask = operation.reads
+        shape = (*query.shape[:-1], keys.shape[-2])
+        transposed = keys._replace(
+            shape=(*keys.shape[:-2], keys.shape[-1], keys.shape[-2]),
+            strides=(*keys.strides[:-2], keys.strides[-1], keys.strides[-2]),
+        )
+        made = [Value(fresh - each, fresh - each, shape, in_order(shape), query.dtype, False) for each in range(4)]
+        fresh -= 4
+        result.append(Operation("matmul", (query, transposed), (made[0],), {}, False))
+        result.append(Operation("mul", (made[0],), (made[1],), {}, False))
+        if mask:
+            result.append(Operation("add", (made[1], mask[0]), (made[2],), {}, False))
+        result.append(Operation("softmax", (made[1 + bool(mask)],), (made[3],), {}, False))
+        result.append(Operation("matmul", (made[3], values), operation.writes, {}, False))
     return result
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gst.cost.step_time.rows import Setting
-from gst.util.archives import dataset_files
-from gst.util.untrusted import plain, shown
+from gst.util.untrusted import dataset_files, plain, shown
 
 WANTED = re.compile(r"(?:.*/)?(benchmark-[^/]+\.csv)")
 NAMES = re.compile(

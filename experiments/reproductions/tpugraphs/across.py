@@ -13,7 +13,7 @@ means over the configurations of a graph; in `ridge, sums` the columns that are 
 was tried first: how graphs of other sizes compare is a choice that no AlexNet tells right from wrong. Each seed holds
 out 1,000 configurations of AlexNet, on which `known` is the tau.
 
-`ceiling` is the tau of a model that knows the true means (`gst.cost.noise_ceiling`), `chance` what a random order
+`ceiling` is the tau of a model that knows the true means (`tpugraphs.ceiling`), `chance` what a random order
 exceeds, up or down, with a probability of 5 %, and `ridge_on_itself` what ridge regression learns from four fifths of
 U-Net's own configurations of the others. `interval` is of the mean over seeds (95 %, Student's t): it says nothing of
 other programs than this one.
@@ -39,12 +39,13 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
+from experiments.reproductions.tpugraphs.ceiling import noise_ceiling
 from experiments.reproductions.tpugraphs.common_columns import DEGREES, pooled, read_all
 from experiments.reproductions.tpugraphs.common_gnn import Lessons, Scores, gnn
-from gst.cost import kendall_tau, noise_ceiling
+from gst.cost import kendall_tau
 from gst.graphs.segments import SegmentedGraph
 from gst.machine.devices import machine_record
-from gst.util.tuning import keep_freed_memory
+from gst.util.process import keep_freed_memory
 
 HELD_OUT, FOLDS = 1000, 5
 Graphs = dict[str, list[SegmentedGraph]]

@@ -3,10 +3,10 @@
     python -m experiments.reproductions.tpugraphs.alexnet --seeds 5 --json experiments/results/tpugraphs_alexnet.json
 
 Each seed holds out 1,000 of the 23,905 unique configurations, for all methods and numbers of labels alike, and the
-target is the mean runtime. `tau` is of `gst.cost.StateModel`; ridge regression (of runtimes, their logarithms or ranks,
+target is the mean runtime. `tau` is of `tpugraphs.states.StateModel`; ridge regression (of runtimes, their logarithms or ranks,
 the target and the penalty chosen on a fifth of the labels), gradient boosting (of ranks) and an MLP with a linear term
 and a pairwise logistic loss see the state of each configurable node one-hot. `paired` is what `tau` gains over each,
-seed by seed. `ceiling`: the tau of a model that knows the true means (`gst.cost.noise_ceiling`).
+seed by seed. `ceiling`: the tau of a model that knows the true means (`tpugraphs.ceiling`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from scipy.stats import rankdata
 from tqdm import tqdm
 
 from experiments.bench.alexnet import mlp, one_hot_states, ridge
-from gst.cost import StateModel, noise_ceiling
+from experiments.reproductions.tpugraphs.ceiling import noise_ceiling
+from experiments.reproductions.tpugraphs.states import StateModel
 from gst.cost.metrics import kendall_tau, slowdown_at_k
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph

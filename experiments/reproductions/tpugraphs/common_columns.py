@@ -1,7 +1,7 @@
 """Layouts, tile sizes and measured plans in the same columns, so that one model can read all of them.
 
 - nodes: degrees and opcodes (operations of captured programs are numbered behind those of HLO). HLO programs also have
-  the 140 columns of TpuGraphs, AlexNet's recovered by `alexnet_columns`, and those that `gst.data.features` derives of
+  the 140 columns of TpuGraphs, AlexNet's recovered by `alexnet_columns`, and those that `kaggle.node_features` derives of
   them; programs of plans have their own columns beside, and zeros stand where a graph lacks columns.
 - configurations: layouts by what they mean (`layout_features`), once as they are and once times the share of the
   node in the program's arithmetic; tile sizes by `tile_features`, plans as they are, each in columns of their own. So
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from experiments.reproductions.kaggle.node_features import enrich
+from experiments.reproductions.kaggle.pruning import reduce
 from experiments.reproductions.tpugraphs.alexnet_columns import with_all_columns
 from experiments.reproductions.tpugraphs.layout_features import NAMES, layout_features
 from experiments.reproductions.tpugraphs.tile_features import tile_features
 from gst.data.columns import NODE_FEATURES
-from gst.data.features import enrich
-from gst.data.reduction import reduce
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from gst.data.columns import NODE_FEATURES, SHAPE, Columns, entries, opcode_number, operands
-from gst.data.features import LANES, SUBLANES
+from experiments.reproductions.kaggle.node_features import LANES, SUBLANES
+from experiments.reproductions.tpugraphs.columns import SHAPE, Columns, entries, operands
+from gst.data.columns import NODE_FEATURES, opcode_number
 from gst.graphs.graph import Graph
 
 TENSORS, DIMENSIONS = ("output", "input", "kernel"), 6
@@ -28,7 +29,7 @@ def layout_features(graph: Graph) -> Float32[np.ndarray, "configs configurable m
     """The features `NAMES` of every configurable node under every layout; zeros where the compiler is to choose.
 
     `minor_extent` and `second_extent`: log2 of the sizes of the two minor-most dimensions, in tenths. `padding`: log of
-    elements stored / elements, both dimensions rounded up to 128 lanes and 8 sublanes (see `gst.data.features.tiles`);
+    elements stored / elements, both dimensions rounded up to 128 lanes and 8 sublanes (see `kaggle.node_features.tiles`);
     `padded_elements`: log10(1 + elements of padding). `minor_is_feature`: of a convolution, 1 where features are minor
     and -1 where batch or a spatial dimension is.
 

@@ -22,7 +22,6 @@ from gst.cost.step_time.steps import (
     Step,
     groups_of,
     is_nhwc,
-    separate_attention,
     steps_of,
 )
 from gst.data.graphnet import Operation, Value
@@ -45,13 +44,6 @@ class Kernels(NamedTuple):
     grows: Float32[np.ndarray, " kernels"]
     repeats: Int64[np.ndarray, " kernels"]
 
-    def merged(self) -> Kernels:
-        """The same, with equal kernels as one that is counted."""
-        table = np.column_stack([self.kind, self.grows, self.columns]).astype(np.float32)
-        _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        count = np.bincount(np.ravel(place), self.repeats, len(first)).astype(np.int64)
-        return Kernels(self.kind[first], self.columns[first], self.grows[first], count)
-
 
 COLUMNS = (
     "flops", "bytes read", "bytes written", "bytes of parameters", "rows", "outputs", "inner", "window", "stride",
@@ -68,12 +60,11 @@ TRANSCENDENTAL = frozenset({
     "gelu", "silu", "sigmoid", "tanh", "softmax", "log_softmax", "exp", "softplus", "mish", "elu", "selu", "celu",
     "erf", "sin", "cos", "log", "pow", "sigmoid_", "tanh_",
 })  # fmt: skip
-FUSED_ATTENTION = 200  # version of torch times 100 from which attention is one operation
 
 
 def kernels_of(
     operations: Sequence[Operation], precision: str, is_compiled: bool, is_channels_last: bool = False,
-    torch: int = FUSED_ATTENTION, is_cpu: bool = False,
+    is_cpu: bool = False,
 ) -> Kernels:  # fmt: skip
     """The kernels that run `operations`.
 
@@ -81,7 +72,6 @@ def kernels_of(
         precision: `fp32`; `half`: weights and inputs of 16 bits; `amp`: 32 bits under autocast to 16.
         is_compiled: by TorchInductor.
         is_channels_last: images lie in NHWC; the strides of `operations` should then say so.
-        torch: version times 100. Before 2.0 attention is two products and a softmax.
         is_cpu: compiled for a CPU.
 
     Raises:
@@ -89,8 +79,6 @@ def kernels_of(
     """
     if precision not in ("fp32", "half", "amp"):
         raise ValueError(f"precision is {precision!r}; choose fp32, half, amp")
-    if torch < FUSED_ATTENTION:
-        operations = separate_attention(operations)
     steps, width, full = steps_of(operations, precision)
     groups = fused(steps, is_cpu) if is_compiled else [_alone(step) for step in steps]
     return _table(groups, width, full, is_channels_last)

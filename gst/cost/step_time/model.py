@@ -3,7 +3,7 @@
 time = sum over classes and terms of (time at peak rates) x weight, weight >= 0     [terms: products, bytes, launches]
 log time += trees(shares of the classes, descriptors of the kernels, setting, rates of the machine)
 
-A network gives each kernel a weight of its own (`gst.cost.step_time.network`); other trees correct its sum. The
+A network gives each kernel a weight of its own (`Network`); other trees correct its sum. The
 logarithms of the two are averaged, by `NETWORK`.
 
 `python -m experiments.reproductions.timm train` trains it, and its README says how far it is off.
@@ -18,18 +18,125 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64, Int64
 
 from gst.cost.step_time.kernels import CLASSES, Kernels
 from gst.cost.step_time.machines import Machine, machine_of
-from gst.cost.step_time.network import Network, network_times
-from gst.cost.step_time.rows import TERMS, Setting
-from gst.cost.trees import Trees
+from gst.cost.step_time.rows import TERMS, Setting, kernel_descriptors, kernel_times
 
 NETWORK = 0.75  # share of the networks in the logarithm of a time
+LEAST, MOST = -4.0, 5.0  # logarithms of how many times longer than at peak rates
+ROWS = 512  # programs whose kernels are worked out at once
 RATES = [3, 4]  # of a setting's numbers: rates of its machine
 Terms = Float64[np.ndarray, "rows terms"]
 Columns = Float64[np.ndarray, "rows columns"]
+
+
+class Trees(NamedTuple):
+    """Regression trees whose predictions are added.
+
+    Args:
+        base: what is added to.
+        feature: column that each node compares; -1 at a leaf.
+        threshold: rows of at most so much go left.
+        left, right: children of each node.
+        value: of each leaf.
+        roots: node at which each tree begins.
+    """
+
+    base: float
+    feature: Int64[np.ndarray, " nodes"]
+    threshold: Float64[np.ndarray, " nodes"]
+    left: Int64[np.ndarray, " nodes"]
+    right: Int64[np.ndarray, " nodes"]
+    value: Float64[np.ndarray, " nodes"]
+    roots: Int64[np.ndarray, " trees"]
+
+    def predict(self, columns: Float[np.ndarray, "rows columns"]) -> Float64[np.ndarray, " rows"]:
+        """Sum of the leaves that each row ends in."""
+        rows = np.arange(len(columns))[:, None]
+        node = np.repeat(self.roots[None], len(columns), axis=0)
+        while (self.feature[node] >= 0).any():
+            inner = self.feature[node] >= 0
+            is_left = columns[rows, np.maximum(self.feature[node], 0)] <= self.threshold[node]
+            node = np.where(inner, np.where(is_left, self.left[node], self.right[node]), node)
+        return self.base + self.value[node].sum(axis=1)
+
+
+class Network(NamedTuple):
+    """Two layers with a sum around the second; codes of classes and tables beside the descriptors of a kernel.
+
+    Args:
+        least, most: of each descriptor in training; what lies outside is taken for the nearer of the two.
+        lowest, highest: of the logarithms that it gave each class and term in training; no others are given.
+        classes: code of each class of kernels.
+        tables: code of each table.
+        base: logarithm of each class and term that the network adds to.
+        scale: the same of each table.
+        first, second, last: matrices, one output a column.
+        first_bias, second_bias, last_bias: what is added to them.
+    """
+
+    least: Float64[np.ndarray, " descriptors"]
+    most: Float64[np.ndarray, " descriptors"]
+    lowest: Float64[np.ndarray, "classes terms"]
+    highest: Float64[np.ndarray, "classes terms"]
+    classes: Float64[np.ndarray, "classes code"]
+    tables: Float64[np.ndarray, "tables code"]
+    base: Float64[np.ndarray, "classes terms"]
+    scale: Float64[np.ndarray, "tables classes terms"]
+    first: Float64[np.ndarray, "inputs hidden"]
+    first_bias: Float64[np.ndarray, " hidden"]
+    second: Float64[np.ndarray, "hidden hidden"]
+    second_bias: Float64[np.ndarray, " hidden"]
+    last: Float64[np.ndarray, "hidden terms"]
+    last_bias: Float64[np.ndarray, " terms"]
+
+    def log_factors(
+        self, kind: Int64[np.ndarray, " kernels"], descriptors: Float64[np.ndarray, "kernels descriptors"],
+        tables: Sequence[int],
+    ) -> Float64[np.ndarray, "kernels terms"]:  # fmt: skip
+        """Logarithm of what the time at peak rates of each kernel is multiplied by, in a setting like some tables."""
+        code, scale = self.tables[list(tables)].mean(0), self.scale[list(tables)].mean(0)
+        bounded = np.clip(descriptors, self.least, self.most)
+        inputs = np.concatenate([bounded, self.classes[kind], np.tile(code, (len(kind), 1))], 1)
+        hidden = _silu(inputs @ self.first + self.first_bias)
+        hidden = hidden + _silu(hidden @ self.second + self.second_bias)
+        factors = hidden @ self.last + self.last_bias + self.base[kind] + scale[kind]
+        return np.clip(factors, self.lowest[kind], self.highest[kind])
+
+
+def _silu(array: np.ndarray) -> np.ndarray:
+    return np.asarray(array / (1 + np.exp(-np.clip(array, -60, 60))))
+
+
+def network_times(
+    networks: Sequence[Network], programs: Sequence[tuple[Kernels, int]], settings: Sequence[Setting],
+    tables: dict[Setting, list[int]], machine: Machine | None = None,
+) -> Float64[np.ndarray, "rows terms"]:  # fmt: skip
+    """Milliseconds by term and class of kernels, flattened, averaged over networks: (rows, TERMS * classes).
+
+    Args:
+        programs: kernels and batch of each row.
+        settings: of each row.
+        tables: places of the tables that a setting is like.
+        machine: of all rows; None = that of the setting.
+    """
+    result = np.zeros((len(programs), TERMS, len(CLASSES)))
+    for setting in set(settings):
+        chosen = [place for place, each in enumerate(settings) if each == setting]
+        rates = machine or machine_of(setting.machine)
+        for begin in range(0, len(chosen), ROWS):
+            part = chosen[begin : begin + ROWS]
+            kernels = [programs[place] for place in part]
+            kind = np.concatenate([each.kind for each, _ in kernels])
+            times = np.concatenate([kernel_times(each, batch, rates) for each, batch in kernels], 1)
+            described = np.concatenate([kernel_descriptors(each, batch, setting, rates) for each, batch in kernels])
+            factors = np.mean([np.exp(each.log_factors(kind, described, tables[setting])) for each in networks], 0)
+            row = np.repeat(part, [len(each.kind) for each, _ in kernels])
+            for term in range(TERMS):
+                np.add.at(result[:, term], (row, kind), times[term] * factors[:, term])
+    return result.reshape(len(programs), -1)
 
 
 class Model(NamedTuple):
@@ -153,24 +260,6 @@ def tree_columns(
     shares = weighted.reshape(len(weighted), TERMS, len(CLASSES)) / np.maximum(total, 1e-9)[:, None, None]
     gap = np.log(np.maximum(total, 1e-6)) - columns[:, 0]
     return np.concatenate([shares.sum(1), shares.sum(2), columns, numbers, gap[:, None]], 1)
-
-
-def save(model: Model, path: Path) -> None:
-    """Write a file that `load` reads without unpickling."""
-
-    def small(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int32 if array.dtype.kind == "i" else np.float32))
-
-    torch.save(
-        {
-            "settings": [tuple(each) for each in model.settings], "weights": small(model.weights),
-            "pools": {str(kind): small(each) for kind, each in model.pools.items()},
-            "widths": {str(kind): each for kind, each in model.widths.items()},
-            "trees": [(each.base, [small(array) for array in each[1:]]) for each in model.boosted],
-            "networks": [[small(array) for array in each] for each in model.networks],
-            "corrected": [(each.base, [small(array) for array in each[1:]]) for each in model.corrected],
-        }, path,
-    )  # fmt: skip
 
 
 def load(path: Path) -> Model:

@@ -224,28 +224,3 @@ def in_order(shape: tuple[int, ...]) -> tuple[int, ...]:
         (12, 4, 1)
     """
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-
-
-def separate_attention(operations: Sequence[Operation]) -> list[Operation]:
-    """Attention as two products, a scale, a mask and a softmax: what ran before torch 2.0 had one operation for it."""
-    result: list[Operation] = []
-    fresh = -(10**6)
-    for operation in operations:
-        if operation.kind != "scaled_dot_product_attention":
-            result.append(operation)
-            continue
-        query, keys, values, *mask = operation.reads
-        shape = (*query.shape[:-1], keys.shape[-2])
-        transposed = keys._replace(
-            shape=(*keys.shape[:-2], keys.shape[-1], keys.shape[-2]),
-            strides=(*keys.strides[:-2], keys.strides[-1], keys.strides[-2]),
-        )
-        made = [Value(fresh - each, fresh - each, shape, in_order(shape), query.dtype, False) for each in range(4)]
-        fresh -= 4
-        result.append(Operation("matmul", (query, transposed), (made[0],), {}, False))
-        result.append(Operation("mul", (made[0],), (made[1],), {}, False))
-        if mask:
-            result.append(Operation("add", (made[1], mask[0]), (made[2],), {}, False))
-        result.append(Operation("softmax", (made[1 + bool(mask)],), (made[3],), {}, False))
-        result.append(Operation("matmul", (made[3], values), operation.writes, {}, False))
-    return result

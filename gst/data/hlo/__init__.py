@@ -1,4 +1,8 @@
-"""XLA programs (HLO modules, as protobuf or as text) as graphs with the features of TpuGraphs."""
+"""XLA programs as graphs with the features of TpuGraphs.
+
+HLO text, StableHLO or protobuf files go in; a `Graph` (`reader.py`, read it first), an HLO module (`modules.py`) or
+counts of operations (`counts.py`) come out.
+"""
 
 from gst.data.columns import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.reader import read_hlo

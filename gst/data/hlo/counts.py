@@ -29,18 +29,18 @@ class Counts(NamedTuple):
     transcendentals: float
 
     def times(self, count: int) -> Counts:
-        """Of `count` runs."""
+        """Return the operations of `count` runs."""
         return Counts(self.flops * count, self.transcendentals * count)
 
 
 def counts_of(module: Any) -> Counts:
-    """Operations of a module as XLA's cost analysis counts them: the body of a loop once, positions of a convolution's
-    window in padding not at all, and of a conditional the branch with the most.
+    """Count the operations of a module as XLA's cost analysis does.
 
-    Collectives, sorts, Fourier transforms, decompositions and custom calls count as nothing.
+    The body of a loop counts once, positions of a convolution's window on padding do not count, and a conditional
+    counts as its costliest branch. Collectives, sorts, Fourier transforms, decompositions and custom calls count 0.
 
     Args:
-        module: as `gst.data.hlo.modules.read_module` gives it.
+        module: result of `gst.data.hlo.modules.read_module`.
 
     Examples:
         >>> from gst.data.hlo.text import parse_module
@@ -60,7 +60,7 @@ def counts_of(module: Any) -> Counts:
 
 
 def entry_of(module: Any) -> Any:
-    """The computation that a module begins with.
+    """Return the computation that a module begins with.
 
     Raises:
         ValueError: it has no computation.
@@ -72,7 +72,7 @@ def entry_of(module: Any) -> Any:
 
 
 def elements(shape: Any) -> int:
-    """Elements of an array; of the first of a tuple."""
+    """Return the number of elements of an array, or of the first array of a tuple."""
     return elements(shape.tuple_shapes[0]) if shape.tuple_shapes else int(prod(shape.dimensions))
 
 
@@ -113,12 +113,12 @@ def _counts(instruction: Any, shapes: dict[int, Any], done: dict[int, Counts]) -
 
 
 def contracted(instruction: Any) -> list[int]:
-    """Dimensions of the first operand of a dot that it sums over."""
+    """Return the dimensions of the first operand of a dot that it sums over."""
     return list(instruction.dot_dimension_numbers.lhs_contracting_dimensions)
 
 
 def dimensions_of(shape: Any, places: list[int]) -> list[int]:
-    """Sizes of the named dimensions.
+    """Return the sizes of the named dimensions.
 
     Raises:
         ValueError: the shape has no such dimension.
@@ -130,7 +130,7 @@ def dimensions_of(shape: Any, places: list[int]) -> list[int]:
 
 
 def _convolution(instruction: Any, operands: list[Any]) -> float:
-    """Two for each pair of an output and an element of its window that is neither padding nor a hole."""
+    """Count two for each pair of an output and an element of its window that is neither padding nor a hole."""
     numbers = instruction.convolution_dimension_numbers
     valid = 1
     spatial = zip(numbers.input_spatial_dimensions, instruction.window.dimensions, strict=False)
@@ -144,7 +144,7 @@ def _convolution(instruction: Any, operands: list[Any]) -> float:
 
 
 def _valid_positions(size: int, window: Any) -> int:
-    """Pairs of an output place and a window place that meet an element of the input, along one dimension."""
+    """Count the pairs of an output and a window position that meet an element of the input, in one dimension."""
     base, dilation, stride = (max(each, 1) for each in (window.base_dilation, window.window_dilation, window.stride))
     dilated = (size - 1) * base + 1 if size else 0
     span = (window.size - 1) * dilation + 1

@@ -1,4 +1,4 @@
-"""Files of XLA programs as HLO modules: HLO text, protobuf, and StableHLO by way of jaxlib. Nothing of them is run."""
+"""Files of XLA programs as HLO modules: HLO text, protobuf, and StableHLO through jaxlib. No program is run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_module(path: Path | str) -> Any:
 
 
 def read_tuning(path: Path | str) -> tuple[Any, Any]:
-    """The `HloModule` of a file, as `read_module`, and its `ModuleTuningData`, which is empty where it holds none."""
+    """Read the `HloModule` of a file, as `read_module`, and its `ModuleTuningData`, empty if it holds none."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -66,7 +66,7 @@ def _decoded(content: bytes) -> tuple[Any, Any]:
         module = HloModule.FromString(content)
         if _has_instructions(module):
             return module, ModuleTuningData()
-    raise ValueError(f"no XLA program is in it, or a damaged one; {WAY_OUT}")
+    raise ValueError(f"it holds no XLA program, or a damaged one; {WAY_OUT}")
 
 
 def _has_instructions(module: Any) -> bool:
@@ -74,14 +74,13 @@ def _has_instructions(module: Any) -> bool:
 
 
 def _converted(text: str) -> Any:
-    """The module of StableHLO text, by the converter of XLA itself."""
+    """Convert StableHLO text by the converter of XLA."""
     try:
         convert = importlib.import_module("jaxlib.xla_client")._xla.mlir.mlir_module_to_xla_computation
     except (ImportError, AttributeError) as error:
         raise ValueError(
             "StableHLO is read by jaxlib, which is not installed here (pip install 'graph-segment-training[xla]'), "
-            "or give HLO: "
-            'jax.jit(f).lower(x).as_text(dialect="hlo")'
+            'or give HLO: jax.jit(f).lower(x).as_text(dialect="hlo")'
         ) from error
     try:
         content = convert(text, use_tuple_args=False, return_tuple=False).as_serialized_hlo_module_proto()

@@ -75,7 +75,7 @@ def _graph(module: Any, tuning: Any, name: str) -> Graph:
 def _encoded(
     module: Any,
 ) -> tuple[Float32[np.ndarray, "nodes 140"], Int64[np.ndarray, "2 edges"], Int64[np.ndarray, " nodes"]]:
-    """Node features, edges and opcodes of the instructions of all computations, in the order of the module.
+    """Encode the instructions of all computations as node features, edges and opcodes, in the order of the module.
 
     Edges lead from producer to consumer, ordered by consumer, then producer, each once; an instruction that calls a
     computation consumes what its root produces. In a module operands stand before their users and computations before
@@ -128,7 +128,7 @@ def _producers(instruction: Any, positions: dict[int, int], roots: dict[int, int
 
 
 def _features(instruction: Any, is_root: bool) -> list[int]:
-    """The columns `NODE_FEATURES` of one `HloInstruction`.
+    """Return the columns `NODE_FEATURES` of one `HloInstruction`.
 
     Raises:
         ValueError: a list is longer than any array has dimensions, a size is negative, or a product exceeds 64 bits.
@@ -195,8 +195,9 @@ def _flags(flags: Sequence[bool | int], length: int) -> list[int]:
 def _configurations(
     tuning: Any, num_configurable: int
 ) -> tuple[Int8[np.ndarray, "configs configurable 18"], Float64[np.ndarray, " configs"]]:
-    """The configurations of the runs that did not fail, padded with -1, and their runtimes in ns. Without such a run:
-    one configuration, the default, with the runtime NaN.
+    """Return the configurations of the runs that did not fail, padded with -1, and their runtimes in ns.
+
+    Without such a run there is one configuration, the default, with the runtime NaN.
 
     Raises:
         ValueError: a run does not configure each of the nodes, or a layout is impossible.

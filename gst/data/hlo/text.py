@@ -28,7 +28,7 @@ CALLEES = frozenset({
     "to_apply", "calls", "called_computations", "branch_computations", "true_computation", "false_computation",
     "condition", "body", "select", "scatter",
 })  # fmt: skip
-"""Attributes that name the computations an instruction calls."""
+"""Attributes that name the computations that an instruction calls."""
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _GROUPED = ("convolution", "custom-call")  # they have one group of features and of batches unless more are printed
 
@@ -134,7 +134,7 @@ def _operands(tokens: Tokens, instruction: Any, instructions: Scope) -> None:
 
 
 def _last_of_each(tokens: list[str]) -> list[str]:
-    """The last token of each part between commas: an operand may follow its shape."""
+    """Return the last token of each part between commas: an operand may follow its shape."""
     names, depth = [], 0
     for token, following in pairwise([*tokens, ","]):
         depth += (token in "({[") - (token in ")}]")
@@ -176,8 +176,10 @@ def _declare(tokens: Tokens, scope: Scope, name: str, number: int) -> None:
 
 
 def _opcode_and_stage(printed: str) -> tuple[str, str]:
-    """`slice`, `start` for the shorthand `slice-start`; the opcode itself, such as `copy-start` or `add`, and no stage
-    otherwise. XLA prints an asynchronous instruction so: an `async-start` that calls a computation of one slice."""
+    """Split the shorthand `slice-start` into `slice`, `start`; other opcodes, such as `copy-start`, have no stage.
+
+    XLA prints so an `async-start` that calls a computation of one slice.
+    """
     match = _SHORTHAND.fullmatch(printed)
     if match and not opcode_number(printed) and opcode_number(match[1]):
         return match[1], match[2]
@@ -185,8 +187,9 @@ def _opcode_and_stage(printed: str) -> tuple[str, str]:
 
 
 def _wrapped(instruction: Any, number: int) -> Any:
-    """The computation, with the id `number`, that a start in shorthand wraps. `instruction`, parsed as the wrapped one,
-    becomes an `async-start` that calls it.
+    """Return the computation, with the id `number`, that a start in shorthand wraps.
+
+    `instruction`, parsed as the wrapped one, becomes an `async-start` that calls it.
 
     Raises:
         ValueError: its shape is not a tuple of the operands, the result and additions of the backend.
@@ -215,8 +218,10 @@ def _wrapped(instruction: Any, number: int) -> Any:
 
 
 def _shape(tokens: Tokens, shape: Any, depth: int = 0) -> None:
-    """Parse `f32[8,<=4]{1,0:T(8,128)}` or a tuple of shapes, `(f32[8]{0}, token[])`, into a `Shape`; `<=` marks the
-    upper bound of a dynamic size."""
+    """Parse `f32[8,<=4]{1,0:T(8,128)}` or a tuple of shapes, `(f32[8]{0}, token[])`, into a `Shape`.
+
+    `<=` marks the upper bound of a dynamic size.
+    """
     if tokens.token == "(":
         shape.element_type = ELEMENT_TYPES["tuple"]
         if depth == DEEPEST_TUPLE:
@@ -253,7 +258,7 @@ def _layout(tokens: Tokens, shape: Any) -> None:
 
 
 def _size(tokens: Tokens, text: str) -> int:
-    """A whole number below 10**18, as all sizes are."""
+    """Parse a whole number below 10**18."""
     if not _NUMBER.fullmatch(text):
         raise tokens.error(f"{text[:40]!r} is no size or place (those must be known, and less than 10**18)")
     return int(text)
@@ -267,30 +272,27 @@ def _numbers(tokens: list[str]) -> list[int]:
 
 
 def _list(field: str) -> Attribute:
-    """Parser of an attribute that is a list of numbers."""
+    """Return a parser of an attribute that is a list of numbers."""
     return lambda instruction, tokens: getattr(instruction, field).extend(_numbers(tokens))
 
 
 def _number(field: str) -> Attribute:
-    """Parser of an attribute that is one number."""
+    """Return a parser of an attribute that is one number."""
     return lambda instruction, tokens: setattr(instruction, field, int("".join(tokens)))
 
 
 def _dot(field: str) -> Attribute:
-    """Parser of a list of the dimensions of a dot."""
+    """Return a parser of a list of dimensions of a dot."""
     return lambda instruction, tokens: getattr(instruction.dot_dimension_numbers, field).extend(_numbers(tokens))
 
 
-def _direction(instruction: Any, tokens: list[str]) -> None:
-    instruction.comparison_direction = "".join(tokens)
-
-
-def _target(instruction: Any, tokens: list[str]) -> None:
-    instruction.custom_call_target = "".join(tokens).strip('"')
+def _text(field: str) -> Attribute:
+    """Return a parser of an attribute that is a text, with or without quotes."""
+    return lambda instruction, tokens: setattr(instruction, field, "".join(tokens).strip('"'))
 
 
 def _backend_config(instruction: Any, tokens: list[str]) -> None:
-    """JSON, printed with or without quotes around it."""
+    """Parse JSON, printed with or without quotes around it."""
     instruction.backend_config = "".join(tokens).strip('"').replace('\\"', '"').encode()
 
 
@@ -360,8 +362,8 @@ ATTRIBUTES: dict[str, Attribute] = {
     "rhs_contracting_dims": _dot("rhs_contracting_dimensions"),
     "lhs_batch_dims": _dot("lhs_batch_dimensions"),
     "rhs_batch_dims": _dot("rhs_batch_dimensions"),
-    "direction": _direction,
-    "custom_call_target": _target,
+    "direction": _text("comparison_direction"),
+    "custom_call_target": _text("custom_call_target"),
     "backend_config": _backend_config,
     "slice": _slice,
     "padding": _padding,

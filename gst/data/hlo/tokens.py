@@ -18,8 +18,9 @@ END = ""
 
 
 class Tokens:
-    """A stream of the tokens of a text: `token` is the next one, `END` after the last. Comments and spaces are left
-    out; the end of a line is a token, because it ends an instruction.
+    """Stream of the tokens of a text: `token` is the next one, `END` after the last.
+
+    Comments and spaces are left out; the end of a line is a token, because it ends an instruction.
 
     Examples:
         >>> tokens = Tokens("%add = f32[3] // three")
@@ -51,7 +52,7 @@ class Tokens:
         return ValueError(f"line {self.line}: {problem}; the text is damaged or not as XLA prints it")
 
     def take(self) -> str:
-        """The next token, even if it is the end of a line."""
+        """Return the next token, even if it is the end of a line, and go past it."""
         token = self.token
         self._advance()
         self.line += token == "\n"
@@ -62,14 +63,14 @@ class Tokens:
             self.take()
 
     def skip_line(self) -> str:
-        """Go to the end of the line; returns its last token."""
+        """Go to the end of the line and return its last token."""
         last = END
         while self.token not in ("\n", END):
             last = self.take()
         return last
 
     def shown(self) -> str:
-        """The next token, for a message."""
+        """Return the next token as text for a message."""
         return {END: "the end of the text", "\n": "the end of the line"}.get(self.token, repr(self.token[:40]))
 
     def expect(self, token: str) -> None:
@@ -78,13 +79,13 @@ class Tokens:
         self.take()
 
     def word(self) -> str:
-        """A name or a number, without the % that may stand before a name."""
+        """Return a name or a number, without the % before a name."""
         if self.token in (*_OPEN, *_CLOSE, ",", "=", "\n", END):
             raise self.error(f"got {self.shown()}, want a name")
         return self.take().removeprefix("%")
 
     def group(self, keep: bool = True) -> list[str]:
-        """Go past the pair of brackets that opens here; returns the tokens within, none unless `keep`."""
+        """Go past the pair of brackets that opens here and return the tokens within, none unless `keep`."""
         bracket = self.take()
         tokens: list[str] = []
         depth = 1
@@ -98,8 +99,7 @@ class Tokens:
         return tokens
 
     def value(self, keep: bool) -> list[str]:
-        """Go past the value of an attribute, to a comma or the end of the instruction; returns its tokens without the
-        outer brackets, none unless `keep`."""
+        """Go past the value of an attribute and return its tokens without outer brackets, none unless `keep`."""
         tokens: list[str] = []
         while self.token not in (",", "\n", END, *_CLOSE):
             part = self.group(keep) if self.token in _OPEN else [self.take()]

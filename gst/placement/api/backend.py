@@ -1,12 +1,12 @@
-"""`torch.compile(model, backend="gst")`: each graph that Dynamo captures runs in the fastest way that was measured.
+"""`torch.compile(model, backend="gst")`: each graph that Dynamo captures runs by the fastest variant or plan.
 
 PyTorch finds the backend by name once gst is installed (entry point group `torch_dynamo_backends`); gst need not be
 imported. Dynamo guards shapes, dtypes and modes, and asks for another graph where they change. The first call of a
-graph decides, on copies of its inputs, so that nothing is trained or renewed meanwhile:
+graph chooses, on copies of its inputs, so that nothing is trained or changed meanwhile:
 
-- Inference (no gradient is wanted, shapes are fixed, nothing is renewed, nothing is drawn) is placed by `gst.place`, on
-  the cores alone if the graph computes in the host's memory, on its accelerator and the cores if it computes there, and
-  only if its outputs lie where the graph as written leaves them.
+- Inference (without gradients, changed inputs and random numbers, of fixed shapes) is placed by `gst.place`: on the
+  cores if the graph is in the host's memory, on its accelerator and the cores if it is there. Its outputs must be where
+  the graph as written leaves them.
 - Everything else runs as written or by Inductor, forward and backward pass, whichever is faster beyond noise.
 """
 
@@ -23,33 +23,31 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from gst.execution.compiling import compiled_by_threads
 from gst.execution.measure import measure
-from gst.execution.plain import COMPILED, PYTORCH, rested
-from gst.placement.api.headroom import SHARE
-from gst.placement.api.own_devices import own_devices
-from gst.placement.api.placed import place
+from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads, rested
+from gst.placement.api.place import own_devices, place
+from gst.placement.loop import SHARE
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard
-from gst.whole_model.whole import Bound
+from gst.whole_model.variants import Bound
 
-SECONDS = 60.0  # that a graph is placed for, unless the options say otherwise
-SEEDS = (0, 1)  # of the random numbers of two trials: a graph that draws none returns the same
+SECONDS = 60.0  # default time limit of placing a graph
+SEEDS = (0, 1)  # of two trials: a graph without random numbers returns the same
 Function = Callable[..., Any]
 log = logging.getLogger("gst")
 
 
 def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> Function:
-    """What Dynamo calls for each graph; see the module.
+    """Return the function that runs a graph of Dynamo; see the module.
 
         fast = torch.compile(model, backend="gst", options={"seconds": 30})
 
     Args:
         graph: of flat inputs (tensors; sizes, where shapes are dynamic), returns a tuple.
-        example_inputs: which the graph is compiled for.
-        options: `seconds`, about as long as the first call may look for the fastest way (default: 60).
+        example_inputs: of the graph.
+        options: `seconds`, the time limit, about, of the choice in the first call (default: 60).
 
     Returns:
         A function of the flat inputs. The same seed gives the same random numbers as the graph as written draws.
@@ -77,14 +75,14 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
 
 
 class _Chosen:
-    """A graph that decides with its first call in which way it runs.
+    """A graph whose first call chooses how it runs.
 
     Args:
         graph: as written.
-        is_weight: of each input, whether it is a parameter or a buffer of a module; empty if the graph may not be
-            placed as inference.
+        is_weight: True for each input that is a parameter or a buffer of a module; empty if the graph may not be placed
+            as inference.
         seconds: see `backend`.
-        compiled: the graph by Inductor, or why there is none; made with the first call if None.
+        compiled: the graph by Inductor, or the reason if there is none; None = made with the first call.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class _Chosen:
                 if self._run is None:
                     try:
                         self._run = self._chosen(inputs)
-                    except Exception as error:  # whatever the graph, what is compiled or a backward pass raises
+                    except Exception as error:  # any exception of the graph, compiled code or a backward pass
                         log.info("a graph runs as written: %s: %s", type(error).__name__, error)
                         self._run = self._graph
         return self._run(*inputs)
@@ -110,7 +108,7 @@ class _Chosen:
         if self._is_weight and _is_pure(self._graph, inputs, want):
             try:
                 return _inference(self._graph, self._is_weight, inputs, want[: -len(inputs)], self._seconds)
-            except Exception as error:  # whatever capture, a compiler or a plan raises
+            except Exception as error:  # any exception of capture, a compiler or a plan
                 log.info("a graph cannot be placed: %s: %s", type(error).__name__, error)
         if self._compiled is None:
             self._compiled = _by_inductor(self._graph, inputs)
@@ -124,8 +122,9 @@ class _Chosen:
 
 
 def outcome(run: Function, inputs: Sequence[Any], seed: int) -> list[Any]:
-    """All that a call leaves behind: outputs, gradients of what requires one, and new values of the inputs; on copies
-    of the inputs, with random numbers from a seed. The generator of the process stays as it was.
+    """Return the outputs of a call, the gradients of its inputs, and the inputs' values after it.
+
+    It runs on copies of the inputs, with random numbers from a seed; the generator of the process is left as it was.
 
     Examples:
         >>> outcome(lambda x: (x * x,), [torch.tensor([3.0])], seed=0)
@@ -133,12 +132,12 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> list[Any]:
     """
     copies = [_copy(each) for each in inputs]
     with seeded(seed, _accelerators(inputs)):
-        given = _results(inputs, copies)
-        return [*_both_passes(run, given, copies), *given]
+        arguments = _results(inputs, copies)
+        return [*_both_passes(run, arguments, copies), *arguments]
 
 
 def _results(inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
-    """The copies, but for inputs that operations made: of those a result again, which may be written in place."""
+    """Return the copies; where an input is the result of an operation, a new result, which may be written in place."""
     return [
         torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
         if isinstance(each, Tensor) and not each.is_leaf and 0 not in each.stride() else copy
@@ -147,7 +146,7 @@ def _results(inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
 
 
 def _both_passes(run: Function, inputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-    """Flat outputs and, where they have some, gradients of the leaves from which the inputs come."""
+    """Return flat outputs and the gradients of the leaves from which the inputs come, if there are any."""
     outputs = pytree.tree_leaves(run(*inputs))
     tops = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
     leaves = [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
@@ -158,7 +157,7 @@ def _both_passes(run: Function, inputs: Sequence[Any], leaves: Sequence[Any]) ->
 
 
 def _copy(value: Any) -> Any:
-    """A leaf of the same layout, for tensors."""
+    """Copy a tensor to a leaf of the same layout."""
     if not isinstance(value, Tensor) or 0 in value.stride():
         return value
     copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -166,7 +165,7 @@ def _copy(value: Any) -> Any:
 
 
 def _is_pure(graph: Function, inputs: Sequence[Any], want: Sequence[Any]) -> bool:
-    """Whether it draws no random numbers and leaves its inputs as they are."""
+    """True if it draws no random numbers and leaves its inputs as they are."""
     return outputs_differ(outcome(graph, inputs, SEEDS[1]), want) is None and all(
         not isinstance(old, Tensor) or torch.equal(new, old)
         for new, old in zip(want[len(want) - len(inputs) :], inputs, strict=True)
@@ -180,7 +179,7 @@ def _is_dynamic(value: Any) -> bool:
 
 
 def _is_of_module(node: fx.Node) -> bool:
-    """Whether Dynamo found an input in the parameters or buffers of a module."""
+    """True if an input is a parameter or a buffer of a module, by Dynamo's record."""
     source = getattr(node, "_dynamo_source", None)
     while source is not None:
         if type(source).__name__ == "UnspecializedParamBufferSource":
@@ -189,24 +188,21 @@ def _is_of_module(node: fx.Node) -> bool:
     return False
 
 
-# The ways ------------------------------------------------------------------------------------------------------------
-
-
 def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str:
-    """As `backend="inductor"` makes it, but with the random numbers of eager PyTorch; or why it could not."""
+    """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails."""
     from torch._inductor.compile_fx import compile_fx
 
     own = fx.GraphModule(graph, _copied(graph.graph))
     try:
         with compiled_by_threads():
             run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True})
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # any exception of a compiler
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
     return cast(Function, run)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
-    """A graph that a compiler may change."""
+    """Copy a graph, so that a compiler may change it."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return copy
@@ -215,13 +211,13 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 def _inference(
     graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Any], seconds: float
 ) -> Function:
-    """A graph placed by `gst.place`, with the weights that it is given now; the graph as written for others.
+    """Place a graph by `gst.place` with its current weights; other weights run the graph as written.
 
     Args:
         outputs: of the graph as written.
 
     Raises:
-        ValueError: its tensors lie on several devices, or the outputs of the fastest way lie elsewhere than those.
+        ValueError: its tensors are on several devices, or the winner leaves its outputs on another device.
     """
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
@@ -229,27 +225,29 @@ def _inference(
     placed = place(bound, rest, devices=_devices(inputs), seconds=seconds)
     log.info("a graph of %d operations runs by %s", len(graph.graph.nodes), placed.explain())
     fast = placed.module()
-    places, there = (_places(pytree.tree_leaves(each)) for each in (outputs, fast(*rest)))
-    if places != there:
-        raise ValueError(f"{placed.winner} leaves outputs on {_words(there)}, the graph as written on {_words(places)}")
+    wanted, places = (_places(pytree.tree_leaves(each)) for each in (outputs, fast(*rest)))
+    if places != wanted:
+        raise ValueError(
+            f"{placed.winner} leaves outputs on {_words(places)}, the graph as written on {_words(wanted)}"
+        )
 
-    def run(*given: Any) -> Any:
-        if not all(map(is_, (value for value, each in zip(given, is_weight, strict=True) if each), weights)):
-            return graph(*given)
-        return fast(*(value for value, each in zip(given, is_weight, strict=True) if not each))
+    def run(*inputs: Any) -> Any:
+        if not all(map(is_, (value for value, each in zip(inputs, is_weight, strict=True) if each), weights)):
+            return graph(*inputs)
+        return fast(*(value for value, each in zip(inputs, is_weight, strict=True) if not each))
 
     return run
 
 
 def _devices(inputs: Sequence[Any]) -> list[str]:
-    """Names of the devices for a graph whose tensors lie on one device: cores and their sets, and that accelerator.
+    """Return names of devices for a graph: cores and their sets, and the accelerator that holds its tensors.
 
     Raises:
-        ValueError: they lie on several.
+        ValueError: its tensors are on several devices.
     """
     places = {each.device for each in inputs if isinstance(each, Tensor)}
     if len(places) > 1:
-        raise ValueError(f"its tensors lie on {_words(sorted(map(str, places)))}")
+        raise ValueError(f"its tensors are on {_words(sorted(map(str, places)))}")
     return [each.name for each in own_devices(inputs) if not each.is_accelerator or each.torch_device in places]
 
 
@@ -270,7 +268,7 @@ def _passes_of(run: Function, inputs: Sequence[Any], copies: Sequence[Any]) -> l
 
 
 def _faster(graph: Function, compiled: Function, inputs: Sequence[Any], seconds: float) -> Function:
-    """As written or compiled, by two sets of runs in turns on copies of the inputs."""
+    """Choose the graph as written or compiled, by two sets of alternating runs on copies of the inputs."""
     copies = [_copy(each) for each in inputs]
     no_inputs = Guard(None, (), weights=False)
     with seeded(SEEDS[0], _accelerators(inputs)):
@@ -278,8 +276,8 @@ def _faster(graph: Function, compiled: Function, inputs: Sequence[Any], seconds:
         calls = {name: partial(_passes_of, run, inputs, copies) for name, run in both.items()}
         first = measure(calls, LOOKS, 1, time_of=rested)
         runs = {name: GuardedRun(call, no_inputs, call) for name, call in calls.items()}
-        looks = {name: min(each.samples_ms, default=float("inf")) for name, each in first.items()}
-        result = confirmed(Candidates(runs, {}, looks), (), SHARE * seconds)
+        first_ms = {name: min(each.samples_ms, default=float("inf")) for name, each in first.items()}
+        result = confirmed(Candidates(runs, {}, first_ms), (), SHARE * seconds)
     log.info("a graph runs %s: %s ms as written, %s compiled", result["winner"], *(
         result[f"{name}_ms"] for name in (PYTORCH, COMPILED)
     ))  # fmt: skip

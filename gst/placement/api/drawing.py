@@ -1,4 +1,4 @@
-"""A plan as the report draws it (segments, devices, timeline), and explained in words."""
+"""The drawing of a plan in the report (segments, devices, timeline), and its explanation in words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from gst.data.measured_plans import core_use
-from gst.execution.trace import KINDS, kind_of
 from gst.graphs.segments import segment
 from gst.lowering.plan import Plan
-from gst.placement.planning import METHODS
+from gst.placement.settings import METHODS
 from gst.placement.task import Task
+from gst.programs.features import KINDS, kind_of
 from partitioners import usual_method
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
@@ -23,7 +23,7 @@ SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them
 
 
 def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
-    """Segment and device of each node of the graph, and the plan's simulated timeline, for `gst.reporting`."""
+    """Return the segment and device of each node, and the simulated timeline, for `gst.reporting`."""
     graph = task.graph
     max_nodes = max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes)))
     cut = segment(graph, max_nodes, usual_method())
@@ -36,9 +36,7 @@ def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
         "num_edges": graph.num_edges,
         "devices": [{"name": device.name, "description": device.description} for device in task.devices],
         "graph": {
-            "edges": graph.edges.tolist(),
-            "segment": part.tolist(),
-            "device": plan.placement.tolist(),
+            "edges": graph.edges.tolist(), "segment": part.tolist(), "device": plan.placement.tolist(),
             "opcode": _opcodes(task),
         },
         "timeline": {
@@ -47,11 +45,11 @@ def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
                 [int(run.device[n]), run.begin_us[n] / 1e3, run.end_us[n] / 1e3, KINDS.index(kinds[n])] for n in nodes
             ],
         },
-    }
+    }  # fmt: skip
 
 
 def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
-    """Where the time goes under a plan, and why it is no faster, in a few lines. Times of operations are simulated."""
+    """Return a few lines about a plan: work of each device, values that move, lower bound. Times are simulated."""
     run = task.simulator.run(plan)
     span = max(run.makespan_us, 1e-9)
     took = (run.end_us - run.begin_us) * task.costs.computed
@@ -75,7 +73,7 @@ def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
 
 
 def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The fastest of the plans that each part of the loop makes possible, a line for each.
+    """Return a line for each part of the loop: the fastest of the plans that it contributes.
 
     Examples:
         >>> print(*contributions({
@@ -96,7 +94,7 @@ def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """The part of the loop to which a plan is owed."""
+    """Return the part of the loop that contributes a plan."""
     if name == "guided_search":
         return PARTS[4]
     if name.endswith((":fused", ":segments")):

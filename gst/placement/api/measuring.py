@@ -26,7 +26,7 @@ from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.fleet.cluster import joined, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.search.population import random_plans
+from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same, load_plan
 from gst.programs import Program, kind_for, traced
 from gst.util.progress import Progress, no_progress

@@ -1,53 +1,52 @@
-"""`gst.place`: the fastest way found to run a model or a step, in one call."""
+"""A placed model: its fastest variant or plan, as a module that is called as the model was, and as a file."""
 
 from __future__ import annotations
 
-import math
-import tempfile
-import time
+import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from gst.execution.plain import failing
+from gst.execution.executor import AnyExecutor, executor
+from gst.execution.graph_executor import GraphExecutor
+from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan
-from gst.machine.devices import Device, core_numbers, usable_devices
+from gst.machine.devices import Device
 from gst.placement.api.drawing import explanation
-from gst.placement.api.exports import Stages, device_map, stages
-from gst.placement.api.headroom import SHARE, chain_share, no_room
-from gst.placement.api.own_devices import own_devices, unused_accelerators, unused_words
-from gst.placement.api.placed_module import PLAN, PlacedModule
-from gst.placement.loop import place_measured
-from gst.placement.planning import BUDGET, Settings
 from gst.placement.task import Task
-from gst.programs import Program, Step, capture, inference_step, kind_for
+from gst.programs import Program, Step
 from gst.reporting.headline import busy
-from gst.util.progress import Bars, Progress, notice
-from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed
-from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
-from gst.whole_model.steps import step_candidates
-from gst.whole_model.whole import repeats
+from gst.util.writing import atomic_path
+from gst.whole_model.choosing import GuardedRun
+from gst.whole_model.guards import Guard
+
+PLAN = "plan"
+SCHEMA = 1  # of files of placed models
+SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """The fastest way found to run a model or a step: as it is, compiled, frozen, or by a plan for its operations.
+    """A model or step with its fastest whole-model variant or plan.
 
     Args:
-        model: the model or step as it was given.
-        inputs: what it was placed with.
-        devices: where it was placed.
-        result: what was measured, see `gst.placement.planning.placed_result`; `unused_accelerators` names those that
-            were left out, if any were, as it lies in the host's memory.
-        runs: ways to run the whole model that compute what it does, by name; on the first accelerator of the devices,
-            if there is one, where they leave their outputs (`result["accelerator"]` names it).
-        parameters: for a model, its parameters and buffers by name; empty for a step.
-        program: what was captured of it; None for a model of which no plan was made, as the next two then are.
+        model: the model or step to place.
+        inputs: example inputs of its calls.
+        devices: used by plans.
+        result: measurements, see `gst.placement.planning.placed_result`; `unused_accelerators` names accelerators that
+            were left out because the model is in the host's memory.
+        runs: by name, whole-model variants that compute the same as the model. If the devices hold an accelerator,
+            they run on the first one and leave their outputs there (`result["accelerator"]` names it).
+        parameters: of a model, its parameters and buffers by name; empty for a step.
+        program: captured from it; None for a model without a plan, as are `plan` and `task`.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
     """
@@ -64,27 +63,29 @@ class Placed:
 
     @property
     def winner(self) -> str:
-        """What was measured to be the fastest: `pytorch` (the model as it is; its copy on an accelerator, if it
-        does not lie there itself), `compiled`, another of `runs`, or `plan`. The simplest of them where the difference
-        is noise."""
+        """Name of the fastest: a variant of `runs` (`pytorch` is the model as written) or `plan`.
+
+        The simplest wins where differences are noise.
+        """
         winner = str(self.result["winner"])
         return winner if winner in self.runs else PLAN
 
     def module(self, run: str | None = None) -> PlacedModule:
-        """A module that is called as the model was, or with what the step takes, and computes the same without
-        gradients. Its inputs may lie anywhere if it was placed on an accelerator, and its outputs lie on that one,
-        `result["accelerator"]`, or where the model lies if it does not run there as a whole.
+        """Return a module that is called as the model or step was, and computes the same without gradients.
+
+        If it was placed on an accelerator, its inputs may be on any device. Its outputs are on
+        `result["accelerator"]`, or where the model is if it does not run on the accelerator as a whole.
 
         Args:
-            run: what it runs, one of `runs` or `plan`; the `winner` if None.
+            run: one of `runs`, or `plan`; the `winner` if None.
 
         Raises:
-            ValueError: there is no such way, or no plan was made.
+            ValueError: there is no such variant, or no plan was made.
         """
         return PlacedModule(self, run or self.winner)
 
     def explain(self) -> str:
-        """What each way takes, where the time goes under the plan, and why it is no faster, in a few lines."""
+        """Describe in a few lines the time of each variant, and where the time of the plan goes."""
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
         if accelerator := self.result.get("accelerator"):
             lines.append(f"without a plan it runs on {accelerator}:")
@@ -101,201 +102,193 @@ class Placed:
         return "\n".join([*lines, explanation(self.task, self.plan, self.result)])
 
     def save(self, path: Path | str) -> None:
-        """Write to one file what won, its plan, what was measured and the example inputs; `gst.load(path, model)`
-        makes it run again. No weights and no code are written: `model.state_dict()` stays yours.
+        """Write the winner, its plan, the measurements and the example inputs to one file.
+
+        `gst.load(path, model)` makes it run again. The file has no weights and no code: save `model.state_dict()`
+        yourself. It is that of `torch.save`: JSON and tensors.
 
         Raises:
             ValueError: an input is neither a tensor nor a number, a truth value, a text or None.
         """
-        from gst.placement.api.saving import save_placed
-
-        save_placed(self, path)
+        leaves, spec = pytree.tree_flatten(() if isinstance(self.model, Step) else self.inputs)
+        if other := [each for each in leaves if not isinstance(each, (Tensor, *SCALARS))]:
+            name = type(other[0]).__name__
+            raise ValueError(f"an input is a {name}, which has no form in a file; want tensors, numbers")
+        record = {
+            "schema": SCHEMA,
+            "torch": torch.__version__,
+            "run": self.winner,
+            "result": self.result,
+            "devices": [device.name for device in self.devices],
+            "model": description(self.model),
+            "structure": pytree.treespec_dumps(spec),
+            "inputs": [str(each.device) if isinstance(each, Tensor) else [each] for each in leaves],
+            "program": None if self.program is None else self.program.key,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+        }
+        # Copies, which hold no more memory than they show.
+        tensors = [each.detach().clone().requires_grad_(each.requires_grad) for each in leaves if torch.is_tensor(each)]
+        with atomic_path(Path(path)) as partial:
+            torch.save({"placed": json.dumps(record), "tensors": tensors}, partial)
 
     def device_map(self) -> dict[str, str]:
-        """Device of each module that holds parameters, where what reads them runs, as Accelerate's `dispatch_model`
-        takes it.
+        """Return the device of each module with parameters, where they are read, for Accelerate's `dispatch_model`.
 
         Raises:
             ValueError: it is no model with parameters, or parameters of one module are on several devices, so that a
                 map of modules is not enough.
         """
-        return device_map(self)
+        places: dict[str, set[str]] = {}
+        by_name = {device.name: device for device in self.devices}
+        for number, (name, value) in enumerate(self.parameters.items()):
+            reading = {str(value.device)}
+            if self.plan is not None and self.program is not None:
+                indices = self.plan.placement[readers(self.program, number)].tolist()
+                reading = {str(by_name[self.plan.devices[index]].torch_device) for index in indices}
+            places.setdefault(name.rpartition(".")[0], set()).update(reading)
+        if not places:
+            raise ValueError("a device map is of modules; this plan is of a step, or the model has no parameters")
+        for module, several in places.items():
+            if len(several) > 1:
+                names = ", ".join(sorted(several))
+                raise ValueError(f"parameters of {module or 'the model'} are on {names}; run the plan by module()")
+        return {module: one.pop() for module, one in places.items()}
 
-    def stages(self) -> Stages:
-        """The plan as stages of a pipeline: `stages().split_spec` is what `torch.distributed.pipelining.pipeline`
-        takes, and `stages().devices` the device of each stage, which runs the modules from its split to the next one.
 
-        Raises:
-            ValueError: no plan was made, it has no `device_map`, or it comes back to a device, so that it is no
-                pipeline.
-        """
-        return stages(self)
-
-
-def place(
-    model: nn.Module | Step,
-    example_inputs: Sequence[Any] | Any = (),
-    devices: Sequence[str] | str | None = None,
-    budget: int = BUDGET,
-    out: Path | str | None = None,
-    memory_limit: int | None = None,
-    settings: Settings | None = None,
-    progress: Progress | None = None,
-    seconds: float | None = 60.0,
-) -> Placed:
-    """The fastest way found to run a model or a training step on devices of this machine.
-
-        placed = gst.place(model, (x,), devices=["cpu:0", "cpu:1", "cpu:0-1"])
-        print(placed.explain())
-        y = placed.module()(x)
-
-    A model is tried as it is, compiled, and frozen (weights as constants: only in evaluation mode, where no parameter
-    requires a gradient), on all cores and on one; a step as it is and compiled. What computes something else is left
-    out: on random inputs for a model, on its own for a step. Plans for operations are searched for where they could be
-    faster.
-
-    If the devices hold an accelerator, what stands beside plans is the model or the step on the first one: as written,
-    recorded as one graph, and compiled in two modes, or three with 240 s or more (`max-autotune` takes minutes). What
-    lies elsewhere is copied to it; the copy of a model follows its weights, but no attribute or hook that is changed
-    later. All are timed, as plans are, in calls with inputs in its memory, and leave their outputs in it. Where it
-    cannot run the whole, plans stand beside the ways to run it where it lies.
+def readers(program: Program, parameter: int) -> Int64[np.ndarray, " readers"]:
+    """Return the operations that read a parameter or a view of it, in order; its own nodes if there are none.
 
     Args:
-        model: whose inference is placed (`model.eval().requires_grad_(False)` first, if it is not to be trained), or a
-            `Step` (`gst.programs.training_step` makes one), which brings its own inputs.
-        example_inputs: what the model is called with; one tensor, or several in a sequence.
-        devices: names, or one text with commas between them, see `gst devices`. If None, the cores and their sets for
-            what lies in the host's memory, weights and example inputs; all of this machine for what lies on an
-            accelerator. Whole ways as written and compiled keep the number of threads that PyTorch has.
-        budget: plans that may be measured; 0 = baselines alone.
-        out: directory for what is measured, from which the same call goes on; a temporary one if None.
-        memory_limit: bytes that the values of a run may take on each device under a plan; whole ways know no limit.
-        settings: further settings; `budget` counts.
-        progress: told what is going on; a bar on the terminal if None.
-        seconds: about as long as ways are compiled and plans are searched for; what is being compiled then is waited
-            for. None = as long as it takes, and plans are made even where none could win. Ctrl-C keeps the ways that
-            are compiled.
-
-    Raises:
-        ValueError: it does not run, it cannot be captured and is no pure function, there is no such device, or no plan
-            fits the memory.
+        parameter: its input node.
     """
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
-    started = time.perf_counter()
-    step, parameters = _step(model, example_inputs)
-    inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
-    names = devices.split(",") if isinstance(devices, str) else devices
-    own = own_devices((parameters, inputs)) if names is None else []
-    chosen = tuple(usable_devices([each.name for each in own] if names is None else names, memory_limit))
-    where: dict[str, Any] = {}
-    if own and (unused := unused_accelerators(own)):
-        where["unused_accelerators"] = unused
-        notice(unused_words(unused))
-    settings = replace(settings or Settings(), budget=budget)
-    limit = math.inf if seconds is None else seconds
-    with Bars() as bars:
-        shown = progress or bars.show
-        kind = kind_for(each.kind for each in chosen)
-        cores = len({number for each in core_numbers(chosen) for number in each}) or 1
-        program: Program | None
-        if isinstance(model, Step):
-            program, no_plan = capture(step, kind), ""
-        else:
-            program, no_plan = _captured(model, step, inputs, kind)
-        whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
-        where |= {} if accelerator is None else {"accelerator": str(accelerator)}
-        runs, reasons = whole.serious()
-        left = limit - (time.perf_counter() - started)
-        if not math.isinf(limit) and memory_limit is None:
-            chain = 0.0 if program is None else chain_share(program)
-            no_plan = no_plan or no_room(whole, chosen, cores, settings, left / limit, chain)
-        whole = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})  # others give up their memory
-        if accelerator is not None:
-            give_back(accelerator)
-        if program is not None and not no_plan:
+    mine, (producers, consumers) = program.parameter_home == parameter, program.graph.edges
+    reading = np.unique(consumers[mine[producers] & ~mine[consumers]])
+    return reading if reading.size else np.flatnonzero(mine)
+
+
+class PlacedModule(nn.Module):
+    """Runs a placed model, for one caller at a time, by one of `Placed.runs` or by its plan.
+
+    Another kind of call (shape, dtype, gradients, autocast, training mode, or new weights where they are constants)
+    runs the model as written, with one warning. Threads of a plan start with the first call, and end with `close` or
+    with this object, which holds nothing of the other variants.
+    """
+
+    def __init__(self, placed: Placed, run: str) -> None:
+        super().__init__()
+        self.run = run
+        self._turn = threading.Lock()
+        self._plan: _PlanRun | None = None
+        guarded = placed.runs.get(run)
+        if guarded is None:
+            if run != PLAN:
+                reason = f" ({left_out})" if (left_out := placed.result["left_out"].get(run)) else ""
+                raise ValueError(f"there is no variant {run!r} of it{reason}; there are {', '.join(placed.runs)}")
+            if placed.program is None or placed.plan is None:
+                raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
+            any_device = any(device.is_accelerator for device in placed.devices)
+            written, guard = guard_of(placed.model, placed.inputs, any_device)
+            if PYTORCH in placed.runs:  # on an accelerator, where plans also leave their outputs
+                written = placed.runs[PYTORCH].model
+            self._plan = _PlanRun(placed, placed.program, placed.plan, guard)
+            guarded = GuardedRun(written, guard, self._plan)
+        self._guarded = guarded
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return the outputs of the model or step for `inputs`."""
+        with self._turn:
+            return self._guarded(*inputs)
+
+    def close(self) -> None:
+        """End its threads; the next call starts others."""
+        with self._turn:
+            if self._plan is not None:
+                self._plan.close()
+
+    def __del__(self) -> None:
+        if "_turn" in self.__dict__:
+            self.close()
+
+
+class _PlanRun:
+    """Runs a plan of a program for inputs that the guard accepts.
+
+    Args:
+        placed: gives devices and parameters; nothing else of it is held.
+    """
+
+    def __init__(self, placed: Placed, program: Program, plan: Plan, guard: Guard) -> None:
+        self._program, self._plan, self._guard, self._devices = program, plan, guard, placed.devices
+        self._parameters, self._home = tuple(placed.parameters.values()), _home(placed)
+        self._executor: AnyExecutor | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        values = (*self._parameters, *self._guard.leaves(inputs))
+        tensors = [each.detach() if each.requires_grad else each for each in values]
+        if self._executor is None:
+            threads = torch.get_num_threads()
             try:
-                placed = _by_plans(
-                    model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left
-                )
-                return replace(placed, result=placed.result | where)
-            except KeyboardInterrupt:
-                notice("stopped planning; the fastest way to run the model whole is confirmed")
-                no_plan = "stopped before one was measured to the end"
-            except ValueError as error:  # as of operators that only this process knows
-                if memory_limit is not None or out is not None:
-                    raise
-                no_plan = str(error)
-        result = confirmed(whole, inputs, SHARE * limit, shown)
-    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
-    return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
+                self._executor = executor(self._program, self._devices).__enter__()
+            finally:
+                torch.set_num_threads(threads)
+        if isinstance(self._executor, GraphExecutor):
+            outputs = self._executor.run(self._plan, tensors, len(self._parameters))
+        else:
+            outputs = self._executor.run(self._plan, tensors)
+        if self._home is not None:
+            outputs = [each.to(self._home) if isinstance(each, Tensor) else each for each in outputs]
+        return self._program.unflatten(outputs)
+
+    def close(self) -> None:
+        running, self._executor = self._executor, None
+        if running is not None:
+            threads = torch.get_num_threads()
+            running.__exit__(None, None, None)
+            torch.set_num_threads(threads)
 
 
-def _candidates(
-    model: nn.Module | Step, program: Program | None, inputs: tuple[Any, ...], devices: Sequence[Device], cores: int,
-    seconds: float, settings: Settings, progress: Progress,
-) -> tuple[Candidates, torch.device | None]:  # fmt: skip
-    """The ways to run it whole: on the first accelerator of the devices, and that; or where it lies, and None."""
-    accelerator, compiled = first_accelerator(devices), settings.compile_step
-    if accelerator is not None:
-        try:
-            return candidates_on_accelerator(
-                model, inputs, accelerator, seconds, compiled, progress, program
-            ), accelerator
-        except Exception as error:  # whatever an operation raises; memory may be short for all of it
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            notice(f"it does not run on {accelerator} as a whole ({first}); plans are compared with it where it lies")
-        give_back(accelerator)
-    if not isinstance(model, Step):
-        return candidates(model, inputs, cores, seconds, compiled, progress), None
-    assert program is not None, "a step is captured before it is run"
-    return step_candidates(model, program, inputs, cores, seconds, compiled, progress), None
+def _home(placed: Placed) -> torch.device | None:
+    """Return the device of a plan's outputs: the accelerator of the variants, or that of the model; None on cores."""
+    if not any(device.is_accelerator for device in placed.devices):
+        return None
+    if accelerator := placed.result.get("accelerator"):
+        return torch.device(accelerator)
+    values = pytree.tree_leaves((list(placed.parameters.values()), placed.inputs))
+    return next((each.device for each in values if isinstance(each, Tensor)), None)
 
 
-def _by_plans(
-    model: nn.Module | Step, program: Program, inputs: tuple[Any, ...], devices: tuple[Device, ...],
-    parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
-    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str], seconds: float,
-) -> Placed:  # fmt: skip
-    """Search for plans, which are measured beside the ways to run it whole."""
-    here: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in runs.items()}
-    here |= {name: partial(failing, reason) for name, reason in reasons.items()}
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary) if out is None else Path(out)
-        saved = _saved(program, directory)
-        placement = place_measured(program, saved, devices, directory, settings, progress, here=here, seconds=seconds)
-    result = placement.result | {"left_out": dict(reasons)}
-    return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
-
-
-def _captured(model: nn.Module, step: Step, inputs: Sequence[Any], kind: str) -> tuple[Program | None, str]:
-    """The program of a model for a kind of device, or None and the reason: then it can only be run whole.
-
-    Raises:
-        ValueError: it cannot be captured, and what it returns or leaves behind changes from call to call.
-    """
-    try:
-        return capture(step, kind), ""
-    except ValueError as error:
-        if repeats(model, inputs):
-            return None, str(error)
-        raise
-
-
-def _saved(program: Program, directory: Path) -> Path:
-    path = directory / "program"
-    if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        program.save(path)
-    elif Program.load(path).key != program.key:
-        raise ValueError(f"{path} holds another program; give another out")
-    return path
-
-
-def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:
+def guard_of(
+    model: nn.Module | Step, inputs: Sequence[Any], any_device: bool = False
+) -> tuple[Callable[..., Any], Guard]:
+    """Return the function of a model or a step as written, and the guard of calls like `inputs`; see `Guard`."""
     if isinstance(model, Step):
-        return model, {}
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"got a {type(model).__name__} to place; want a torch.nn.Module or a gst.programs.Step")
-    given = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    return inference_step(model, given), dict(model.named_parameters()) | dict(model.named_buffers())
+        return model.function, Guard(None, inputs, weights=False, any_device=any_device)
+    return model, Guard(model, inputs, weights=False, any_device=any_device)
+
+
+def description(model: nn.Module | Step) -> dict[str, Any]:
+    """Describe the model of a file: names, shapes and dtypes of its weights, and its mode, without their values."""
+    if isinstance(model, Step):
+        leaves, spec = pytree.tree_flatten(model.inputs)
+        return {"step": str(spec), "inputs": [_form(each) for each in leaves]}
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        "class": type(model).__qualname__,
+        "training": sorted(name for name, each in model.named_modules() if each.training),
+        "weights": {name: _form(each) for name, each in weights.items()},
+    }
+
+
+def _form(value: Tensor) -> list[Any]:
+    return [str(value.dtype), *value.shape]
+
+
+def unused_words(accelerators: Sequence[str]) -> str:
+    """Say why accelerators were left out.
+
+    Examples:
+        >>> unused_words(["cuda:0"])
+        "cuda:0 is here and was left out, as the model is in the host's memory: move it there, or name devices"
+    """
+    names, verbs = ", ".join(accelerators), "are here and were" if len(accelerators) > 1 else "is here and was"
+    return f"{names} {verbs} left out, as the model is in the host's memory: move it there, or name devices"

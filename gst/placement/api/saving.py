@@ -1,16 +1,15 @@
-"""A placed model in a file: what won, and for which inputs; no weights, no code. `load` makes it run again.
+"""A placed model read from a file, to run again: `gst.load`.
 
-The file is that of `torch.save`: text in JSON (what won, the plan, what was measured, the names and shapes of the
-weights) and the example inputs as tensors. It is read with `weights_only=True`, so that nothing in it is executed.
+The file is that of `torch.save`: JSON (the winner, the plan, the measurements, names and shapes of the weights) and the
+example inputs as tensors. It is read with `weights_only=True`, so that nothing in it is executed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,55 +18,26 @@ from torch.utils import _pytree as pytree
 from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
-from gst.placement.api.placed_module import PLAN, guard_of
+from gst.placement.api.placed import PLAN, SCHEMA, Placed, description, guard_of
 from gst.programs import Program, Step, capture, differ_beyond_rounding, inference_step, kind_for
 from gst.programs.program import structure
 from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
-from gst.util.writing import atomic_path
 from gst.whole_model.choosing import SEED, GuardedRun
-from gst.whole_model.device_calls import to_device
-from gst.whole_model.device_copy import DeviceCopy
+from gst.whole_model.comparing import fresh_inputs
+from gst.whole_model.device_copy import DeviceCopy, to_device
 from gst.whole_model.guards import Guard
-from gst.whole_model.steps import step_run
-from gst.whole_model.whole import Way, as_written, fresh_inputs, may_freeze, whole_run
+from gst.whole_model.variants import Variant, as_written, may_freeze, step_run, whole_run
 
-if TYPE_CHECKING:
-    from gst.placement.api.placed import Placed
-
-SCHEMA = 1
-SCALARS = (bool, int, float, str, type(None))
 Result = TypeVar("Result")
 
 
-def save_placed(placed: Placed, path: Path | str) -> None:
-    """Write a placed model or step to a file, at once or not at all; see `Placed.save`."""
-    leaves, spec = pytree.tree_flatten(() if isinstance(placed.model, Step) else placed.inputs)
-    if other := [each for each in leaves if not isinstance(each, (Tensor, *SCALARS))]:
-        raise ValueError(f"an input is a {type(other[0]).__name__}, which has no form in a file; want tensors, numbers")
-    record = {
-        "schema": SCHEMA,
-        "torch": torch.__version__,
-        "run": placed.winner,
-        "result": placed.result,
-        "devices": [device.name for device in placed.devices],
-        "model": _description(placed.model),
-        "structure": pytree.treespec_dumps(spec),
-        "inputs": [str(each.device) if isinstance(each, Tensor) else [each] for each in leaves],
-        "program": None if placed.program is None else placed.program.key,
-        "plan": None if placed.plan is None else placed.plan.to_dict(),
-    }
-    tensors = [_own(each) for each in leaves if isinstance(each, Tensor)]
-    with atomic_path(Path(path)) as partial:
-        torch.save({"placed": json.dumps(record), "tensors": tensors}, partial)
-
-
 def load(path: Path | str, model: nn.Module | Step) -> Placed:
-    """Make what `Placed.save` wrote run again, for a model of the same architecture; nothing is measured.
+    """Make a model that `Placed.save` wrote run again, without measurements.
 
-    The file says what won; the model brings its code and its weights. So what is given here is the module as it was
-    placed (or the `Step`), with any weights, in the same mode. What won is compiled for it, which takes as long as it
-    took then, or as long as compilers need to find it in their caches. Its outputs are compared with the model's on
-    random inputs before it is returned: on the accelerator, with a copy of the model there, if it was placed on one.
+    The file names the winner; `model` has its code and its weights: the module as it was placed (or the `Step`), with
+    any weights, in the same mode. The winner is compiled for it, which takes as long as before, or less if compilers
+    find it in their caches. Its outputs are compared with the model's on random inputs, on the accelerator if it was
+    placed on one.
 
         gst.place(model, x).save("model.placed")
         fast = gst.load("model.placed", model).module()
@@ -79,7 +49,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     Raises:
         ValueError: the file is damaged, of another version of this format or of torch, or of a model with other
             weights (by name, shape and dtype), other operations or another mode; a device of the plan is not here; or
-            what won computes something else here.
+            the winner gives other outputs here.
 
     Examples:
         >>> import gst
@@ -90,11 +60,9 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         >>> bool((again.module()(torch.ones(1, 2)) == model(torch.ones(1, 2))).all())
         True
     """
-    from gst.placement.api.placed import Placed
-
     path = Path(path)
     record, tensors = _read(path)
-    if (now := _description(model)) != record["model"]:
+    if (now := description(model)) != record["model"]:
         raise ValueError(f"{path} is of another model: {_first_difference(record['model'], now)}; place this one")
     try:
         values = iter(tensors)
@@ -102,11 +70,11 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         inputs = tuple(pytree.tree_unflatten(leaves, structure(record["structure"])))
         if record["run"] == PLAN:
             Plan.from_dict(record["plan"])
-        elif (threads := Way.named(record["run"]).threads or 1) > len(usable_cores()):
+        elif (threads := Variant.named(record["run"]).threads or 1) > len(usable_cores()):
             raise ValueError(f"it won on {threads} threads, here are {len(usable_cores())} cores")
         result = dict(record["result"])
         result = result | {"plans": dict(result["plans"]), "left_out": {}, "winner_ms": float(result["winner_ms"])}
-        result.setdefault("no_plan", "the file holds what won alone")
+        result.setdefault("no_plan", "the file holds the winner alone")
         accelerator = usable_devices([name])[0].torch_device if (name := result.get("accelerator")) else None
     except (*DAMAGE, StopIteration) as error:
         raise ValueError(f"{path} cannot be read: {plain(error)}; place the model anew") from error
@@ -124,7 +92,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         names = [name for name in dict.fromkeys((PYTORCH, record["run"])) if name != PLAN]
         runs = _runs_on(path, on_device, names, guard_of(model, inputs, any_device=True)[1])
     elif record["run"] not in (PLAN, PYTORCH):
-        runs |= _winner(path, model, program, Way.named(record["run"]), inputs)
+        runs |= _winner(path, model, program, Variant.named(record["run"]), inputs)
     devices: tuple[Device, ...] = ()
     if record["run"] == PLAN:
         assert program is not None
@@ -138,35 +106,37 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
 
 
 def _winner(
-    path: Path, model: nn.Module | Step, program: Program | None, way: Way, inputs: Sequence[Any]
+    path: Path, model: nn.Module | Step, program: Program | None, variant: Variant, inputs: Sequence[Any]
 ) -> dict[str, GuardedRun]:
-    if way.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
+    if variant.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
         raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
     if isinstance(model, Step):
         assert program is not None
-        run = _made(path, way.name, partial(step_run, model, program, inputs, way))
-        return {way.name: GuardedRun(*guard_of(model, inputs), run)}
-    run = _made(path, way.name, partial(whole_run, model, way, inputs))
-    return {way.name: GuardedRun(model, Guard(model, inputs, way.holds_weights), run)}
+        run = _made(path, variant.name, partial(step_run, model, program, inputs, variant))
+        return {variant.name: GuardedRun(*guard_of(model, inputs), run)}
+    run = _made(path, variant.name, partial(whole_run, model, variant, inputs))
+    return {variant.name: GuardedRun(model, Guard(model, inputs, variant.holds_weights), run)}
 
 
 def _runs_on(path: Path, on_device: DeviceCopy, names: Sequence[str], guard: Guard) -> dict[str, GuardedRun]:
-    """The ways of these names to run what lies on an accelerator."""
+    """Make the variants of these names on an accelerator."""
     written = on_device.refused(guard)
-    ways = map(Way.named, names)
-    return {way.name: GuardedRun(written, guard, _made(path, way.name, partial(on_device.run, way))) for way in ways}
+    runs = {}
+    for name in names:
+        runs[name] = GuardedRun(written, guard, _made(path, name, partial(on_device.run, Variant.named(name))))
+    return runs
 
 
 def _made(path: Path, name: str, make: Callable[[], Result]) -> Result:
     try:
         return make()
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # any exception of a compiler
         raise ValueError(f"{path}: {name} fails here ({plain(error)}); place the model anew") from error
 
 
 def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> None:
-    """Compare what won with the model, on an accelerator if it was placed on one: its products round otherwise."""
-    given = placed.inputs if isinstance(placed.model, Step) else fresh_inputs(placed.inputs, SEED)
+    """Compare the winner with the model, on an accelerator if it was placed there: its products round otherwise."""
+    values = placed.inputs if isinstance(placed.model, Step) else fresh_inputs(placed.inputs, SEED)
 
     def again(inputs: Sequence[Any]) -> Any:
         if on_device is None:
@@ -175,15 +145,15 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
 
     module = placed.module()
     try:
-        got, want = module(*given), again(given)
+        outputs, want = module(*values), again(values)
     finally:
         module.close()
-    if difference := differ_beyond_rounding(pytree.tree_leaves(got), pytree.tree_leaves(want), again, given):
+    if difference := differ_beyond_rounding(pytree.tree_leaves(outputs), pytree.tree_leaves(want), again, values):
         raise ValueError(f"{path}: {placed.winner} gives other outputs here: {difference}; place the model anew")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
-    """The record and the tensors of a file.
+    """Read the record and the tensors of a file.
 
     Raises:
         ValueError: it is no such file, or of another version.
@@ -204,23 +174,6 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     return record, list(tensors)
 
 
-def _description(model: nn.Module | Step) -> dict[str, Any]:
-    """What of a model a file is for: names, shapes and dtypes of its weights, and its mode; values do not count."""
-    if isinstance(model, Step):
-        leaves, spec = pytree.tree_flatten(model.inputs)
-        return {"step": str(spec), "inputs": [_form(each) for each in leaves]}
-    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {
-        "class": type(model).__qualname__,
-        "training": sorted(name for name, each in model.named_modules() if each.training),
-        "weights": {name: _form(each) for name, each in weights.items()},
-    }
-
-
-def _form(value: Tensor) -> list[Any]:
-    return [str(value.dtype), *value.shape]
-
-
 def _first_difference(then: Any, now: Mapping[str, Any]) -> str:
     if not isinstance(then, Mapping):
         return "it does not say of which"
@@ -233,8 +186,3 @@ def _first_difference(then: Any, now: Mapping[str, Any]) -> str:
             return f"{name} was {shown(held.get(name))}, now it is {shown(value.get(name))}"
         return f"{what} was {shown(then.get(what))}, now it is {shown(value)}"
     return f"it has {', '.join(map(shown, then.keys() - now.keys()))} too"
-
-
-def _own(value: Tensor) -> Tensor:
-    """A copy that holds no more memory than it shows."""
-    return value.detach().clone().requires_grad_(value.requires_grad)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from gst.placement.baselines.list_schedule import arrives, free_at, may_take, take
-from gst.simulation.heap import pop, push
+from gst.simulation.queues import pop, push
 from gst.util.compiled import compiled
 
 

@@ -13,10 +13,9 @@ from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan, priority_of
-from gst.placement.baselines.arrays import Arrays, edge_lists, mean_times
+from gst.placement.baselines.arrays import Arrays, edge_lists, mean_times, upward_rank
 from gst.placement.baselines.list_kernels import Threads, earliest_first, place_the_rest, with_widths
 from gst.placement.baselines.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
-from gst.placement.baselines.ranks import upward_rank
 from gst.placement.baselines.units import (
     Rooms,
     Units,

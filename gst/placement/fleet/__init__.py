@@ -1,1 +1,4 @@
-"""Measuring on other hosts: workers of a Ray cluster, their results, and what happens when one is lost."""
+"""Measurement on other hosts: workers of a Ray cluster, their results, and replacement of lost workers.
+
+Plans go in; measurements come out. Read `workers.py` first.
+"""

@@ -1,4 +1,4 @@
-"""A Ray cluster joined as its controller, and its hosts that measure, by kind of machine."""
+"""Ray cluster with this process as its controller, and its hosts, by kind of machine."""
 
 from __future__ import annotations
 
@@ -20,31 +20,28 @@ from gst.execution.measure import Log
 from gst.machine.devices import Device, select, with_core_sets
 from gst.placement.fleet.host import Host, RemoteWorker
 from gst.placement.fleet.processes import WorkerLost
-from gst.util.interrupts import handlers_kept
-from gst.util.version import DISTRIBUTION, version
+from gst.util.process import DISTRIBUTION, handlers_kept, version
 
-HERE = "ray"  # the cluster of this host
+HERE = "ray"  # the cluster on this host
 CLIENT = "ray://"
-RESOURCE = "gst"  # of Ray: how many measurements a host makes at a time
+RESOURCE = "gst"  # of Ray: number of simultaneous measurements on a host
 CONNECT_S = 10.0
 
 
 def is_fleet(workers: str) -> bool:
-    """Does `--workers` name a cluster?"""
+    """True if `--workers` names a cluster."""
     return workers == HERE or workers.startswith(CLIENT)
 
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Join a Ray cluster as its controller, and leave it at the end; a process that has joined one already stays in it.
+    """Join a Ray cluster as its controller, and leave it at the end, unless this process is in one already.
 
-    `ray` is the cluster that runs on this host, or else one that is started here and ends with this. `ray://HOST:PORT`
-    is the client server of any other.
-
-    What is started here listens on the loopback address alone.
+    `ray` is the cluster that runs on this host; if there is none, one is started here, listens on the loopback address
+    alone and ends with this context. `ray://HOST:PORT` is the client server of any other.
 
     Raises:
-        ValueError: Ray is not installed, or the cluster cannot be had; the message says what to do.
+        ValueError: Ray is not installed, or the cluster does not answer; the message says what to do.
     """
     if not is_fleet(address):
         raise ValueError(f"workers {address!r}: want 'ray' or 'ray://HOST:PORT'")
@@ -57,11 +54,11 @@ def joined(address: str) -> Iterator[None]:
         yield
         return
     try:
-        with handlers_kept():  # Ray puts its own in their place
+        with handlers_kept():  # Ray replaces them
             _connect(address)
     except ValueError:
         raise
-    except Exception as error:  # whatever Ray raises
+    except Exception as error:  # any exception of Ray
         with suppress(Exception):
             ray.shutdown()
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -81,7 +78,7 @@ def _connect(address: str) -> None:
         if address_here is None:
             _start_cluster_here(quiet)
             return
-        if not address_here.startswith(CLIENT):  # a cluster that this host is part of
+        if not address_here.startswith(CLIENT):  # this host is part of the cluster
             ray.init(address_here, **quiet)
             return
         address = address_here
@@ -94,8 +91,7 @@ def _connect(address: str) -> None:
 
 
 def _cluster_address_here() -> str | None:
-    """Address of the cluster of this host: $RAY_ADDRESS, or the one that `ray start` wrote down, if it still runs. Ray
-    itself would wait minutes for one that does not."""
+    """Return $RAY_ADDRESS, or the address that `ray start` recorded, if that cluster runs; Ray would wait minutes."""
     from ray._private.utils import read_ray_address
 
     if address := os.environ.get("RAY_ADDRESS"):
@@ -109,10 +105,10 @@ def _cluster_address_here() -> str | None:
 
 
 def _ip_address(address: str) -> str:
-    """IP address of the host that answers there.
+    """Return the IP address of the host that answers at an address.
 
     Raises:
-        ValueError: it is no address, or nobody answers.
+        ValueError: it is no address, or no host answers.
     """
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not host or not port.isdigit():
@@ -127,12 +123,12 @@ def _ip_address(address: str) -> str:
 
 
 def _start_cluster_here(quiet: dict[str, Any]) -> None:
-    """Ray itself has new clusters of one host ask for a token (RAY_AUTH_MODE)."""
+    """Start a cluster of this host alone; Ray makes it ask for a token (RAY_AUTH_MODE)."""
     import ray
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # no other host may join, so nothing listens but on the loopback address
+    ray_constants.ENABLE_RAY_CLUSTER = False  # no other host may join, so it listens on the loopback address alone
     try:
         resources = {RESOURCE: float(max(1, torch.accelerator.device_count()))}
         ray.init("local", resources=resources, include_dashboard=False, **quiet)
@@ -145,14 +141,14 @@ START_S = 90.0  # for the workers of all hosts to start, or to become free
 
 @dataclass(eq=False)
 class Kind:
-    """Hosts whose machines are alike: what was measured on one of them is measured for all.
+    """Hosts with equal machines, whose measurements are comparable.
 
     Args:
         machine: see `gst.machine.devices.this_machine`.
-        devices: all that one of them has; the numbers of their cores are those of that host.
-        stopping: set when nobody wants their answers any more.
-        node_ids: hosts of all kinds by Ray's identity, shared by all kinds; others came later.
-        workers: processes that measure there, started and waiting.
+        devices: of one of them; the numbers of their cores are those of that host.
+        stopping: set when answers are not wanted any more.
+        node_ids: Ray's identities of the hosts of all kinds, shared by all kinds; others came later.
+        workers: started processes that measure there.
     """
 
     machine: dict[str, Any]
@@ -163,24 +159,25 @@ class Kind:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits of the machine."""
+        """Hash of the machine, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def num_hosts(self) -> int:
+        """Number of hosts."""
         return len({worker.node for worker in self.workers})
 
     @property
     def title(self) -> str:
-        """Number of hosts, key, processor and cores, in words."""
+        """Number of hosts, key, processor and cores, as text."""
         hosts = "1 host" if self.num_hosts == 1 else f"{self.num_hosts} hosts"
         return f"{hosts} of kind {self.key} ({self.machine['cpu']}, {self.machine['cores']} cores)"
 
     def selected(self, names: Sequence[str] | None, with_sets: bool) -> list[Device]:
-        """Its devices by name; all of them if None, and the sets of its cores too if wanted.
+        """Return its devices by name; all of them if None, with the sets of its cores if `with_sets`.
 
         Raises:
-            ValueError: one is not there.
+            ValueError: it has no such device.
         """
         if names is not None:
             return select(names, self.devices)
@@ -188,11 +185,11 @@ class Kind:
 
 
 def kinds_with(names: Sequence[str] | None) -> list[Kind]:
-    """All kinds of hosts that measure and have these devices, those of most hosts first. Their workers have started.
+    """Start workers and return all kinds of hosts that have these devices, those of most hosts first.
 
     Raises:
-        ValueError: no host offers to measure or is free, or none has the devices, or one runs another version of this
-            package; the message says what there is.
+        ValueError: no host measures or is free, or none has the devices, or one runs another version of this package;
+            the message lists the hosts.
     """
     stopping, nodes = Event(), _nodes()
     node_ids = {str(node["NodeID"]) for node in nodes}
@@ -210,10 +207,10 @@ def kinds_with(names: Sequence[str] | None) -> list[Kind]:
 
 
 def select_kinds(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kind]:
-    """The kinds that have these devices, those of most hosts first.
+    """Return the kinds that have these devices, those of most hosts first.
 
     Raises:
-        ValueError: there is none; the message says what there is.
+        ValueError: there is none; the message lists the kinds.
     """
     fit = [kind for kind in kinds if _has(kind, names)]
     if not fit:
@@ -223,12 +220,13 @@ def select_kinds(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kin
 
 
 def kind_of_search(kinds: Sequence[Kind], log: Path | None) -> Kind:
-    """The kind of host that a search on `log` measures on, as rows of several kinds cannot be compared: the one that it
-    began with, or the first of `kinds` where it begins now (`log` is None, or empty). The workers of the others are
-    ended.
+    """Return the kind of host for a search on `log`, and end the workers of other kinds.
+
+    Measurements of several kinds cannot be compared. So it is the kind with which the search began, or the first of
+    `kinds` if it begins now (`log` is None, or empty).
 
     Raises:
-        ValueError: it began on hosts of a kind that is not there, or without a cluster.
+        ValueError: it began on hosts of a kind that is missing, or without a cluster.
     """
     measured_kinds = {row["measurement"]["machine"].get("kind") for row in (Log(log).read() if log else ())}
     fit = [kind for kind in kinds if measured_kinds <= {kind.key}]
@@ -241,7 +239,7 @@ def kind_of_search(kinds: Sequence[Kind], log: Path | None) -> Kind:
 
 
 def replacement_worker(kind: Kind, lost_node: str) -> RemoteWorker:
-    """A worker of that kind on the host where one was lost, or on one that came since to the cluster.
+    """Start a worker of that kind on the host where one was lost, or on one that joined the cluster since.
 
     Raises:
         WorkerLost: there is none.
@@ -251,7 +249,7 @@ def replacement_worker(kind: Kind, lost_node: str) -> RemoteWorker:
     try:
         nodes = _nodes()
     except (ray.exceptions.RayError, ConnectionError) as error:
-        raise WorkerLost(f"the cluster does not answer ({type(error).__name__}), so that no host is free") from error
+        raise WorkerLost(f"the cluster does not answer ({type(error).__name__}), so no host is free") from error
     new = [node for node in nodes if node["NodeID"] not in kind.node_ids]
     for node in [*(node for node in nodes if node["NodeID"] == lost_node), *new]:
         kind.node_ids.add(node["NodeID"])
@@ -264,13 +262,13 @@ def replacement_worker(kind: Kind, lost_node: str) -> RemoteWorker:
 
 
 def end_workers(workers: Iterable[RemoteWorker]) -> None:
-    """End them and their children."""
+    """End workers and their children."""
     for worker in workers:
         worker.end()
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """The hosts that are there and measure, as Ray describes them."""
+    """Return the running hosts that measure, as Ray describes them."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1]
@@ -278,7 +276,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
-    """One of the workers of a host, which takes its part of the cores and GPUs while it lives."""
+    """Start a worker of a host, which reserves its share of the cores and GPUs."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -295,7 +293,7 @@ def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
 
 
 def _start_all(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[RemoteWorker, dict[str, Any]]]:
-    """All workers of the hosts that are free, and what they say of themselves."""
+    """Start all workers of the hosts that are free, and return them with their descriptions."""
     if not nodes:
         raise ValueError(
             f"no host of the cluster offers to measure; start it by ray start --resources '{{\"{RESOURCE}\": 1}}' (see "

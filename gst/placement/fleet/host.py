@@ -1,4 +1,4 @@
-"""Measuring on another host: the program's files sent there, the Ray actor there, and the controller's handle of it."""
+"""Measurement on another host: the program's files, the Ray actor there, and the controller's handle of it."""
 
 from __future__ import annotations
 
@@ -18,48 +18,43 @@ from uuid import uuid4
 
 import numpy as np
 
-from gst.execution.costs import Costs, links_of, links_record, profiled_costs
+from gst.execution.costs import Costs
 from gst.execution.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
-from gst.execution.pair_records import pairs_of, pairs_record
 from gst.execution.plain import COMPILED, PYTORCH, steps_beside
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
-from gst.machine.devices import Device, cache_directory, discover, select, this_machine
+from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate
 from gst.placement.fleet.processes import WorkerLost
+from gst.placement.profiling import costs_of, costs_record
 from gst.programs import Program
 from gst.programs.program import FILES
-from gst.util.version import version
-from gst.whole_model.on_accelerator import steps_on_accelerator
+from gst.util.compiled import cache_directory
+from gst.util.process import version
+from gst.whole_model.child_process import variants_on_accelerator
 
 
 class Host:
-    """The actor of Ray Core that measures. Its children run the plans, so that a plan cannot harm it.
+    """Ray actor that measures. Its children run the plans, so that a plan cannot harm it.
 
-    Answers are JSON: `refused` (the request makes no sense) or `failed` (a plan did) with a reason, or what was asked.
+    Answers are JSON: `refused` (the request is wrong) or `failed` (a plan failed) with a reason, or the result.
     """
 
     def __init__(self) -> None:
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the cores of the actor; children use what devices say
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the cores of the actor; children use those of devices
         self._isolated: IsolatedExecutor | None = None
 
     def describe(self) -> str:
-        """What there is: `machine`, all `devices`, `version` of this package, `pid`."""
+        """Return the `machine`, all `devices`, the `version` of this package and the `pid`."""
         devices = [asdict(device) for device in discover()]
-        description = {
-            "machine": this_machine(),
-            "devices": devices,
-            "version": version(),
-            "pid": os.getpid(),
-        }
-        return json.dumps(description)
+        return json.dumps({"machine": this_machine(), "devices": devices, "version": version(), "pid": os.getpid()})
 
     def begin(self, settings: str, program: list[Any]) -> str:
         """Start a child for a program.
 
         Args:
             settings: `digest` of the program, names of `devices`, `memory_limit` and `time_limit_s` of each run.
-            program: the reference of its files in the object store, which are fetched unless they are kept here.
+            program: reference of its files in the object store, which are fetched unless they are cached here.
 
         Returns:
             `key` of the program.
@@ -79,15 +74,12 @@ class Host:
             return json.dumps({"refused": str(error)})
 
     def answer(self, request: str) -> str:
-        """`costs`, `timelines`, `groups` or `measure`, as the methods of `RemoteWorker` ask."""
+        """Answer a request of `RemoteWorker`: `costs`, `timelines`, `groups` or `measure`."""
         assert self._isolated is not None
         ((name, arguments),) = json.loads(request).items()
         methods = {
-            "costs": self._costs,
-            "timelines": self._timelines,
-            "groups": self._groups,
-            "measure": self._measure,
-        }
+            "costs": self._costs, "timelines": self._timelines, "groups": self._groups, "measure": self._measure,
+        }  # fmt: skip
         try:
             return json.dumps(methods[name](arguments))
         except ExecutionError as failure:
@@ -99,21 +91,16 @@ class Host:
         assert self._isolated is not None
         if arguments["patience_s"] > 0:
             LoadGate(patience_s=arguments["patience_s"]).wait()
-        costs = self._isolated.costs(arguments["repetitions"])
-        times_and_bytes = {"times_us": costs.times_us.tolist(), "own_bytes": costs.own_bytes.tolist()}
-        return {**times_and_bytes, **links_record(costs), **pairs_record(costs.pairs), "load": costs.load}
+        return costs_record(self._isolated.costs(arguments["repetitions"]))
 
     def _timelines(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
-        made = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
-        runs = [
-            [
-                [run.device.tolist(), *(np.round(each, 2).tolist() for each in (run.begin_us, run.end_us))]
-                for run in of_plan
-            ]
-            for of_plan in made.runs
-        ]
-        return {"runs": runs, "load": made.load}
+        timelines = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
+
+        def record(run: Timeline) -> list[Any]:
+            return [run.device.tolist(), *(np.round(each, 2).tolist() for each in (run.begin_us, run.end_us))]
+
+        return {"runs": [list(map(record, of_plan)) for of_plan in timelines.runs], "load": timelines.load}
 
     def _groups(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
@@ -123,23 +110,23 @@ class Host:
     def _measure(self, arguments: dict[str, Any]) -> dict[str, Any]:
         assert self._isolated is not None
         settings = (arguments["repetitions"], arguments["warmup"], LoadGate(patience_s=arguments["patience_s"]))
-        if arguments["beside_steps"] is None:
+        if arguments["with_steps"] is None:
             measurements = measure_plans(self._isolated, _plans(arguments), *settings)
         else:
-            with _steps(self._program, self._isolated.devices, arguments["beside_steps"]) as steps:
+            with _steps(self._program, self._isolated.devices, arguments["with_steps"]) as steps:
                 measurements = measure_plans(self._isolated, _plans(arguments), *settings, steps)
         return {"measurements": [each.to_dict() for each in measurements]}
 
 
 @contextmanager
 def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterator[dict[str, Callable[[], float]]]:
-    """The step as written and compiled: on the first accelerator of the devices, or else on the cores."""
+    """Time the step as written and compiled, on the first accelerator of the devices, or otherwise on the cores."""
     accelerator = next((device for device in devices if device.is_accelerator), None)
     if accelerator is None:
         with steps_beside(program, skip_reason) as steps:
             yield steps
         return
-    with steps_on_accelerator(program, accelerator.torch_device, START_LIMIT_S, skip_reason, [COMPILED]) as steps:
+    with variants_on_accelerator(program, accelerator.torch_device, START_LIMIT_S, skip_reason, [COMPILED]) as steps:
         yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 
@@ -147,16 +134,16 @@ def _plans(arguments: dict[str, Any]) -> list[Plan]:
     return [Plan.from_dict(each) for each in arguments["plans"]]
 
 
-POLL_S = 0.5  # between looks at whether to stop, or whether it takes too long
+POLL_S = 0.5  # between checks of whether to stop, or whether it takes too long
 
 
 class RemoteWorker:
-    """Asks a `Host` actor; whatever ends the actor, and every answer that is overdue, is a `WorkerLost`.
+    """Sends requests to a `Host` actor; the end of the actor and an overdue answer raise `WorkerLost`.
 
     Args:
         actor: handle of Ray.
         node: Ray's identity of its host.
-        stopping: set when nobody wants answers any more.
+        stopping: set when answers are not wanted any more.
     """
 
     def __init__(self, actor: Any, node: str, stopping: Event) -> None:
@@ -164,7 +151,7 @@ class RemoteWorker:
 
     @property
     def host(self) -> str:
-        """What rows call its host: no name of a machine, and another one each time the cluster starts."""
+        """Name of its host in results: no name of a machine, and another one each time the cluster starts."""
         return self.node[:12]
 
     def describe(self, limit_s: float) -> dict[str, Any]:
@@ -183,28 +170,23 @@ class RemoteWorker:
         """See `IsolatedExecutor.costs`.
 
         Args:
-            program: which it was given to run.
-            devices: that it has.
-            repetitions, patience_s: of each operation; for quiet cores.
+            program: of this worker.
+            devices: of this worker.
+            repetitions: of each operation.
+            patience_s: seconds to wait for quiet cores.
         """
         arguments = {"repetitions": repetitions, "patience_s": patience_s}
-        answer = self._ask({"costs": arguments}, lambda: START_LIMIT_S)
-        costs = profiled_costs(program, devices, np.array(answer["times_us"], np.float64), links_of(answer))
-        own_bytes = np.array(answer["own_bytes"], np.int64)
-        return replace(costs, own_bytes=own_bytes, pairs=pairs_of(answer), load=answer["load"])
+        return costs_of(program, devices, self._ask({"costs": arguments}, lambda: START_LIMIT_S))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> RunsInTurns:
         """See `IsolatedExecutor.timelines`."""
         arguments = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
         answer = self._ask({"timelines": arguments}, lambda: START_LIMIT_S)
-        runs = [
-            [
-                Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
-                for device, begin, end in of_plan
-            ]
-            for of_plan in answer["runs"]
-        ]
-        return RunsInTurns(runs, answer["load"])
+
+        def run(device: list[int], begin: list[float], end: list[float]) -> Timeline:
+            return Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
+
+        return RunsInTurns([[run(*each) for each in of_plan] for of_plan in answer["runs"]], answer["load"])
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """See `IsolatedExecutor.groups`."""
@@ -216,9 +198,9 @@ class RemoteWorker:
         """See `measure_plans`.
 
         Args:
-            settings: `repetitions`, `warmup`, `patience_s`, and `beside_steps`: None, or `skip_reason` of
-                `gst.execution.plain.steps_beside`, whose steps then take turns with the plans.
-            limit_s: seconds that it may take, asked again and again, as they may change meanwhile.
+            settings: `repetitions`, `warmup`, `patience_s`, and `with_steps`: None, or `skip_reason` of
+                `gst.execution.plain.steps_beside`, whose steps then alternate with the plans.
+            limit_s: returns the time limit in seconds, which may change meanwhile.
         """
         answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)
         return [Measurement.from_dict(each) for each in answer["measurements"]]
@@ -242,7 +224,7 @@ class RemoteWorker:
         try:
             while not ray.wait([reference], timeout=POLL_S)[0]:
                 if self.stopping.is_set():
-                    raise WorkerLost("nobody waits for it any more")
+                    raise WorkerLost("its answer is not wanted any more")
                 if time.monotonic() - start > limit_s():
                     raise WorkerLost(f"host {self.host} gave no answer for {time.monotonic() - start:.0f} s")
             answer: dict[str, Any] = json.loads(ray.get(reference))
@@ -250,7 +232,7 @@ class RemoteWorker:
             raise WorkerLost(f"the process on host {self.host} ended") from None
         except (ray.exceptions.RayError, ConnectionError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            is_traceback = isinstance(error, ray.exceptions.RayTaskError)  # which ends with what was raised
+            is_traceback = isinstance(error, ray.exceptions.RayTaskError)  # its last line has the exception
             raise WorkerLost(f"host {self.host}: {lines[-1 if is_traceback else 0]}") from error
         if "refused" in answer:
             raise ValueError(answer["refused"])
@@ -263,7 +245,7 @@ PROGRAM_FILES = (*FILES, "checksums.json")
 
 
 def pack(program: Program) -> dict[str, bytes]:
-    """The files of `Program.save` by name.
+    """Return the files of `Program.save` by name.
 
     Raises:
         ValueError: an operation or argument has no form in a file.
@@ -275,13 +257,13 @@ def pack(program: Program) -> dict[str, bytes]:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-    """64 hexadecimal digits (SHA-256) of names and content; inputs count too, unlike in `Program.key`."""
+    """Return 64 hexadecimal digits (SHA-256) of names and content; inputs count, unlike in `Program.key`."""
     lines = [f"{name} {hashlib.sha256(content).hexdigest()}" for name, content in sorted(files.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def cached_program(digest: str) -> Path | None:
-    """Where this host keeps the program of that content; None if it has none, or a damaged one."""
+    """Return the directory of the program of that content on this host; None if it has none, or a damaged one."""
     directory = _home(digest)
     try:
         files = {name: (directory / name).read_bytes() for name in PROGRAM_FILES}
@@ -291,25 +273,25 @@ def cached_program(digest: str) -> Path | None:
 
 
 def cache_program(files: Mapping[str, bytes], digest: str) -> Path:
-    """Write a program that came from elsewhere below `cache_directory()`, at once or not at all; nothing is unpickled.
+    """Write a program from another host below `cache_directory()`, at once or not at all; nothing is unpickled.
 
     Raises:
         ValueError: the files are not those of a saved program, or not of that content.
     """
     if set(files) != set(PROGRAM_FILES) or digest_of(files) != digest:
-        raise ValueError(f"what came is not the saved program {digest[:16]}; measure again")
+        raise ValueError(f"the files are not the saved program {digest[:16]}; measure again")
     directory = _home(digest)
     partial = directory.with_name(f".partial-{digest}-{uuid4().hex}")
     partial.mkdir(parents=True)
     try:
         for name, content in files.items():
             (partial / name).write_bytes(content)
-        if cached_program(digest) is not None:  # another worker of this host was quicker, and its child may read it
+        if cached_program(digest) is not None:  # another worker of this host wrote it first, and its child may read it
             return directory
         shutil.rmtree(directory, ignore_errors=True)  # a damaged one
         try:
             partial.rename(directory)
-        except OSError:  # another worker of this host was quicker
+        except OSError:  # another worker of this host wrote it first
             if cached_program(digest) is None:
                 raise
     finally:

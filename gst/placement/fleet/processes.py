@@ -1,4 +1,4 @@
-"""Worker processes that measure plans while this one goes on: one measurement at a time on each core and GPU."""
+"""Worker processes that measure plans in the background, one measurement at a time on each core and GPU."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Answer = TypeVar("Answer")
 
 
 class WorkerLost(Exception):
-    """A worker failed, not what it was asked to do; the message says why."""
+    """A worker failed, rather than its request; the message has the reason."""
 
 
 class NoWorker(WorkerLost):
-    """Another worker cannot be had."""
+    """No other worker is available."""
 
 
 class Pool(Generic[Worker]):
-    """Threads that drive a worker each and take jobs from one queue. Use it as a context manager.
+    """Threads that drive one worker each and take jobs from one queue. Use it as a context manager.
 
-    A worker that is lost is replaced. A thread that can have none ends and leaves its job to the others; when the last
-    one ends, all jobs that are left fail.
+    A lost worker is replaced. A thread without a replacement ends and leaves its job to the others; when the last one
+    ends, all remaining jobs fail.
 
     Args:
-        make: makes a worker, which a thread enters and keeps; raises `NoWorker` if there is none to be had.
-        count: of threads.
+        make: makes a worker, which a thread enters and keeps; raises `NoWorker` if none is available.
+        count: number of threads.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Worker]], count: int) -> None:
@@ -69,9 +69,9 @@ class Pool(Generic[Worker]):
             thread.join()
 
     def call(self, work: Callable[[Worker], Answer], first: bool = False) -> Future[Answer]:
-        """Do `work` as soon as a worker is free, before all other jobs if `first`.
+        """Do `work` when a worker is free, before all other jobs if `first`.
 
-        The future raises what `work` raises, and ValueError if no worker can be had any more.
+        The future raises the exception of `work`, or ValueError if no worker is available any more.
         """
         answer: Future[Answer] = Future()
         with self._changed:
@@ -84,7 +84,7 @@ class Pool(Generic[Worker]):
         return answer
 
     def _take(self) -> tuple[Callable[[Worker], Any], Future[Any]] | None:
-        """The next job; None when there is none and no other can come, as jobs that are lost come back."""
+        """Take the next job; None if there is none and none can come back from a lost worker."""
         with self._changed:
             while not self._jobs:
                 if self._closed and not self._num_busy:
@@ -121,8 +121,10 @@ class Pool(Generic[Worker]):
                     self._done()
 
     def _another(self, stack: ExitStack) -> Worker | None:
-        """A worker in place of one that was lost, made before the next job is taken: other threads have what was lost
-        first, in case the host is to blame. None if nothing is left to do, or it fails: the next job hears it."""
+        """Replace a lost worker before the next job: other threads take lost jobs first, in case the host is at fault.
+
+        None if no job is left, or if it fails; the next job then gets the exception.
+        """
         try:
             return stack.enter_context(self._make()) if self._jobs else None
         except Exception:
@@ -143,12 +145,12 @@ class Pool(Generic[Worker]):
 class Workers:
     """Child processes that run plans of one program, each driven by a thread. Use it as a context manager.
 
-    What one of them measures waits until the devices are free (`gst.machine.load`): plans on other GPUs are
-    measured at the same time, plans that use cores one after the other. A worker whose child dies goes on with another.
+    A measurement waits until its devices are free (`gst.machine.load`): plans on different GPUs are measured at once,
+    plans that use cores one after the other. A worker whose child dies starts another.
 
     Args:
         make: makes an executor, which a thread enters and keeps.
-        count: of processes.
+        count: number of processes.
         repetitions, gate: of each measurement, see `gst.execution.measure.measure`.
     """
 
@@ -171,8 +173,8 @@ class Workers:
         return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans in turns, as soon as a worker is free; a plan that fails is an outcome.
+        """Measure plans alternately when a worker is free; a plan that fails gets a measurement with the reason.
 
-        The future raises ValueError if one of them is no plan for the program, or no child can be had.
+        The future raises ValueError if one of them is no plan for the program, or no child starts.
         """
         return self._pool.call(lambda executor: measure_plans(executor, plans, self._repetitions, gate=self._gate))

@@ -1,4 +1,4 @@
-"""Measurement of plans by worker processes on hosts of one kind: plans of lost and slow workers are measured again."""
+"""Measurement of plans on hosts of one kind, with a second attempt for plans of lost and slow workers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from gst.placement.fleet.processes import NoWorker, Pool, Worker, WorkerLost
 from gst.placement.objectives import Batches, as_completed_batches
 from gst.programs import Program
 
-STRAGGLER_FACTOR = 10.0  # than the median of the others, and
-STRAGGLER_SLACK_S = 10.0  # this on top: a straggler
-MIN_MEASUREMENTS = 3  # measurements from which on the median counts
-SLACK_S = 60.0  # that anything may take
+STRAGGLER_FACTOR, STRAGGLER_SLACK_S = 10.0, 10.0  # a straggler takes more than this times the median, plus the slack
+MIN_MEASUREMENTS = 3  # before the median counts
+SLACK_S = 60.0  # of every limit
 LOST = "lost worker: "
 
 
 @dataclass(eq=False)
 class _Job:
-    """Plans that are measured in turns.
+    """Plans that are measured alternately.
 
     Args:
         num_attempts: attempts so far.
-        num_running: of these, those that have not ended.
+        num_running: attempts that have not ended.
     """
 
     plans: Sequence[Plan]
@@ -48,19 +47,18 @@ class _Job:
 
 
 class Attempts(Generic[Worker]):
-    """Gives jobs to the workers of a pool, and a second time to whoever is free first when
+    """Gives jobs to the workers of a pool, and gives a job a second attempt in two cases.
 
-    - the worker was lost: then its plans are measured one by one, once each, as one of them may be to blame;
-    - it takes `STRAGGLER_FACTOR` times the median of the others, and a worker is free: then whichever answers first
-      counts, a backup task in the sense of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6), and the other worker
-      is ended.
+    - Its worker was lost: its plans are then measured one by one, once each, as one of them may be at fault.
+    - It takes `STRAGGLER_FACTOR` times the median of the others, and a worker is free: the first answer counts, and the
+      other worker is ended. This is a backup task of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6).
 
     Args:
         pool: of workers, entered.
-        measure: has a worker measure plans in turns; `limit_s` is to be asked again and again how many seconds that may
-            take, and when they have gone by `WorkerLost` is to be raised.
-        lost: the outcome of a plan that lost two workers.
-        limit_of_runs_s: seconds that some plans may take by the limits of their runs.
+        measure: measures plans alternately on a worker; it calls `limit_s` repeatedly for its time limit, and raises
+            `WorkerLost` beyond it.
+        lost: returns the measurement of a plan that lost two workers.
+        limit_of_runs_s: returns the seconds that plans may take by the limits of their runs.
     """
 
     def __init__(
@@ -75,13 +73,13 @@ class Attempts(Generic[Worker]):
         self._seconds: list[float] = []  # for each plan, of jobs that are done
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans in turns; see `FleetWorkers.submit`."""
+        """Measure plans alternately; see `FleetWorkers.submit`."""
         job = _Job(plans)
         self._begin(job)
         return job.answer
 
     def straggler_limit_s(self, count: int) -> float:
-        """Seconds after which a job of `count` plans is a straggler; infinite while too little is known."""
+        """Return the seconds after which a job of `count` plans is a straggler; infinite before enough measurements."""
         if len(self._seconds) < MIN_MEASUREMENTS:
             return float("inf")
         return STRAGGLER_SLACK_S + STRAGGLER_FACTOR * count * statistics.median(self._seconds)
@@ -109,7 +107,7 @@ class Attempts(Generic[Worker]):
         return measurements
 
     def _settle(self, job: _Job, attempt: Future[list[Measurement]]) -> None:
-        """What the end of an attempt means for its job."""
+        """End the job of an attempt that ended, or begin another attempt."""
         with self._lock:
             job.num_running -= 1
             if job.answer.done():
@@ -152,17 +150,17 @@ Answer = TypeVar("Answer")
 class FleetWorkers:
     """Processes on hosts of one kind that run plans of one program. Use it as a context manager.
 
-    A worker that is lost, or takes longer than the limits of its runs allow, is replaced, on its host or on one of the
-    kind that has come since. The plans it had, and those of stragglers, are measured once more (see `Attempts`); a plan
-    that loses a second worker is 'failed', and its reason begins with `lost worker: `.
+    A worker that is lost, or exceeds the limits of its runs, is replaced on its host or on a newer one of the kind. Its
+    plans are measured once more (see `Attempts`). A plan that loses a second worker has the outcome 'failed', with a
+    reason that begins with `lost worker: `.
 
     Args:
         kind: of hosts; its workers are used up.
-        program: travels there by its saved form (`Program.save`) through Ray's object store.
-        devices: those plans may name, of that kind.
+        program: sent in its saved form (`Program.save`) through Ray's object store.
+        devices: of that kind, which plans may name.
         time_limit_s: of each run, see `IsolatedExecutor`.
         repetitions, warmup: of each measurement, see `gst.execution.measure.measure`.
-        patience_s: how long a host waits for quiet cores.
+        patience_s: seconds that a host waits for quiet cores.
     """
 
     def __init__(
@@ -195,27 +193,29 @@ class FleetWorkers:
         end_workers(worker for worker in self._free if isinstance(worker, RemoteWorker))
 
     def costs(self, repetitions: int = 5) -> Costs:
-        """See `IsolatedExecutor.costs`, of one of the hosts."""
+        """See `IsolatedExecutor.costs`; measured on one of the hosts."""
         return self._with_retry(lambda worker: worker.costs(self.program, self.devices, repetitions, self._patience_s))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
-        """See `IsolatedExecutor.timelines`, of one of the hosts."""
+        """See `IsolatedExecutor.timelines`; recorded on one of the hosts."""
         return self._with_retry(lambda worker: worker.timelines(plans, repetitions))
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """See `IsolatedExecutor.groups`, of one of the hosts."""
+        """See `IsolatedExecutor.groups`; measured on one of the hosts."""
         return self._with_retry(lambda worker: worker.groups(plan))
 
-    def measure_beside_steps(
+    def measure_with_steps(
         self, plans: Sequence[Plan], repetitions: int, warmup: int, skip_reason: str
     ) -> list[Measurement]:
-        """Measure plans in turns with the step as written and compiled, which come last, all of them on one host; see
-        `gst.execution.plain.steps_beside`.
+        """Measure plans and the step as written and compiled, which come last, alternately on one host.
+
+        Args:
+            skip_reason: see `gst.execution.plain.steps_beside`.
 
         Raises:
             ValueError: two workers were lost meanwhile.
         """
-        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "beside_steps": skip_reason}
+        settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "with_steps": skip_reason}
         limit_s = 3 * START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
         return self._with_retry(
             lambda worker: self._with_host(worker, worker.measure(plans, settings, lambda: limit_s))
@@ -226,18 +226,18 @@ class FleetWorkers:
         return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans in turns, as soon as a worker is free; a plan that fails, or loses two workers, is an outcome.
+        """Measure plans alternately when a worker is free; a plan that fails, or loses two workers, has an outcome.
 
-        The `machine` of a measurement says its `kind` and its `host` too. The future raises ValueError if one of them
+        The `machine` of a measurement includes its `kind` and its `host`. The future raises ValueError if one of them
         is no plan for the program, or there is no worker any more.
         """
         return self._attempts.submit(plans)
 
     def _measure(self, worker: RemoteWorker, plans: Sequence[Plan], limit_s: Callable[[], float]) -> list[Measurement]:
-        return self._with_host(worker, worker.measure(plans, {**self._settings, "beside_steps": None}, limit_s))
+        return self._with_host(worker, worker.measure(plans, {**self._settings, "with_steps": None}, limit_s))
 
     def _limit_s(self, plans: Sequence[Plan]) -> float:
-        """What the limits of their runs, compiling what they fuse, and the wait for quiet cores allow."""
+        """Return the limit of some plans: their runs, compilation of fused groups, and the wait for quiet cores."""
         compiling = START_LIMIT_S * sum(plan.fusion is not None for plan in plans)
         runs = len(plans) * (1 + self._settings["warmup"] + self._settings["repetitions"])  # the first is compared
         return SLACK_S + self._patience_s + compiling + runs * self._time_limit_s
@@ -264,7 +264,7 @@ class FleetWorkers:
 
     @contextmanager
     def _worker(self) -> Iterator[RemoteWorker]:
-        """A worker that knows the program; when it is left, its place is free for another."""
+        """Start a worker for the program; afterwards its place is free for another."""
         place = self._free.pop()
         try:
             worker = replacement_worker(self.kind, place) if isinstance(place, str) else place

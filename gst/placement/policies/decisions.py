@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gst.lowering.legality import legalise
+from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan, ranks
 from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.policies.inputs import PolicyInputs
@@ -46,7 +46,7 @@ def plans_of(task: Task, inputs: PolicyInputs, decisions: Decisions) -> list[Pla
 
     Every node goes where its group goes. Operations of a greater level run first, those of one level, and all of them
     without a schedule, by upward rank, as in HEFT. A node is fused with its first producer if both are on one device;
-    groups of fusion are then made legal (`gst.lowering.legality.legalise`).
+    groups of fusion are then made legal (`gst.lowering.fusion.legalise`).
 
     Raises:
         ValueError: fusion was decided, but there is no program whose operations could be fused.

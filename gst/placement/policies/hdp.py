@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted
-from gst.placement.policies.colocrl import SCALE, SequencePlacer, UnitEmbedding, of_drawn
+from gst.placement.policies.colocrl import SCALE, PolicyUnits, SequencePlacer, UnitEmbedding, of_drawn
 from gst.placement.policies.reinforce import reinforce
-from gst.placement.policies.units import PolicyUnits
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress
 from gst.util.random_numbers import seeded

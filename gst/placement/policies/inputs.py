@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gst.data.measured_plans import core_use
 from gst.nn.sparse import CsrMatrix
-from gst.placement.baselines.arrays import edge_lists
-from gst.placement.baselines.ranks import downward_rank, upward_rank
+from gst.placement.baselines.arrays import downward_rank, edge_lists, upward_rank
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
 

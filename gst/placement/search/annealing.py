@@ -1,35 +1,68 @@
-"""Simulated annealing over plans, with the steps of `Neighbourhood`."""
+"""Simulated annealing over plans: steps of `Neighbourhood`, of a policy, and of windows of a giant task's schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from gst.lowering.plan import Plan
+from gst.placement.baselines.computed import ComputedOperations
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Budgeted
 from gst.placement.search.neighbourhoods import Neighbourhood, State
+from gst.placement.search.windows import refine, schedule
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress
 
 FAILED = 1e15
-"""Energy of a plan that fails, more than any runtime in ms; a plan that fits less has more."""
+"""Energy of a plan that fails, more than any runtime in ms; a plan that exceeds a memory by more has more."""
 HOT, COLD = 0.2, 0.002
-"""First and last temperature, as shares of what a step uphill costs in the middle."""
-WARM_UP = 200  # steps, at most, from which the temperature is learned
-LOOK_EVERY = 15  # steps, at least, between two looks at what the plan waits for
-PATIENCE = 0.15  # share of the budget without a better plan until the search goes back to the best
+"""First and last temperature, as shares of the median cost of a step uphill."""
+WARM_UP = 200  # steps, at most, that estimate this cost
+LOOK_EVERY = 15  # steps, at least, between two simulations that show the waits of the plan
+PATIENCE = 0.15  # share of the budget without a better plan before the search returns to the best
+MANY = 1_000  # nodes of a task, from which on windows of its schedule are annealed before whole plans
+ROUNDS = 3  # of windows; each begins with the simulated run of the best plan so far
+WINDOWS = 0.9  # share of the budget that windows have
+STEPS = 0.1  # steps in windows per node: they take as long as one simulation
+
+
+class Proposer(Protocol):
+    """A policy that proposes steps, and learns from the outcomes of all steps."""
+
+    def step(self, state: State) -> State:
+        """Return a neighbour of a state."""
+        ...
+
+    def tell(self, state: State, trial: State, gain: float) -> None:
+        """Report by which share of its runtime a step made the plan faster; -1 if the plan of the trial fails."""
+        ...
 
 
 def anneal(
-    task: Task,
-    objective: Budgeted,
-    seed: int = 0,
-    progress: Progress = no_progress,
-    start: Sequence[Plan] = (),
-) -> None:
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, start: Sequence[Plan] = (),
+    proposer: Proposer | None = None,
+) -> None:  # fmt: skip
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.
+
+    Energy is the runtime in ms. A step moves a few operations (see `Neighbourhood`) or changes their order; kinds of
+    steps that found better plans lately are drawn more often. The temperature falls geometrically from the cost of the
+    first steps uphill; after long without a better plan the search returns to the best. Plans that fail are not
+    accepted. Until a plan runs, plans are accepted that exceed the memory by less, if the objective has `excess`.
+
+    From `MANY` nodes on, a whole simulation is slow: most of the budget then goes to windows of the schedule
+    (`gst.placement.search.windows`), at `STEPS` steps per node for each plan of the budget. The objective judges each
+    result, and the search goes on from the faster plan, so that the simplified schedule can do no harm.
+
+    Args:
+        task: to place.
+        objective: asked until nothing is left, except for the share of windows; about `start` first.
+        seed: of everything that is drawn.
+        progress: called with the number of steps done.
+        start: plans to start from; if there are none, the portfolio, and `starts()` of the objective if it has that.
+        proposer: of further steps.
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective
@@ -39,28 +72,23 @@ def anneal(
         >>> anneal(task, objective)
         >>> objective.num_asked
         100
-
-    Energy is the runtime in ms. A step moves a few operations (see `Neighbourhood`) or changes their order; kinds of
-    steps that found better plans lately are drawn more often. The temperature falls geometrically from what the first
-    steps uphill cost; after long without a better plan the search goes on from the best. Plans that fail are not
-    accepted; until one runs, plans are accepted that exceed the memory by less, if the runtime can say that.
-
-    Args:
-        objective: asked until nothing is left; about `start` first.
-        start: plans to start from; if there are none, the portfolio, and the runtime's own `starts()` if it has them.
     """
     generator = np.random.default_rng(seed)
     around = Neighbourhood(task, generator)
     energy = _Energy(objective)
     if objective.left > 0:
         state, now = _begin(task, objective, around, energy, start)
-        _search(around, energy, state, now, generator, progress)
+        total = objective.left
+        if task.num_nodes >= MANY and len(task.devices) > 1 and now < FAILED:
+            state, now = _anneal_windows(task, around, energy, state, now, seed, progress)
+            total -= int(WINDOWS * total)
+        _search(around, energy, state, now, generator, progress, min(total, objective.left), proposer)
 
 
 def _begin(
     task: Task, objective: Budgeted, around: Neighbourhood, energy: _Energy, start: Sequence[Plan]
 ) -> tuple[State, float]:
-    """The best of the plans to start from, with its own priorities or with those that follow the placement."""
+    """Return the best of the plans to start from, with its own priorities or with those that follow the placement."""
     plans = list(start)
     if not plans:
         own = getattr(objective.objective, "starts", None)
@@ -70,21 +98,41 @@ def _begin(
     state = around.state(plan, by_tail=False)
     for by_tail in (False, True):
         candidate = around.state(plan, by_tail)
-        if objective.left > 0 and (found := energy(around.plan(candidate), now)) <= now:
-            state, now = candidate, found
+        if objective.left > 0 and (result := energy(around.plan(candidate), now)) <= now:
+            state, now = candidate, result
+    return state, now
+
+
+def _anneal_windows(
+    task: Task, around: Neighbourhood, energy: _Energy, state: State, now: float, seed: int, progress: Progress
+) -> tuple[State, float]:
+    """Return the best of a state and of the plans after each round of annealing windows."""
+    operations, objective = ComputedOperations(task), energy.objective
+    steps = int(WINDOWS * objective.left * STEPS * task.num_nodes / ROUNDS)
+    number = np.full(task.num_nodes, -1)
+    number[operations.nodes] = np.arange(len(operations.nodes))
+    for each in range(ROUNDS):
+        order = number[task.simulator.run(around.plan(state)).order]
+        begin = schedule(operations.what, state.placement[operations.nodes], order[order >= 0])
+
+        def report(what: str, done: int, whole: int, each: int = each) -> None:
+            progress(what, each * whole + done, ROUNDS * whole)
+
+        result, count = refine(operations.what, begin, steps, ROUNDS * seed + each, report)
+        plan = operations.plan(result.home, result.order)
+        if plan is None or count == 0 or objective.left == 0:
+            break
+        if (took := energy(plan, now)) < now:
+            state, now = around.state(plan, by_tail=False), took
     return state, now
 
 
 def _search(
-    around: Neighbourhood,
-    energy: _Energy,
-    state: State,
-    now: float,
-    generator: np.random.Generator,
-    progress: Progress,
-) -> None:
-    chooser = _Chooser(tuple(around.moves), generator)
-    total = energy.objective.left
+    around: Neighbourhood, energy: _Energy, state: State, now: float, generator: np.random.Generator,
+    progress: Progress, total: int, proposer: Proposer | None,
+) -> None:  # fmt: skip
+    moves = around.moves if proposer is None else {**around.moves, "proposed": proposer.step}
+    chooser = _Chooser(tuple(moves), generator)
     cooling = _Cooling(total)
     best, least, improved_at = state, now, 0
     looked, looked_at = None, -LOOK_EVERY
@@ -93,12 +141,14 @@ def _search(
             around.look(around.plan(state))
             looked, looked_at = state, step
         kind = chooser.draw()
-        trial = around.moves[kind](state)
-        found = energy(around.plan(trial), now)
-        temperature = cooling(step, now, found)
-        chooser.learn(kind, found < now)
-        if found <= now or (found < FAILED and generator.random() < np.exp((now - found) / temperature)):
-            state, now = trial, found
+        trial = moves[kind](state)
+        result = energy(around.plan(trial), now)
+        temperature = cooling(step, now, result)
+        chooser.learn(kind, result < now)
+        if proposer is not None:
+            proposer.tell(state, trial, (now - result) / max(now, 1e-300) if result < FAILED else -1.0)
+        if result <= now or (result < FAILED and generator.random() < np.exp((now - result) / temperature)):
+            state, now = trial, result
         if now < least:
             best, least, improved_at = state, now, step
         elif step - improved_at > max(PATIENCE * total, 50):
@@ -109,17 +159,17 @@ def _search(
 
 
 class _Cooling:
-    """Temperatures: almost none while the search learns what steps uphill cost, then falling geometrically."""
+    """Temperatures: almost none while the cost of steps uphill is estimated, then falling geometrically."""
 
     def __init__(self, total: int) -> None:
         self._total, self._left = total, min(WARM_UP, total // 5)
         self._begin, self._hot = 0, 0.0
         self._uphill: list[float] = []
 
-    def __call__(self, step: int, now: float, found: float) -> float:
+    def __call__(self, step: int, now: float, result: float) -> float:
         if now >= FAILED or self._left > 0:
-            if now < found < FAILED:
-                self._uphill.append(found - now)
+            if now < result < FAILED:
+                self._uphill.append(result - now)
             self._left -= now < FAILED
             return 1e-300
         if self._hot == 0.0:
@@ -130,15 +180,15 @@ class _Cooling:
 
 
 class _Energy:
-    """Asks the runtime about one plan."""
+    """Asks the objective about one plan."""
 
     def __init__(self, objective: Budgeted) -> None:
         self.objective = objective
         self._excess = getattr(objective.objective, "excess", None)
 
     def __call__(self, plan: Plan, now: float) -> float:
-        """Milliseconds; of a plan that fails more than `FAILED`, and exactly how much more only if the energy `now` is
-        no better."""
+        """Return milliseconds, or more than `FAILED` for a plan that fails; by how much more follows from its excess of
+        memory if `now` fails too."""
         took = float(self.objective([plan])[0])
         if not np.isnan(took):
             return took
@@ -146,7 +196,7 @@ class _Energy:
 
 
 class _Chooser:
-    """Draws kinds of steps in proportion to how often they led to something better lately."""
+    """Draws kinds of steps in proportion to the share of them that improved the plan lately."""
 
     def __init__(self, kinds: tuple[str, ...], generator: np.random.Generator) -> None:
         self._kinds, self._generator = kinds, generator

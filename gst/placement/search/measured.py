@@ -1,5 +1,8 @@
-"""Search for the fastest plan by real measurements: measure plans, fit a surrogate that corrects the simulator, propose
-plans by annealing and mutation, predict all of them, and measure the promising and the uncertain ones."""
+"""Search for the fastest plan by real measurements.
+
+Each round fits a surrogate that corrects the simulator, proposes plans by annealing and mutation, predicts all of them,
+and measures the promising and the uncertain ones.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,21 +21,20 @@ from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
-from gst.placement.objectives import Budgeted, Measurer, Objective
-from gst.placement.planning import InProgramOrder, Planned, restrict
-from gst.placement.policies.constructive.fine_tuning import FineTuning
+from gst.placement.objectives import Budgeted, InProgramOrder, Measurer, Objective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.population import crossover, mutate
+from gst.placement.search.random_plans import crossover, mutate
 from gst.placement.search.surrogates import ScreenedObjective, Surrogate
+from gst.placement.settings import Planned, restrict
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
-AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
+AT_ONCE = 4  # plans that are timed alternately; the log holds them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made
 NUM_MUTATED = 256
-RAN = "ran"  # in a line of the log: the plan of the program that ran, where it is not the one that was proposed
-POLICY_COSTS = 8  # times what a step of annealing takes: to build a plan by the policy and to simulate it
-NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many is a lucky one
+RAN = "ran"  # key in a line of the log: the plan of the program that ran, where it differs from the proposed one
+POLICY_COSTS = 8  # steps of annealing that take as long as one plan by the policy
+NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many owes something to luck
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +43,8 @@ class Trial:
 
     Args:
         origin: the baseline or method that proposed it, `mutation`, `uncertain`, or `again`.
-        round: 0 before anything was learned.
-        predicted_ms: what was expected before it was measured.
+        round: 0 before the first fit.
+        predicted_ms: by the surrogate, before the measurement.
     """
 
     plan: Plan
@@ -52,62 +54,60 @@ class Trial:
     measurement: Measurement
 
     def to_dict(self) -> dict[str, Any]:
-        """For a `Log`; NaN becomes None."""
+        """Return a record for a `Log`; NaN becomes None."""
+        predicted = None if np.isnan(self.predicted_ms) else self.predicted_ms
         return {
-            "origin": self.origin,
-            "round": self.round,
-            "predicted_ms": None if np.isnan(self.predicted_ms) else self.predicted_ms,
-            "measurement": self.measurement.to_dict(),
-            "plan": self.plan.to_dict(),
-        }
+            "origin": self.origin, "round": self.round, "predicted_ms": predicted,
+            "measurement": self.measurement.to_dict(), "plan": self.plan.to_dict(),
+        }  # fmt: skip
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Trial:
-        """What `to_dict` gave."""
-        predicted = record["predicted_ms"]
-        return Trial(
-            Plan.from_dict(record["plan"]),
-            record["origin"],
-            record["round"],
-            float("nan") if predicted is None else predicted,
-            Measurement.from_dict(record["measurement"]),
-        )
+        """Read a record of `to_dict`."""
+        plan, measurement = Plan.from_dict(record["plan"]), Measurement.from_dict(record["measurement"])
+        predicted = float("nan") if record["predicted_ms"] is None else record["predicted_ms"]
+        return Trial(plan, record["origin"], record["round"], predicted, measurement)
 
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A plan that might be measured, and who proposes it."""
+    """A plan that might be measured, and the name of the method that proposes it."""
 
     plan: Plan
     origin: str
 
 
 def as_is(plan: Plan) -> Plan:
-    """A plan that runs as it was proposed (`Search.as_run`)."""
+    """Return the plan: it runs as it was proposed (`Search.as_run`)."""
     return plan
+
+
+class Tuning(Protocol):
+    """A policy that is tuned on an objective and asks it about plans (`FineTuning`)."""
+
+    def run(self, objective: Budgeted, progress: Progress = no_progress) -> None: ...
 
 
 @dataclass(eq=False)
 class Search:
     """A search for the fastest plan of a task. Every measurement is on disk before the next begins; a search that is
-    started again on the same log goes on with what is there.
+    started again on the same log continues it.
 
     Args:
-        task: what is placed where.
+        task: to place.
         measurer: runs plans, in this process, in others, or on other hosts.
-        log: where trials are appended; trials of it are taken over.
-        starts: plans by name, baselines above all, the first that are measured.
+        log: file to which trials are appended; its trials count as done.
+        starts: plans by name, baselines above all, which are measured first.
         budget: plans to measure, `starts` included.
         evaluations: plans that annealing may ask the simulator about in each round, and as many the corrected one.
-        tasks: what is decided, see `gst.placement.planning.restrict`.
-        rounds: how often what was measured is learned from.
+        tasks: the decisions to make, see `gst.placement.settings.restrict`.
+        rounds: fits of the surrogate.
         seed: of everything that is drawn.
-        progress: told what is going on.
-        as_run: a plan of the task as one that the measurer takes, where these differ.
+        progress: called at each step.
+        as_run: turns a plan of the task into one for the measurer, where these differ.
         surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
-        tuning: the policy, which proposes plans in each round too, fine-tuned on what is then predicted; none if None.
-        on_fleet: whether plans run on other hosts, whose kind of machine is checked elsewhere
-            (`gst.placement.fleet.cluster.kind_of_search`).
+        tuning: a policy that also proposes plans in each round; none if None.
+        on_fleet: plans run on other hosts; `gst.placement.fleet.cluster.kind_of_search` checks their kind of machine.
     """
 
     task: Task
@@ -122,7 +122,7 @@ class Search:
     progress: Progress = no_progress
     as_run: Callable[[Plan], Plan] = as_is
     surrogate: Surrogate | None = None
-    tuning: FineTuning | None = None
+    tuning: Tuning | None = None
     on_fleet: bool = False
     num_screened: int = 0
     seconds: float = 0.0
@@ -141,7 +141,7 @@ class Search:
             self._check(record, trial)
 
     def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
-        """Raises ValueError unless what was measured there and then says something of this search."""
+        """Raise ValueError if a trial of the log is of another task, other settings or another machine."""
         then = {**record, "program": record.get("program"), "devices": list(trial.plan.devices)}
         now = {"program": self.task.key, "devices": list(self.task.names), **self._settings}
         check_same(self.log.path, then, now)
@@ -149,7 +149,7 @@ class Search:
             check_same(self.log.path, trial.measurement.machine, this_machine())
 
     def run(self) -> Plan:
-        """Spend the budget; returns the plan with the lowest median during the search.
+        """Spend the budget, and return the plan with the lowest median.
 
         Raises:
             ValueError: no plan ran.
@@ -170,12 +170,12 @@ class Search:
         return self.best()
 
     def planned(self) -> Planned:
-        """Run the search; its best plan with the simulated runtime."""
+        """Run the search, and return its best plan with the simulated runtime."""
         plan = self.run()
         return Planned(plan, float(self.screen.simulated([plan])[0]), self.seconds, len(self.trials))
 
     def best(self) -> Plan:
-        """The plan with the lowest median of all its runs, among those measured again if any were.
+        """Return the plan with the lowest median of all its runs, among those measured again if there are any.
 
         Raises:
             ValueError: no plan ran.
@@ -190,7 +190,7 @@ class Search:
         return next((plan for plan in fastest if count[plan.key] > 1), fastest[0])
 
     def _fastest(self, count: int | None = None) -> list[Plan]:
-        """Plans by the median of all their runs."""
+        """Return plans by the median of all their runs, the fastest first."""
         runs: dict[str, list[float]] = {}
         plans = {trial.plan.key: trial.plan for trial in self._ran()}
         for trial in self._ran():
@@ -199,38 +199,35 @@ class Search:
         return [plans[key] for key in in_order[:count]]
 
     def tau(self) -> float:
-        """Kendall's tau between predictions and the measurements made after them; NaN without two of them."""
+        """Return Kendall's tau between predictions and the later measurements; NaN if there are fewer than two."""
         ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms) and trial.origin != "again"]
         pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in ran])
         return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
 
     def dataset(self) -> Graph | None:
-        """All plans that ran and their runtimes in ns; None if none did."""
+        """Return the plans that ran and their runtimes in ns; None if none did."""
         good = self._ran()
         runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
         return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes) if good else None
 
     def report_rows(self) -> list[dict[str, Any]]:
-        """The trials as the report draws them; one that is measured again has the origin that it had."""
+        """Return the trials as the report draws them; a plan measured again keeps its first origin."""
         first = {trial.plan.key: trial.origin for trial in reversed(self.trials)}
-        keys = ("median_ms", "low_ms", "high_ms", "outcome")
-        return [
-            {
-                "label": trial.plan.key[:8],
-                "origin": first[trial.plan.key],
-                "round": trial.round,
-                "predicted_ms": None if np.isnan(trial.predicted_ms) else trial.predicted_ms,
-                **{key: trial.measurement.to_dict()[key] for key in keys},
-            }
-            for trial in self.trials
-        ]
+        rows = []
+        for trial in self.trials:
+            record = trial.to_dict()
+            measured = {key: record["measurement"][key] for key in ("median_ms", "low_ms", "high_ms", "outcome")}
+            label, origin = trial.plan.key[:8], first[trial.plan.key]
+            rows.append({key: record[key] for key in ("round", "predicted_ms")} | measured)
+            rows[-1] |= {"label": label, "origin": origin}
+        return rows
 
     def _ran(self) -> list[Trial]:
-        """The trials whose plan ran to the end, in the order measured."""
+        """Return the trials whose plan ran to the end, in the order measured."""
         return [trial for trial in self.trials if trial.measurement.outcome == "ok"]
 
     def _first(self) -> list[Proposal]:
-        """`starts`, the fastest in simulation first, as far as half of the budget goes, the portfolio or not."""
+        """Return `starts`, the fastest in simulation first, as far as half of the budget goes."""
         measured_keys = {trial.plan.key for trial in self.trials}
         plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
         expected = dict(zip(plans, self.screen.simulated([each.plan for each in plans.values()]), strict=True))
@@ -239,7 +236,7 @@ class Search:
         return chosen[: max(0, self.budget - len(self.trials))]
 
     def _candidates(self, count: int, number: int) -> list[Proposal]:
-        """Plans nobody measured: the best of what annealing finds and of mutations, one in six an uncertain one."""
+        """Return plans without a measurement: the fastest predicted ones, and for one in six an uncertain one."""
         measured_keys = {trial.plan.key for trial in self.trials}
         pool = {each.plan.key: each for each in self._proposed(number) if each.plan.key not in measured_keys}
         self.num_screened += len(pool)
@@ -261,9 +258,9 @@ class Search:
         sources = top + [each.plan for each in proposed[-NUM_TOP:]]
         if self.tuning is not None:
             tune = partial(self.tuning.run, progress=self.progress)
-            found = self._improved("policy", tune, self.screen, self.evaluations // POLICY_COSTS)
-            proposed += found
-            sources += [each.plan for each in found[-1:]]
+            built = self._improved("policy", tune, self.screen, self.evaluations // POLICY_COSTS)
+            proposed += built
+            sources += [each.plan for each in built[-1:]]
         mutated = [self._neighbour(sources) for _ in range(NUM_MUTATED)]
         return proposed + [Proposal(restrict(plan, self.tasks), "mutation") for plan in mutated]
 
@@ -271,17 +268,17 @@ class Search:
         def report(what: str, done: int, total: int) -> None:
             self.progress(f"annealing by {by}", done, total)
 
-        def find(budgeted: Budgeted) -> None:
+        def search(budgeted: Budgeted) -> None:
             anneal(self.task, budgeted, seed, report, start)
 
-        return self._improved("annealing", find, runtime, self.evaluations)
+        return self._improved("annealing", search, runtime, self.evaluations)
 
     def _improved(
-        self, origin: str, find: Callable[[Budgeted], None], runtime: Objective, evaluations: int
+        self, origin: str, search: Callable[[Budgeted], None], runtime: Objective, evaluations: int
     ) -> list[Proposal]:
-        """The latest plans, each better than all before it, that a method finds."""
+        """Return the last improvements of a method, each better than all plans before it."""
         budgeted = Budgeted(runtime if "schedule" in self.tasks else InProgramOrder(runtime), evaluations)
-        find(budgeted)
+        search(budgeted)
         self.num_screened += budgeted.num_asked
         return [Proposal(restrict(plan, self.tasks), origin) for plan in budgeted.improvements[-32:]]
 
@@ -291,7 +288,7 @@ class Search:
         return mutate(self.task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
-        """Measure a few plans at a time, in turns, and write down each as soon as it is there."""
+        """Measure a few plans at a time, alternately, and log each result as soon as it is there."""
         several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
         predicted = [self.screen([each.plan for each in few]) for few in several]
         batches = [[self.as_run(each.plan) for each in few] for few in several]

@@ -1,167 +1,175 @@
-"""Annealing of windows of a schedule, for problems of so many operations that a whole schedule is dear to compute.
+"""Annealing of windows of a schedule, for tasks of so many operations that a whole simulation is slow.
 
-A window is a stretch of the order, some dozens of operations that run at about the same time. What comes before it says
-when its devices are free and when values arrive; what comes after it says how long the rest takes from each of its
-operations and devices on. From these two the longest way through the window after a change inside follows exactly,
-without a look at the rest (heads and tails, as in job shops: Carlier, European Journal of Operational Research 11,
-1982). The makespan is that way, or the longest way that passes by the window, which no change inside alters.
+A window is a stretch of the order: some dozens of operations that run at about the same time. Its border holds the
+times at which cores become free and values arrive, and the time from each of its operations and cores to the end of
+the schedule. The longest path through the window follows from these alone after a change inside (heads and tails, as
+in job shops: Carlier, European Journal of Operational Research 11, 1982). The makespan is that path, or the longest
+path that passes by the window, which no change inside alters. Links never queue here, and operations do not slow each
+other down: a simulator has to judge the result.
 """
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Float64, UInt64
+from jaxtyping import Float64, Int64, UInt64
 
-from experiments.reproductions.public_problems.problem import Problem
-from experiments.reproductions.public_problems.published import uniform
-from gst.placement.baselines.arrays import Arrays, moved
-from gst.placement.search.window_moves import MOST_MOVED, rotate, step_from, take_back
-from gst.placement.search.window_schedules import Schedule
+from gst.placement.baselines.arrays import Arrays, mean_times, moved
+from gst.placement.baselines.list_schedule import Scheduled
 from gst.util.compiled import compiled
 from gst.util.progress import Progress, no_progress
 
 SIZE = 64  # operations of a window
-MOVES = 2.0  # steps for each operation of a window, until the next window
-FIRST_MOVES = 0.25  # the same of a first sweep, which shows how many steps a second has
+MOVES = 2.0  # steps for each operation of a window, before the next window
 HEATS, COLD = (2.0, 0.08), 0.01
-"""First temperatures that are tried, in mean times of an operation; the last temperature, as a share of the first."""
-TRIAL = 0.2  # share of the time that a trial of each of these has
+"""First temperatures of the trials, in mean times of an operation; the last temperature, as a share of the first."""
+TRIAL = 0.2  # share of the steps that each trial has
+MOST_MOVED = 32  # groups in a step
 
 
-def refine(
-    problem: Problem, start: Schedule, seconds: float = 1.0, steps: int | None = None, seed: int = 0,
-    progress: Progress = no_progress,
-) -> tuple[Schedule, int]:  # fmt: skip
-    """Anneal windows of a plan that is admitted: the shortest of the plan and the ends of three descents, and how many
-    steps were taken.
-
-    A sweep goes over the schedule once, from window to window. A descent is a series of sweeps, whose windows begin
-    elsewhere each time, while the temperature falls geometrically with the time. Two trial descents begin with the
-    plan, one at each of `HEATS`. A third has the rest of the time: it begins with the shortest plan so far, at the heat
-    of the trial that ended with the shorter plan.
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A device for each operation and an order of all: each core runs its operations in that order.
 
     Args:
-        seconds: to search, none if 0 or less; the result depends on the machine's speed. Call `warm_up` before.
-        steps: to take at most, in place of seconds; the result depends on the seed alone.
-
-    Raises:
-        ValueError: devices serve first come first served, so that the order says nothing.
-
-    Examples:
-        >>> from experiments.reproductions.public_problems.generated import generated_problem
-        >>> from experiments.reproductions.public_problems.baselines import baselines
-        >>> problem = generated_problem(1, nodes=2_000, devices=4, shape="layers")
-        >>> start = baselines(problem)["heft"]
-        >>> plan, count = refine(problem, start, steps=200_000)
-        >>> plan.makespan < start.makespan, count <= 200_000
-        (True, True)
+        home: device of each operation.
+        order: of all operations, every producer before its consumers.
+        begin, end: of each operation, in the unit of `Arrays.times`.
     """
-    if problem.graph.first_come:
-        raise ValueError(f"devices of {problem.graph.name} serve first come first served, want an order; use anneal")
-    generator, state = np.random.default_rng([seed, 31]), np.array([2 * seed + 1], np.uint64)
-    begun, total = time.perf_counter(), 0
-    trials: dict[float, Schedule] = {}
-    for heat in HEATS:
-        trial_steps, share = None if steps is None else int(TRIAL * steps), (TRIAL * len(trials), TRIAL)
-        trials[heat], count = _descend(
-            problem, start, heat, TRIAL * seconds, trial_steps, generator, state, share, progress
-        )
-        total += count
-    heat = min(trials, key=lambda heat: trials[heat].makespan)
-    best = min(start, *trials.values(), key=lambda plan: plan.makespan)
-    left, left_steps = seconds - (time.perf_counter() - begun), None if steps is None else steps - total
-    share = TRIAL * len(HEATS), 1 - TRIAL * len(HEATS)
-    plan, count = _descend(problem, best, heat, left, left_steps, generator, state, share, progress)
-    return min(best, plan, key=lambda plan: plan.makespan), total + count
 
+    home: Int64[np.ndarray, " nodes"]
+    order: Int64[np.ndarray, " nodes"]
+    begin: Float64[np.ndarray, " nodes"]
+    end: Float64[np.ndarray, " nodes"]
 
-def warm_up(problem: Problem, start: Schedule) -> None:
-    """Compile what `refine` calls, before a clock starts."""
-    begin, end, state = start.begin.copy(), start.end.copy(), np.array([1], np.uint64)
-    sweep(start.home.copy(), start.order.copy(), begin, end, SIZE, 0, 0.0, state, problem.arrays)
-
-
-def _descend(
-    problem: Problem, start: Schedule, heat: float, seconds: float, steps: int | None,
-    generator: np.random.Generator, state: UInt64[np.ndarray, " 1"], share: tuple[float, float], progress: Progress,
-) -> tuple[Schedule, int]:  # fmt: skip
-    """The plan that sweeps end with while the temperature falls from `heat` on, and how many steps they took.
-
-    Args:
-        share: of the whole search: what came before this descent, and what this descent is.
-    """
-    if steps is None and seconds <= 0:
-        return start, 0
-    count, begun = problem.num_nodes, time.perf_counter()
-    home, order, begin, end = start.home.copy(), start.order.copy(), start.begin.copy(), start.end.copy()
-    total, spent, done = 0, 0.0, 0.0
-    while done < 1:
-        left = FIRST_MOVES * count
-        if steps is not None:
-            left = steps - total
-        elif total:
-            left = (seconds - spent) * total / spent
-        moves = min(MOVES, left / count)
-        if moves * SIZE < 1:
-            break
-        order = order[np.argsort(begin[order], kind="stable")]
-        temperature = heat * problem.mean_times.mean() * COLD**done
-        num_steps = sweep(
-            home, order, begin, end, int(generator.integers(1, SIZE + 1)), int(moves * SIZE), temperature, state,
-            problem.arrays,
-        )  # fmt: skip
-        if num_steps == 0:
-            break
-        total += num_steps
-        spent = time.perf_counter() - begun
-        done = total / steps if steps is not None else spent / seconds
-        progress("windows", int(1000 * (share[0] + share[1] * min(done, 1))), 1000)
-    return Schedule(problem, home, order), total
+    @property
+    def makespan(self) -> float:
+        """End of the last operation."""
+        return float(self.end.max(initial=0.0))
 
 
 class Border(NamedTuple):
-    """What a window knows of the rest of the schedule.
+    """The rest of the schedule, as a window depends on it.
 
     Args:
-        free: (devices), when each device has ended what comes before.
-        arrival: (operations, devices), when the values that come from before are on each device.
-        rest: (devices), time from the start of what comes after on each device to the end of the schedule.
-        way: (operations, devices), time from the end of each operation to the end of the schedule by way of operations
-            after the window that read its value, if it runs on each device.
+        free: end of the operations before the window on each core.
+        arrival: when the values from before the window are on each device.
+        rest: time from the start of the operations after the window on each core to the end of the schedule.
+        way: time from the end of each operation to the end of the schedule through readers after the window, if the
+            operation runs on each device.
     """
 
-    free: Float64[np.ndarray, " devices"]
+    free: Float64[np.ndarray, " cores"]
     arrival: Float64[np.ndarray, "operations devices"]
-    rest: Float64[np.ndarray, " devices"]
+    rest: Float64[np.ndarray, " cores"]
     way: Float64[np.ndarray, "operations devices"]
+
+
+def schedule(what: Scheduled, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"]) -> Schedule:
+    """Compute when each operation runs; arguments as in `Schedule`."""
+    nodes, cores, devices = len(home), what.use.shape[1], what.use.shape[0]
+    begin, end, nothing = np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, devices))
+    border = Border(np.zeros(cores), nothing, np.zeros(cores), nothing)
+    run_window(home, order, 0, np.inf, begin, end, np.full(nodes, -1), np.zeros(nodes), what, border)
+    return Schedule(home, order, begin, end)
+
+
+def refine(
+    what: Scheduled, start: Schedule, steps: int, seed: int = 0, progress: Progress = no_progress
+) -> tuple[Schedule, int]:
+    """Anneal the windows of a schedule, and return the shortest schedule and the number of steps taken.
+
+    A sweep visits the windows of the schedule once, the first to the last. A descent is a series of sweeps, each with
+    other bounds of windows, while the temperature falls geometrically. Two trial descents begin with `start`, one at
+    each of `HEATS`. A third has the steps that remain: it begins with the shortest schedule so far, at the heat of the
+    better trial.
+
+    Args:
+        what: operations and devices.
+        start: keeps the limits of the memories, and every operation can run on its device.
+        steps: at most.
+        seed: of everything that is drawn.
+
+    Examples:
+        >>> from gst.placement.baselines.computed import ComputedOperations
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> what = ComputedOperations(generated_task(0, num_nodes=400, num_devices=2)).what
+        >>> order = np.arange(len(what.computed))
+        >>> start = schedule(what, order % 2, order)
+        >>> result, count = refine(what, start, steps=20_000)
+        >>> result.makespan < 0.9 * start.makespan, count <= 20_000
+        (True, True)
+    """
+    generator, state = np.random.default_rng([seed, 31]), np.array([2 * seed + 1], np.uint64)
+    trials: dict[float, Schedule] = {}
+    total = 0
+    for heat in HEATS:
+        share = TRIAL * len(trials), TRIAL
+        trials[heat], count = _descend(what, start, heat, int(TRIAL * steps), generator, state, share, progress)
+        total += count
+    heat = min(trials, key=lambda heat: trials[heat].makespan)
+    best = min(start, *trials.values(), key=lambda each: each.makespan)
+    share = TRIAL * len(HEATS), 1 - TRIAL * len(HEATS)
+    result, count = _descend(what, best, heat, steps - total, generator, state, share, progress)
+    return min(best, result, key=lambda each: each.makespan), total + count
+
+
+def _descend(
+    what: Scheduled, start: Schedule, heat: float, steps: int, generator: np.random.Generator,
+    state: UInt64[np.ndarray, " 1"], share: tuple[float, float], progress: Progress,
+) -> tuple[Schedule, int]:  # fmt: skip
+    """Run sweeps while the temperature falls from `heat`; return the last schedule and the number of steps.
+
+    Args:
+        share: of the whole search: the part before this descent, and the part of this descent.
+    """
+    home, order, begin, end = start.home.copy(), start.order.copy(), start.begin.copy(), start.end.copy()
+    unit, total, done = mean_times(what.arrays.times).mean() if len(home) else 0.0, 0, 0.0
+    while done < 1 and (moves := min(MOVES, (steps - total) / len(home))) * SIZE >= 1:
+        order = order[np.argsort(begin[order], kind="stable")]
+        offset, temperature = int(generator.integers(1, SIZE + 1)), heat * unit * COLD**done
+        count = sweep(home, order, begin, end, offset, int(moves * SIZE), temperature, state, what)
+        if count == 0:
+            break
+        total += count
+        done = total / steps
+        progress("windows", int(1000 * (share[0] + share[1] * min(done, 1))), 1000)
+    return schedule(what, home, order), total
 
 
 @compiled
 @no_type_check
-def sweep(home, order, begin, end, offset, steps, temperature, state, arrays):
-    """Anneal a schedule window by window, the first to the last; how many steps were taken.
+def uniform(state):
+    """Draw a number of [0, 1): the linear congruential generator of Knuth's MMIX, 53 upper bits."""
+    state[0] = state[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    return (state[0] >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@compiled
+@no_type_check
+def sweep(home, order, begin, end, offset, steps, temperature, state, what):
+    """Anneal a schedule window by window, the first to the last, and return the number of steps.
 
     Args:
-        home, order: of a plan, written.
-        begin, end: of each node, as the plan has them, written.
+        home, order, begin, end: of a schedule, written.
         offset: operations of the first window, 1 to `SIZE`.
         steps: in a window of `SIZE` operations.
         state: of the random numbers, one uint64.
     """
-    nodes, devices, total = len(home), arrays.times.shape[0], 0
-    used, free = np.zeros(devices), np.zeros(devices)
+    arrays, core_indptr, cores = what.arrays, what.core_indptr, what.cores
+    nodes, total = len(home), 0
+    used, free = np.zeros(len(arrays.limits)), np.zeros(what.use.shape[1])
     for group in range(len(arrays.sizes)):
-        used[home[arrays.members[arrays.member_indptr[group]]]] += arrays.sizes[group]
-    tail, rests = tails(home, order, offset, arrays)
+        used[arrays.memory[home[arrays.members[arrays.member_indptr[group]]]]] += arrays.sizes[group]
+    tail, rests = tails(home, order, offset, what)
     local, local_groups = np.full(nodes, -1), np.full(len(arrays.sizes), -1)
     low = 0
     for number in range(len(rests)):
         high = min(offset + number * SIZE, nodes)
         span = order[low:high].copy()
-        window, arrival, way = cut_out(span, home, end, tail, local, local_groups, arrays)
+        window, arrival, way = cut_out(span, home, end, tail, local, local_groups, what)
         inner, inner_home = np.arange(len(span)), home[span]
         count = steps * len(span) // SIZE
         begins, ends = anneal_window(
@@ -173,61 +181,65 @@ def sweep(home, order, begin, end, offset, steps, temperature, state, arrays):
             home[node], begin[node], end[node] = inner_home[position], begins[position], ends[position]
         for position in range(len(span)):
             node = span[inner[position]]
-            order[low + position], free[home[node]] = node, end[node]
+            order[low + position] = node
+            for core in cores[core_indptr[home[node]] : core_indptr[home[node] + 1]]:
+                free[core] = end[node]
         low = high
     return total
 
 
 @compiled
 @no_type_check
-def tails(home, order, offset, arrays):
-    """Time from the start of each node to the end of the schedule, and (windows, devices) from the start of what comes
-    after each window on each device; arguments as of `sweep`."""
+def tails(home, order, offset, what):
+    """Compute the time from the start of each node to the end of the schedule, and (windows, cores) from the start of
+    the operations after each window on each core; arguments as in `sweep`."""
+    arrays, core_indptr, cores = what.arrays, what.core_indptr, what.cores
     windows = 1 + max(len(home) - offset + SIZE - 1, 0) // SIZE
-    tail, rest = np.zeros(len(home)), np.zeros(arrays.times.shape[0])
+    tail, rest = np.zeros(len(home)), np.zeros(what.use.shape[1])
     rests, window = np.zeros((windows, len(rest))), windows - 1
     for place in range(len(home) - 1, -1, -1):
         while window >= 0 and place < offset + window * SIZE:
             rests[window] = rest
             window -= 1
         node = order[place]
-        device = home[node]
-        way = rest[device]
+        device, way = home[node], 0.0
+        mine = cores[core_indptr[device] : core_indptr[device + 1]]
+        for core in mine:
+            way = max(way, rest[core])
         for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
             consumer = arrays.consumers[position]
             way = max(way, moved(arrays.out_edges[position], device, home[consumer], arrays) + tail[consumer])
-        tail[node] = rest[device] = arrays.times[device, node] + way
+        tail[node] = arrays.times[device, node] + way
+        for core in mine:
+            rest[core] = tail[node]
     return tail, rests
 
 
 @compiled
 @no_type_check
-def cut_out(span, home, end, tail, local, local_groups, arrays):
-    """The operations of a window as `Arrays` of their own, in the order of `span`, and `arrival` and `way` of `Border`.
+def cut_out(span, home, end, tail, local, local_groups, what):
+    """Return the operations of a window as `Scheduled`, in the order of `span`, and `arrival` and `way` of `Border`.
 
     An operation whose colocation group is not whole inside can run on no other device.
 
     Args:
         local, local_groups: of all nodes and of all groups, -1 everywhere; scratch.
     """
+    arrays = what.arrays
     count, devices = len(span), arrays.times.shape[0]
-    num_in, num_out, num_groups = 0, 0, 0
+    num_in, num_out, num_groups, num_members = 0, 0, 0, 0
     for inside in range(count):
         node = span[inside]
         local[node] = inside
         num_in += arrays.producer_indptr[node + 1] - arrays.producer_indptr[node]
         num_out += arrays.indptr[node + 1] - arrays.indptr[node]
-    indptr, consumers, out_edges = (
-        np.zeros(count + 1, np.int64),
-        np.empty(num_out, np.int64),
-        np.empty(num_out, np.int64),
-    )
+    indptr, consumers = np.zeros(count + 1, np.int64), np.empty(num_out, np.int64)
     producer_indptr, producers = np.zeros(count + 1, np.int64), np.empty(num_in, np.int64)
-    in_edges = np.empty(num_in, np.int64)
+    out_edges, in_edges = np.empty(num_out, np.int64), np.empty(num_in, np.int64)
     times, groups, sizes = np.empty((devices, count)), np.empty(count, np.int64), np.empty(count)
     members, member_indptr = np.empty(count, np.int64), np.zeros(count + 1, np.int64)
     arrival, way = np.zeros((count, devices)), np.zeros((count, devices))
-    num_in, num_out, num_members = 0, 0, 0
+    num_in, num_out = 0, 0
     for inside in range(count):
         node = span[inside]
         for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
@@ -250,39 +262,39 @@ def cut_out(span, home, end, tail, local, local_groups, arrays):
                 way[inside, device] = max(way[inside, device], whole)
         producer_indptr[inside + 1], indptr[inside + 1] = num_in, num_out
         group, is_whole = arrays.groups[node], True
-        for position in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
-            is_whole = is_whole and local[arrays.members[position]] >= 0
+        for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
+            is_whole = is_whole and local[member] >= 0
         for device in range(devices):
             times[device, inside] = arrays.times[device, node] if is_whole or device == home[node] else np.inf
         if local_groups[group] < 0:
             local_groups[group], sizes[num_groups] = num_groups, arrays.sizes[group]
-            for position in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
-                if local[arrays.members[position]] >= 0:
-                    members[num_members] = local[arrays.members[position]]
+            for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
+                if local[member] >= 0:
+                    members[num_members] = local[member]
                     num_members += 1
             num_groups += 1
             member_indptr[num_groups] = num_members
         groups[inside] = local_groups[group]
     for node in span:
         local[node], local_groups[arrays.groups[node]] = -1, -1
-    window = Arrays(
+    inner = Arrays(
         indptr, consumers, out_edges, producer_indptr, producers, in_edges, times, arrays.amounts, arrays.fixed,
         arrays.per_amount, arrays.table, arrays.kind, groups, member_indptr[: num_groups + 1], members,
         sizes[:num_groups], arrays.memory, arrays.limits, span,
     )  # fmt: skip
-    return window, arrival, way
+    return Scheduled(inner, what.computed, what.use, what.core_indptr, what.cores), arrival, way
 
 
 @compiled
 @no_type_check
 def anneal_window(home, order, used, steps, temperature, state, window, border):
-    """Begin and end of each operation of a window after so many steps; `home`, `order` and `used` are written.
+    """Anneal a window, and return the begin and the end of each of its operations.
 
     Args:
-        home, order: of the operations of the window.
-        used: of each memory, by all operations of the problem.
+        home, order: of the operations of the window, written.
+        used: bytes of each memory that all operations of the schedule take, written.
     """
-    nodes, is_tight = len(home), window.limits.min() < np.inf
+    arrays, nodes, is_tight = window.arrays, len(home), window.arrays.limits.min() < np.inf
     begin, end, before, whole = np.zeros(nodes), np.zeros(nodes), np.full(nodes, -1), np.zeros(nodes)
     now, _ = run_window(home, order, 0, np.inf, begin, end, before, whole, window, border)
     begin_now, end_now, before_now, whole_now = begin.copy(), end.copy(), before.copy(), whole.copy()
@@ -294,7 +306,7 @@ def anneal_window(home, order, used, steps, temperature, state, window, border):
         on_chain = uniform(state) < 0.5
         node = chain[np.int64(uniform(state) * length)] if on_chain else np.int64(uniform(state) * nodes)
         count, origin, to, first = step_from(
-            node, home, order, position, before_now, used, is_tight, False, state, window, moved_groups, sources
+            node, home, order, position, before_now, used, is_tight, False, state, arrays, moved_groups, sources
         )
         if count < 0:
             continue
@@ -309,7 +321,7 @@ def anneal_window(home, order, used, steps, temperature, state, window, border):
         for node in order[first:last]:
             begin[node], end[node] = begin_now[node], end_now[node]
             before[node], whole[node] = before_now[node], whole_now[node]
-        take_back(home, used, window, moved_groups, sources, count)
+        take_back(home, used, arrays, moved_groups, sources, count)
         if origin >= 0:
             rotate(order, position, to, origin)
     return begin_now, end_now
@@ -318,59 +330,197 @@ def anneal_window(home, order, used, steps, temperature, state, window, border):
 @compiled
 @no_type_check
 def run_window(home, order, first, limit, begin, end, before, whole, window, border):
-    """The longest of all ways through a window, from the beginning of the schedule to its end, and the place up to
-    which it was computed; the ways and that place are infinite and earlier if they would pass `limit`.
+    """Compute the longest path through a window, from the beginning of the schedule to its end, and the place up to
+    which operations were computed; the path is infinite if it would pass `limit`.
 
     Args:
-        first: place from which on is computed.
-        begin, end, before: of each operation, see `run_in_order`, written.
-        whole: the longest way of those that leave the window after each operation, written.
+        first: place from which on operations are computed anew.
+        begin, end: of each operation, written.
+        before: the operation that left the cores of each one last, or -1, written.
+        whole: the longest path among those that leave the window after each operation, written.
     """
-    producer_indptr, producers, in_edges = window.producer_indptr, window.producers, window.in_edges
-    times, arrival, way, rest = window.times, border.arrival, border.way, border.rest
-    free, last = border.free.copy(), np.full(len(rest), -1)
+    arrays, core_indptr, cores = window.arrays, window.core_indptr, window.cores
+    producer_indptr, producers, in_edges, times = (
+        arrays.producer_indptr, arrays.producers, arrays.in_edges, arrays.times,
+    )  # fmt: skip
+    free, last = border.free.copy(), np.full(len(border.free), -1)
     latest = 0.0
     for node in order[:first]:
-        free[home[node]], last[home[node]] = end[node], node
         latest = max(latest, whole[node])
+        for core in cores[core_indptr[home[node]] : core_indptr[home[node] + 1]]:
+            free[core], last[core] = end[node], node
     for place in range(first, len(order)):
         node = order[place]
         device = home[node]
-        start = max(free[device], arrival[node, device])
+        start, rest, previous = border.arrival[node, device], border.way[node, device], -1
+        for place_of_core in range(core_indptr[device], core_indptr[device + 1]):
+            core = cores[place_of_core]
+            start, rest = max(start, free[core]), max(rest, border.rest[core])
+            if last[core] >= 0 and (previous < 0 or end[last[core]] > end[previous]):
+                previous = last[core]
         for position in range(producer_indptr[node], producer_indptr[node + 1]):
             producer = producers[position]
             there = end[producer]
             if home[producer] != device:
-                there += moved(in_edges[position], home[producer], device, window)
+                there += moved(in_edges[position], home[producer], device, arrays)
             start = max(start, there)
         stop = start + times[device, node]
-        begin[node], end[node], before[node] = start, stop, last[device]
-        whole[node] = stop + max(way[node, device], rest[device])
+        begin[node], end[node], before[node], whole[node] = start, stop, previous, stop + rest
         if whole[node] > limit:
             return np.inf, place + 1
-        free[device], last[device] = stop, node
+        for place_of_core in range(core_indptr[device], core_indptr[device + 1]):
+            core = cores[place_of_core]
+            free[core], last[core] = stop, node
         latest = max(latest, whole[node])
-    for device in range(len(rest)):
-        latest = max(latest, free[device] + rest[device])
+    for core in range(len(free)):
+        latest = max(latest, free[core] + border.rest[core])
     return latest, len(order)
 
 
 @compiled
 @no_type_check
 def _chain(home, begin, end, before, whole, window, border, chain):
-    """Write the operations of the longest way through the window, the last first; how many they are."""
+    """Write the operations of the longest path through the window, the last first; return their number."""
+    arrays = window.arrays
     node, length = np.argmax(whole), 0
     while node >= 0:
         chain[length] = node
         length += 1
-        start, cause = begin[node], -1
+        start, cause, device = begin[node], -1, home[node]
+        outside = border.arrival[node, device]
+        for core in window.cores[window.core_indptr[device] : window.core_indptr[device + 1]]:
+            outside = max(outside, border.free[core])
         if before[node] >= 0 and end[before[node]] >= start:
             cause = before[node]
-        elif max(border.arrival[node, home[node]], border.free[home[node]]) < start:
-            for position in range(window.producer_indptr[node], window.producer_indptr[node + 1]):
-                producer = window.producers[position]
-                if end[producer] + moved(window.in_edges[position], home[producer], home[node], window) >= start:
+        elif outside < start:
+            for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
+                producer = arrays.producers[position]
+                if end[producer] + moved(arrays.in_edges[position], home[producer], device, arrays) >= start:
                     cause = producer
                     break
         node = cause
     return length
+
+
+@compiled
+@no_type_check
+def step_from(
+    node, home, order, position, before, used, is_tight, fixed_order, state, arrays, moved_groups, sources
+):  # fmt: skip
+    """Change `home` and `order` by a step that begins at a node.
+
+    Returns the number of groups that changed their device, the place that an operation left and the one it came to (-1
+    if none), and the first place from which on the schedule is another. The number of groups is -1, and nothing is
+    changed, if the step is not admitted or does nothing.
+
+    Args:
+        home, order, position: of each node, and its place in `order`; written.
+        before: the node that ran before each on its device, or -1.
+        used: bytes of each memory, written.
+        is_tight: whether memories have limits.
+        fixed_order: whether the order stays.
+        moved_groups, sources: groups that changed their device and their devices before, `MOST_MOVED` each, written.
+    """
+    nodes, devices = len(home), arrays.times.shape[0]
+    count, origin, to, first = 0, -1, -1, nodes
+    draw = uniform(state)
+    if devices > 1 and (fixed_order or draw < 0.7):
+        old, target = home[node], home[node]
+        if uniform(state) < 0.5:
+            target = home[_neighbour(node, state, arrays)]
+        if target == old:
+            target = np.int64(uniform(state) * (devices - 1))
+            target += target >= old
+        kind, other = uniform(state), node
+        count = _give(arrays.groups[node], target, home, used, arrays, moved_groups, sources, count)
+        if kind < 0.15:  # exchange
+            other = np.int64(uniform(state) * nodes)
+            if home[other] == target and arrays.groups[other] != arrays.groups[node]:
+                count = _give(arrays.groups[other], old, home, used, arrays, moved_groups, sources, count)
+        elif is_tight and kind < 0.3:  # memories are full: two more change places
+            for _ in range(2):
+                other = np.int64(uniform(state) * nodes)
+                group, anywhere = arrays.groups[other], np.int64(uniform(state) * devices)
+                count = _give(group, anywhere, home, used, arrays, moved_groups, sources, count)
+        while kind > 0.7 and count < MOST_MOVED:  # those on a random walk go along
+            other = _neighbour(other, state, arrays)
+            if home[other] != target:
+                count = _give(arrays.groups[other], target, home, used, arrays, moved_groups, sources, count)
+            kind *= 0.9
+        able = True
+        for number in range(count):
+            group = moved_groups[number]
+            for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
+                able = able and arrays.times[home[member], member] < np.inf
+                first = min(first, position[member])
+            memory = arrays.memory[home[arrays.members[arrays.member_indptr[group]]]]
+            able = able and used[memory] <= arrays.limits[memory]
+        if not able:
+            take_back(home, used, arrays, moved_groups, sources, count)
+            return -1, origin, to, first
+    if not fixed_order and (count == 0 or draw < 0.3):
+        low, high, origin = 0, nodes - 1, position[node]
+        for producer in arrays.producers[arrays.producer_indptr[node] : arrays.producer_indptr[node + 1]]:
+            low = max(low, position[producer] + 1)
+        for consumer in arrays.consumers[arrays.indptr[node] : arrays.indptr[node + 1]]:
+            high = min(high, position[consumer] - 1)
+        blocks = before[node]
+        if count == 0 and blocks >= 0 and position[blocks] >= low and uniform(state) < 0.5:
+            to = position[blocks]
+        else:
+            to = low + np.int64(uniform(state) * (high - low + 1))
+        if to == origin and count == 0:
+            return -1, origin, to, first
+        rotate(order, position, origin, to)
+        first = min(first, min(origin, to))
+    return count, origin, to, first
+
+
+@compiled
+@no_type_check
+def _neighbour(node, state, arrays):
+    """Draw a producer or a consumer of a node; the node itself if it has none."""
+    first = arrays.producer_indptr[node + 1] - arrays.producer_indptr[node]
+    count = first + arrays.indptr[node + 1] - arrays.indptr[node]
+    if count == 0:
+        return node
+    pick = np.int64(uniform(state) * count)
+    if pick < first:
+        return arrays.producers[arrays.producer_indptr[node] + pick]
+    return arrays.consumers[arrays.indptr[node] + pick - first]
+
+
+@compiled
+@no_type_check
+def _give(group, target, home, used, arrays, moved_groups, sources, count):
+    """Give a group to a device and note its device before; return the number of groups given so far."""
+    source = home[arrays.members[arrays.member_indptr[group]]]
+    for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
+        home[member] = target
+    used[arrays.memory[source]] -= arrays.sizes[group]
+    used[arrays.memory[target]] += arrays.sizes[group]
+    moved_groups[count], sources[count] = group, source
+    return count + 1
+
+
+@compiled
+@no_type_check
+def take_back(home, used, arrays, moved_groups, sources, count):
+    """Undo so many calls of `_give`, the last first."""
+    for number in range(count - 1, -1, -1):
+        _give(moved_groups[number], sources[number], home, used, arrays, moved_groups, sources, number)
+
+
+@compiled
+@no_type_check
+def rotate(order, position, origin, to):
+    """Move the node at place `origin` of the order to place `to`."""
+    node = order[origin]
+    step = 1 if to > origin else -1
+    place = origin
+    while place != to:
+        order[place] = order[place + step]
+        position[order[place]] = place
+        place += step
+    order[to] = node
+    position[node] = to

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gst.programs.step import TrainingStep, training_step
-from gst.programs.workloads.drawing import divided, drawn, tokens
+from gst.programs.step import TrainingStep, divided, drawn, tokens, training_step
 from gst.programs.workloads.recurrent import mean_cross_entropy
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gst.programs.step import TrainingStep, training_step
-from gst.programs.workloads.drawing import tokens
+from gst.programs.step import TrainingStep, tokens, training_step
 from gst.util.random_numbers import seeded
 
 PREFIX = "transformers"

@@ -7,8 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gst.programs.step import TrainingStep, training_step
-from gst.programs.workloads.drawing import drawn, tokens
+from gst.programs.step import TrainingStep, drawn, tokens, training_step
 
 CellState = tuple[Tensor, Tensor]
 """Hidden state and memory, each (batch, hidden)."""

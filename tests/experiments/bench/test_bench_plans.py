@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.bench import allocator, executor, placement, simulator
-from gst.execution.interpreter import compiler
 from gst.machine.devices import usable_cores
 from gst.machine.load import LoadGate
+from gst.util.compiled import compiler
 
 TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
 IMPATIENT = partial(LoadGate, patience_s=0.0)  # other tests run beside these

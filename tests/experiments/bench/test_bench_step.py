@@ -1,4 +1,4 @@
-"""`gst bench step`, alone and against whole graphs, in their smallest setting."""
+"""The benchmark of a training step, alone and against whole graphs, in their smallest setting."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from experiments.bench import against_full, step
+from experiments.bench.__main__ import main
 from experiments.bench.published import layout_program
-from gst.cli import main
 
 TINY = {"batch_graphs": 1, "configs": 4, "layers": 1, "channels": 8, "max_nodes": 200, "steps": 2}
 VARIANT_KEYS = {"step_ms", "step_ms_min", "losses", "exact_eval_ms", "peak_mib", "gflop", "matmul_gflops"}
@@ -59,7 +59,7 @@ def test_bench_step_end_to_end(
     keys = ("step_ms", "exact_eval_ms", "peak_mib", "tau_difference_bf16", "table_step_over_gst_one", "stall")
     options = [text for name, value in TINY.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     file = tmp_path / "step.json"
-    assert main(["bench", "step", "--data", str(data), *options, "--json", str(file)]) == 0
+    assert main(["step", "--data", str(data), *options, "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     variants, ours = result["variants"], result["variants"][names[-1]]
     assert list(variants) == names and all(len(each["losses"]) == 2 for each in variants.values())
@@ -77,7 +77,7 @@ def test_bench_step_end_to_end(
 
 
 def test_more_configurations_than_a_graph_has_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "step", "--data", str(data), "--configs", "1000000"]) == 2
+    assert main(["step", "--data", str(data), "--configs", "1000000"]) == 2
     assert "--configs is 1000000, but a graph has only" in capsys.readouterr().err
 
 

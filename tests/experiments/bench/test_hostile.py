@@ -10,9 +10,10 @@ import torch
 from experiments.bench.hostile import Memory, hostile_run, verify
 from experiments.bench.stream_programs import ROOT, hostile_plans
 from gst.lowering.calls import eager
+from gst.lowering.happens_before import RaceError
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError
-from gst.lowering.race_check import RaceError, check
+from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, WAIT, StreamProgram
 from gst.programs import WORKLOADS, Program, outputs_differ
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams

@@ -12,7 +12,7 @@ import pytest
 import torch
 from jaxtyping import Float64
 
-from gst.lowering.legality import legalise
+from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import canonical, decisions_of, draw, most_likely, plans_of

@@ -15,8 +15,9 @@ import pytest
 from experiments.reproductions.hlsyn.source import HlSyn, canonical, parse_kernel, read_kernels
 from experiments.reproductions.hlsyn.source.pragmas import Setting
 from gst.cli import main
+from tests.files import ROOT
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "hlsyn.tar.xz"
+REAL = ROOT.parent / "shared" / "data" / "hlsyn.tar.xz"
 
 
 def test_a_folder_and_an_archive_say_the_same(tmp_path: Path) -> None:
@@ -54,11 +55,11 @@ def test_the_graph_of_a_kernel_has_its_pragmas_as_configurations(tmp_path: Path)
 
 def test_prepare_writes_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = hlsyn_made.write(tmp_path / "data")
-    command = ["prepare", "hlsyn", str(folder), "--tool", "v20", "--target", "DSP", "--store", str(tmp_path / "stores")]
-    assert main(command) == 0
+    command = ["prepare", "experiments.reproductions.hlsyn.source:HlSyn", "--store", str(tmp_path / "stores")]
+    assert main([*command, "--arg", f"path={folder}", "--arg", "tool=v20", "--arg", "target=DSP"]) == 0
     assert "1 graph" in capsys.readouterr().out
-    assert main(["prepare", "hlsyn"]) == 2
-    assert "hlsyn needs its archive or folder" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "required: path; give --arg NAME=VALUE for path, tool, target" in capsys.readouterr().err
 
 
 def test_settings_that_the_tool_treats_alike_are_one() -> None:

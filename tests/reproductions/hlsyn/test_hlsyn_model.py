@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import hlsyn_made
 import numpy as np
 import pytest
 
@@ -20,9 +20,6 @@ from experiments.reproductions.hlsyn.relatives import adapt, relatives_of, width
 from experiments.reproductions.hlsyn.source import canonical, parse_kernel, read_kernels
 from experiments.reproductions.hlsyn.splits import by_group, few_labels
 from experiments.reproductions.trees import train_trees
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-import hlsyn_made
 
 COPY = """
 void f(double a[64], double b[64]) {

@@ -1,20 +1,17 @@
-"""`gst tune hlsyn`: laws of its searches, the command as a user types it, and one line for bad input."""
+"""`tune`: laws of its searches, the command as a user types it, and one line for bad input."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import hlsyn_made
 import numpy as np
 import pytest
 
+from experiments.reproductions.hlsyn.__main__ import main
 from experiments.reproductions.hlsyn.cycles import METHODS, Candidates, candidates_of, regrets, search, train_prior
 from experiments.reproductions.hlsyn.source import read_kernels
-from gst.cli import main
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-import hlsyn_made
 
 
 @pytest.fixture
@@ -79,14 +76,13 @@ def test_a_model_that_has_seen_the_like_begins_with_the_fast() -> None:
 
 
 def test_tune_prints_regrets_and_writes_them(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["tune", "hlsyn", "rows", "--data", str(data), "--budget", "12", "--json", str(tmp_path / "tune.json")]
-    assert main(command) == 0
+    main(["tune", "rows", "--data", str(data), "--budget", "12", "--json", str(tmp_path / "tune.json")])
     printed = capsys.readouterr().out
     result = json.loads((tmp_path / "tune.json").read_text())
     assert result["kernel"] == "v20/rows" and result["learned_from"] == 2 and set(result["methods"]) == set(METHODS)
     assert all(set(each["regret"]) == {"12"} and each["regret"]["12"] >= 0 for each in result["methods"].values())
     assert all(f"\n{name}" in printed for name in METHODS) and "the model's best design: __PARA__L0=" in printed
-    assert main(["tune", "hlsyn", "list", "--data", str(data)]) == 0
+    main(["tune", "list", "--data", str(data)])
     assert "rows" in capsys.readouterr().out
 
 
@@ -99,11 +95,14 @@ def test_tune_prints_regrets_and_writes_them(data: Path, tmp_path: Path, capsys:
     ],
 )
 def test_bad_input_is_one_line(data: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "hlsyn", "--data", str(data), *words]) == 2
+    with pytest.raises(SystemExit) as stop:
+        main(["tune", "--data", str(data), *words])
     error = capsys.readouterr().err
+    assert stop.value.code == 1
     assert message in error and error.count("\n") == 1
 
 
 def test_one_family_has_none_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "hlsyn", "rows", "--data", str(hlsyn_made.write(tmp_path))]) == 2
+    with pytest.raises(SystemExit):
+        main(["tune", "rows", "--data", str(hlsyn_made.write(tmp_path))])
     assert "the model learns from others" in capsys.readouterr().err

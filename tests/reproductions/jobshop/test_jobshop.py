@@ -28,7 +28,7 @@ from experiments.reproductions.jobshop.rollout import (
 from experiments.reproductions.jobshop.search import rule_schedules, samples, search
 from experiments.reproductions.jobshop.training import train
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "jobshop"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "jobshop"
 OPTIMA = {"ft06": 55, "la01": 666, "ft10": 930}
 
 
@@ -131,7 +131,7 @@ def test_operations_that_take_no_time_make_no_circle() -> None:
 
 
 def test_tabu_search_comes_to_the_optimum_of_small_problems_that_cp_sat_proves() -> None:
-    cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="CP-SAT comes with the extra exact")
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="CP-SAT comes with the extra experiments")
     for seed in range(3):
         shop = generated_job_shop(seed, 5, 4)
         model = cp_model.CpModel()

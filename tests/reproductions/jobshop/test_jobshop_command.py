@@ -1,4 +1,4 @@
-"""`gst place --graph` of a job shop, and the table of the job shop policy and its controls."""
+"""The command for one job shop, and the table of the job shop policy and its controls."""
 
 from __future__ import annotations
 
@@ -9,34 +9,26 @@ import numpy as np
 import pytest
 
 from experiments.reproductions.jobshop import compare
+from experiments.reproductions.jobshop.__main__ import main
 from experiments.reproductions.jobshop.bounds import lower_bound
 from experiments.reproductions.jobshop.graph import makespan_of
 from experiments.reproductions.jobshop.network import load_weights
-from experiments.reproductions.jobshop.placing import is_job_shop
 from experiments.reproductions.jobshop.problem import generated_job_shop, read_job_shop
-from gst.cli import main
+from tests.files import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 FT06 = FIXTURES / "jobshop" / "ft06.txt"
-
-
-def test_a_job_shop_is_told_from_other_published_problems() -> None:
-    assert all(map(is_job_shop, (FIXTURES / "jobshop").iterdir()))
-    assert not any(map(is_job_shop, (FIXTURES / "public_graphs").iterdir()))
-    assert not is_job_shop(FIXTURES / "none.txt")
 
 
 def test_words_before_the_numbers_are_those_of_taillard(tmp_path: Path) -> None:
     path = tmp_path / "tai.txt"
     path.write_text("Nb of jobs, Nb of Machines\n 2 2\nTimes\n3 2\n2 4\nMachines\n1 2\n2 1\n")
-    assert is_job_shop(path) and read_job_shop(path).times.tolist() == [[3, 2], [2, 4]]
+    assert read_job_shop(path).times.tolist() == [[3, 2], [2, 4]]
 
 
 @pytest.mark.parametrize("policy", ["shipped", "none"])
-def test_gst_place_writes_a_feasible_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str) -> None:
+def test_the_command_writes_a_feasible_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str) -> None:
     out = tmp_path / "out"
-    arguments = ["place", "--graph", str(FT06), "--seconds", "0.2", "--policy", policy, "--out", str(out)]
-    assert main(arguments) == 0
+    main(["place", str(FT06), "--seconds", "0.2", "--policy", policy, "--out", str(out)])
     plan, shop = json.loads((out / "plan.json").read_text()), read_job_shop(FT06)
     assert plan["makespan"] == makespan_of(shop, np.array(plan["order"])) == np.max(plan["end"]) >= 55
     assert plan["lower_bound"] == lower_bound(shop) <= 55
@@ -44,11 +36,10 @@ def test_gst_place_writes_a_feasible_plan(tmp_path: Path, capsys: pytest.Capture
     assert "6 jobs on 6 machines" in printed and "best rule" in printed and ("policy" in printed) == (policy != "none")
 
 
-def test_gst_place_refuses_a_machine_for_a_job_shop(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place", "--graph", str(FT06), "--machine", "gpus:2"]) == 2
-    assert "job shop" in capsys.readouterr().err
-    assert main(["place", "--graph", str(FT06), "--budget", "5"]) == 2
-    assert "--budget is for programs" in capsys.readouterr().err
+def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+    for arguments, words in (([str(FT06), "--seconds", "-1"], "--seconds is -1.0"), ([str(tmp_path)], "error: ")):
+        with pytest.raises(SystemExit, match=words):
+            main(["place", *arguments])
 
 
 def test_problems_of_the_table_keep_bound_and_best_known_in_order() -> None:
@@ -64,7 +55,7 @@ def test_problems_of_the_table_keep_bound_and_best_known_in_order() -> None:
 @pytest.mark.parametrize("way", [*compare.WAYS, *compare.CONTROLS])
 def test_each_way_of_search_gets_better_until_its_time_is_over(way: str) -> None:
     if way == "cp_sat":
-        pytest.importorskip("ortools", reason="CP-SAT comes with the extra exact")
+        pytest.importorskip("ortools", reason="CP-SAT comes with the extra experiments")
     shop = generated_job_shop(1, 8, 6)
     history = compare.searched(shop, way, load_weights(), 0.3, 0)
     spans = [span for _, span in history]

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import neusight_made
+import numpy as np
 import pytest
 
 from experiments.reproductions.neusight.dataset import parse_machine, parse_operations, read_neusight
+from experiments.reproductions.neusight.graphs import NeuSightTimes
+from gst.cli import main
+from tests.files import ROOT
 
-ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "neusight.tar.xz"
+ARCHIVE = ROOT.parent / "shared" / "data" / "neusight.tar.xz"
 
 
 @pytest.fixture
@@ -111,3 +115,25 @@ def test_measured_operators_of_the_archive_add_up_to_whole_models() -> None:
     for case in judged:
         whole = sum(n * each.forward_ms for n, each in zip(case.repeats(), case.operations, strict=True))
         assert abs(whole / case.time_ms - 1) < 0.12, case.model
+
+
+def test_prepare_cuts_one_graph_for_each_batch(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["prepare", "experiments.reproductions.neusight.graphs:NeuSightTimes", "--store", str(tmp_path)]
+    assert main([*command, "--arg", f"path={data}", "--arg", "mode=inf"]) == 0
+    assert ": 2 graphs, " in capsys.readouterr().out
+    for arguments, message in (
+        (["path=nowhere.tar.xz"], "there is no such file"),
+        ([f"path={data}", "mode=infer"], "mode is 'infer'; choose all, inf, train"),
+    ):
+        assert main([*command, *(f"--arg={each}" for each in arguments)]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_machines_are_configurations_of_every_operator(data: Path) -> None:
+    graphs = list(NeuSightTimes(str(data)))
+    assert [(graph.name, graph.num_configs) for graph in graphs] == [("tiny/inf/512/4", 4), ("tiny/inf/512/8", 4)]
+    linear = graphs[0].config_features[:, 1]  # all configurations: microseconds of the products of 24 layers
+    flops = 24 * 2.0 * 4 * 512 * 1024 * 1024
+    rates = sorted(gigaflops * 1e9 for gigaflops, *_ in neusight_made.MACHINES.values())
+    np.testing.assert_allclose(sorted(np.exp(linear[:, 0])), sorted(1e6 * flops / rate for rate in rates), rtol=1e-3)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import neusight_made
 import numpy as np
 import pytest
 
@@ -16,9 +16,6 @@ from experiments.reproductions.neusight.left_out import errors_left_out
 from experiments.reproductions.neusight.model import Model, Settings, backward_ratios
 from experiments.reproductions.neusight.network import Networks, Training
 from experiments.reproductions.neusight.operators import Operators, operators_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-import neusight_made
 
 H100, L4, V100 = "NVIDIA_H100_80GB_HBM3", "NVIDIA_L4", "Tesla_V100-PCIE-32GB"
 PLAIN, FULL = Settings("none", has_lanes=False, steps=12), Settings(steps=12)

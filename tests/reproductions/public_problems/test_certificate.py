@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from brute_force import least_us
-from placement_graphs import FIXTURE
-from random_tasks import MANY, NO_OVERHEAD, apart, core_sets, made_up, random_task
-from test_exact import best_of_all_us
 
+from experiments.reproductions.public_problems.certificate import branched_bound_us, certify, certify_published, words
 from experiments.reproductions.public_problems.cost_graphs import read_cost_graph
 from experiments.reproductions.public_problems.exact.tasks import optimum
 from experiments.reproductions.public_problems.published import search_published
-from gst.cli import main
-from gst.placement.baselines.bounds import branched_bound_us, lower_bound_us
+from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio, single
-from gst.placement.certificate import certify, certify_published, words
 from gst.placement.machines import machine
 from gst.placement.task import Task
+from tests.placement.placement_graphs import FIXTURE
+from tests.placement.random_tasks import MANY, NO_OVERHEAD, apart, core_sets, made_up, random_task
 from tests.programs.small import small_program
+from tests.reproductions.public_problems.brute_force import least_us
+from tests.reproductions.public_problems.test_exact import best_of_all_us
 
-pytest.importorskip("ortools", reason="needs OR-tools: pip install graph-segment-training[exact]")
+pytest.importorskip("ortools", reason="needs OR-tools: pip install graph-segment-training[experiments]")
 ROUNDING = 1 + 1e-9
 NANOSECOND = 1e-3
 
@@ -142,32 +139,3 @@ def test_a_certificate_by_the_published_latency_knows_transfers_and_memory() -> 
     assert (path.bound_by, exact.bound_by) == ("longest path", "CP-SAT") and exact.bound > 1.05 * path.bound
     assert exact.bound <= exact.plan_time and max(exact.peak_bytes.values()) <= graph.memory_limit
     assert exact.memory_by == "file" and "accelerator" in words(exact.to_dict())
-
-
-@pytest.mark.slow
-def test_the_command_writes_the_plan_first_and_then_the_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, seen = tmp_path / "out", []
-
-    def noted(*arguments: object, **options: object) -> object:
-        seen.append(json.loads((out / "plan.json").read_text()))
-        return certify(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("gst.placement.api.command.certify", noted)
-    program = "rnnlm:layers=1,hidden=8,steps=1,batch=2,vocabulary=10"
-    command = ["place", program, "--machine", "gpus:2", "--evaluations", "20", "--methods", "annealing", "--proof", "1"]
-    assert main([*command, "--out", str(out), "--json", str(tmp_path / "result.json")]) == 0
-    record, result = (json.loads(path.read_text()) for path in (out / "plan.json", tmp_path / "result.json"))
-    certificate = record.pop("certificate")
-    assert seen == [record], "all but the certificate was there before"
-    assert certificate == result["certificate"] and certificate["plan"] == pytest.approx(result["objective"])
-    assert certificate["lower_bound"] == pytest.approx(result["lower_bound"]) and certificate["memory_by"] == "checker"
-    checked = result["streams"]
-    both = {name: size + checked["resident_bytes"][name] for name, size in checked["peak_bytes"].items()}
-    assert certificate["peak_bytes"] == both and max(both.values()) > 0
-    printed = capsys.readouterr().out
-    assert words(certificate) in printed and "no plan takes less than" in printed
-    assert "Certificate" in (out / "report.html").read_text()
-    assert main([*command[:-1], "-1", "--out", str(out)]) == 2
-    assert "--proof is -1.0, want 0 or more seconds" in capsys.readouterr().err

@@ -19,10 +19,11 @@ from experiments.reproductions.public_problems.cost_graphs import (
 from gst.lowering.plan import Plan
 from gst.simulation.peaks import peak_bytes
 from gst.simulation.simulator import Simulator
+from tests.files import FIXTURES
 from tests.reproductions.public_problems.published_latency import latency
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "placement"
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "cost_graphs" / "bert24_inference.json"
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "placement"
+FIXTURE = FIXTURES / "cost_graphs" / "bert24_inference.json"
 PUBLISHED = sorted(SHARED.glob("*_layer_graphs/*.json")) or [FIXTURE]
 
 

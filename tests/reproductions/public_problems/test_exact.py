@@ -8,7 +8,6 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from placement_graphs import FIXTURE, cost_graph, made_task
 
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph
 from experiments.reproductions.public_problems.exact.cost_graphs import published_optimum
@@ -19,8 +18,9 @@ from experiments.reproductions.public_problems.published import (
     search_published,
 )
 from gst.placement.task import Task
+from tests.placement.placement_graphs import FIXTURE, cost_graph, made_task
 
-pytest.importorskip("ortools", reason="needs OR-tools: pip install graph-segment-training[exact]")
+pytest.importorskip("ortools", reason="needs OR-tools: pip install graph-segment-training[experiments]")
 
 
 def best_of_all_us(task: Task) -> float:
@@ -143,6 +143,6 @@ def test_without_or_tools_one_line_says_what_to_install(monkeypatch: pytest.Monk
     for name in [each for each in sys.modules if each.startswith("ortools")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(ValueError, match=r"pip install graph-segment-training\[exact\]") as caught:
+    with pytest.raises(ValueError, match=r"pip install graph-segment-training\[experiments\]") as caught:
         optimum(made_task(3, 0))
     assert "\n" not in str(caught.value)

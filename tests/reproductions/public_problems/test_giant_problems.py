@@ -10,7 +10,7 @@ import pytest
 
 from experiments.reproductions.public_problems.giant import equal_table, in_random_order, main, summary
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow

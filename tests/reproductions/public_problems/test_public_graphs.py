@@ -15,8 +15,8 @@ import pytest
 
 from experiments.reproductions.public_problems.formats import PublicGraph, read_public_graph
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/public_graphs"
-SHARED = Path(__file__).parents[2].parent / "shared/data"
+FIXTURES = Path(__file__).parents[2] / "fixtures/public_graphs"
+SHARED = Path(__file__).parents[4] / "shared/data"
 FORMATS = {
     "doppler.txt": "doppler", "moirai.xls": "moirai", "pipedream.txt": "pipedream", "piper.json": "piper",
     "msr.json": "msr", "workflow.json": "wfformat", "workflow_1_3.json": "wfformat",
@@ -25,7 +25,7 @@ FORMATS = {
 
 def read(name: str) -> PublicGraph:
     if name.endswith(".xls"):
-        pytest.importorskip("xlrd", reason="needs the extra 'xls'")
+        pytest.importorskip("xlrd", reason="needs the extra 'experiments'")
     return read_public_graph(FIXTURES / name)
 
 
@@ -112,7 +112,7 @@ def test_moirai_has_times_of_each_device_and_of_each_transfer() -> None:
 
 def test_an_excel_file_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xlrd", None)
-    with pytest.raises(ValueError, match=r"xlrd; pip install 'graph-segment-training\[xls\]'"):
+    with pytest.raises(ValueError, match=r"xlrd; pip install 'graph-segment-training\[experiments\]'"):
         read_public_graph(FIXTURES / "moirai.xls")
 
 
@@ -186,7 +186,7 @@ def test_other_files_are_refused_in_one_line(content: bytes, tmp_path: Path) -> 
 
 
 def test_a_damaged_excel_file_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("xlrd", reason="needs the extra 'xls'")
+    pytest.importorskip("xlrd", reason="needs the extra 'experiments'")
     content = (FIXTURES / "moirai.xls").read_bytes()
     for number, damaged in enumerate([content[:600], content[:8], content[:1500] + b"\xff" * 400 + content[1900:]]):
         path = tmp_path / f"{number}.xls"

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.reproductions.public_problems.policy import main, summary
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests/fixtures/public_graphs"
 
 

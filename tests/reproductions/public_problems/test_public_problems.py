@@ -1,4 +1,4 @@
-"""Published problems on machines: schedules against slow twins, bounds against all plans, and `gst place`."""
+"""Published problems on machines: schedules against slow twins, bounds against all plans, and commands."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.reproductions.public_problems.__main__ import main
 from experiments.reproductions.public_problems.annealing import anneal
 from experiments.reproductions.public_problems.baselines import baselines
 from experiments.reproductions.public_problems.bounds import lower_bound, searched_bound
+from experiments.reproductions.public_problems.exact.tasks import replayed_us
 from experiments.reproductions.public_problems.formats import PublicGraph, read_public_graph
 from experiments.reproductions.public_problems.integer_program import solve
-from experiments.reproductions.public_problems.placing import place_public
+from experiments.reproductions.public_problems.placing import PER_UNIT_US, place_public, trace_of_schedule
 from experiments.reproductions.public_problems.problem import Problem, public_problem
 from experiments.reproductions.public_problems.proofs import proved_bound
-from gst.cli import main
+from experiments.reproductions.public_problems.readers import PublicProblem
+from experiments.reproductions.public_problems.schedules import Schedule, moved, run_by_ready
+from gst.cli import main as gst_main
 from gst.lowering.plan import Plan
-from gst.placement.search.window_schedules import Schedule, moved, run_by_ready
+from gst.placement.machines import machine
+from tests.placement.test_exports import check_trace
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/public_graphs"
+FIXTURES = Path(__file__).parents[2] / "fixtures/public_graphs"
 ALL = ("doppler.txt", "moirai.xls", "pipedream.txt", "piper.json", "msr.json", "workflow.json", "workflow_1_3.json")
 
 
 def problem_of(name: str, machine: str = "gpus:2") -> Problem:
     if name.endswith(".xls"):
-        pytest.importorskip("xlrd", reason="needs the extra 'xls'")
+        pytest.importorskip("xlrd", reason="needs the extra 'experiments'")
     return public_problem(read_public_graph(FIXTURES / name), machine)
 
 
@@ -261,7 +266,7 @@ def test_the_integer_program_counts_memory_and_the_way_to_the_cpu() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_the_solver_proves_the_least_of_all_plans(seed: int) -> None:
-    pytest.importorskip("ortools", reason="needs the extra 'exact'")
+    pytest.importorskip("ortools", reason="needs the extra 'experiments'")
     problem = public_problem(random_graph(seed, 5, 1 + seed % 2), "gpus:2")
     least = least_of_all(problem)
     plan = next(plan for plan in baselines(problem).values() if not plan.reason)
@@ -307,7 +312,7 @@ def test_each_format_is_placed_from_end_to_end(
 ) -> None:
     problem = problem_of(name)
     monkeypatch.chdir(tmp_path)
-    arguments = ["place", "--graph", str(FIXTURES / name), "--machine", "gpus:2", "--seconds", "0.1"]
+    arguments = ["place", str(FIXTURES / name), "--machine", "gpus:2", "--seconds", "0.1"]
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     assert 0 < result["lower_bound"] <= result["objective"] * (1 + 1e-9)
@@ -347,19 +352,86 @@ def test_blank_lines_before_a_problem_are_left_out(tmp_path: Path) -> None:
 
 
 def test_what_a_graph_on_a_machine_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph = ["place", "--graph", str(FIXTURES / "doppler.txt")]
+    graph = ["place", str(FIXTURES / "doppler.txt")]
     for arguments, words in (
         ([*graph, "--machine", "tpus:4"], "there is no simulated machine 'tpus:4'"),
         ([*graph, "--machine", "gpus:4000"], "want at most 1024"),
-        ([*graph, "--machine", "gpus:2", "--devices", "cpu:0"], "leave --devices"),
         ([*graph, "--machine", "gpus:2", "--seconds", "-1"], "--seconds is -1.0"),
+        ([*graph, "--machine", "gpus:2", "--proof", "-1"], "--proof is -1.0, want 0 or more"),
         ([*graph, "--out", str(tmp_path)], "of the format doppler, which needs a machine; add --machine"),
-        ([*graph], "give --out DIR"),
-        (["place", "rnnlm", *graph[1:], "--machine", "gpus:2"], "not both"),
-        ([*graph, "--machine", "gpus:2", "--methods", "hdp"], "--methods is for programs"),
-        ([*graph, "--machine", "gpus:2", "--wandb"], "--wandb is for programs"),
-        (["place", "--graph", str(tmp_path / "none"), "--machine", "gpus:2"], "there is no such file"),
+        (["place", str(tmp_path / "none"), "--machine", "gpus:2"], "there is no such file"),
     ):
         assert main(arguments) == 2
         last = capsys.readouterr().err.strip().splitlines()[-1]
         assert last.startswith("gst: error: ") and words in last, last
+
+
+def test_the_command_writes_the_trace_of_the_plan(tmp_path: Path) -> None:
+    command = ["place", str(FIXTURES / "doppler.txt"), "--machine", "gpus:2", "--seconds", "0", "--proof", "0"]
+    command += ["--policy", "none", "--out", str(tmp_path), "--trace", str(tmp_path / "plan.trace.json")]
+    assert main(command) == 0
+    events = json.loads((tmp_path / "plan.trace.json").read_text())["traceEvents"]
+    record = json.loads((tmp_path / "plan.json").read_text())
+    spans = {event["name"]: (event["tid"], event["ts"]) for event in events if event["ph"] == "X"}
+    for node, device, begin in zip(record["nodes"], record["placement"], record["begin"], strict=True):
+        assert spans[str(node)] == (device, pytest.approx(1e3 * begin))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_trace_of_a_schedule_obeys_the_laws_of_its_format(seed: int) -> None:
+    problem = problem_of("doppler.txt")
+    schedule = Schedule(problem, np.random.default_rng(seed).integers(2, size=problem.num_nodes))
+    names = [str(each) for each in problem.graph.ids]
+    check_trace(trace_of_schedule(problem, schedule), [(names[a], names[b]) for a, b in problem.graph.edges.T.tolist()])
+
+
+def test_a_graph_of_msr_is_placed_by_its_published_latency(tmp_path: Path) -> None:
+    """A chain of six operators, thrice as fast on the one accelerator, whose memory holds four of them."""
+    nodes = [
+        {"id": n, "cpuLatency": 3.0, "fpgaLatency": 1.0, "supportedOnFpga": 1, "size": 10.0, "isBackwardNode": 0}
+        for n in range(6)
+    ]
+    edges = [{"sourceId": n, "destId": n + 1, "cost": 0.5} for n in range(5)]
+    path, out, result = tmp_path / "chain.json", tmp_path / "out", tmp_path / "result.json"
+    path.write_text(json.dumps({"nodes": nodes, "edges": edges, "maxFPGAs": 1, "maxCPUs": 2, "maxSizePerFPGA": 40.0}))
+    command = ["place", str(path), "--evaluations", "60", "--proof", "1", "--out", str(out), "--json", str(result)]
+    assert main(command) == 0
+    placed = json.loads(result.read_text())
+    # Four on the accelerator at one end, one value on the way: 4 * 1 + 0.5 + 2 * 3.
+    assert placed["objective"] == pytest.approx(10.5) and placed["lower_bound"] <= 10.5
+    assert (np.array(Plan.load(out / "plan.json").placement) >= 2).sum() == 4
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_format_is_a_task_for_gst_place(name: str) -> None:
+    """A plan takes as long as its schedule where all edges of a value are alike, and longer where they are not."""
+    problem, reader = problem_of(name), PublicProblem(FIXTURES / name)
+    in_order = replace(problem, graph=replace(problem.graph, first_come=False))
+    task = reader.task(machine("gpus:2"))
+    assert reader.notes and task.names == problem.devices
+    unit_us = PER_UNIT_US.get(problem.graph.unit, 1e3)
+    for seed in range(5):
+        able = np.isfinite(problem.group_times)
+        drawn = np.random.default_rng(seed).random(able.shape) + ~able
+        home = drawn.argmin(0)[problem.arrays.groups]
+        schedule = Schedule(in_order, home)
+        took = replayed_us(task, task.plan(home, -np.arange(task.num_nodes)))
+        assert took >= unit_us * schedule.makespan * (1 - 1e-3) or schedule.reason
+        if name in ("doppler.txt", "pipedream.txt", "msr.json") and not schedule.reason:
+            assert took == pytest.approx(unit_us * schedule.makespan, rel=1e-3)
+
+
+def test_gst_place_reads_published_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, quick = "experiments.reproductions.public_problems", ["--evaluations", "30", "--methods", "annealing"]
+    doppler = ["place", "--graph", str(FIXTURES / "doppler.txt"), "--format", f"{module}:PublicProblem", *quick]
+    assert gst_main([*doppler, "--machine", "gpus:2", "--out", "out"]) == 0
+    assert Plan.load(Path("out/plan.json")).devices == ("cuda:0", "cuda:1")
+    assert "DOPPLER's simulator" in capsys.readouterr().err
+    msr = ["place", "--graph", str(FIXTURES / "msr.json"), "--format", f"{module}:MsrGraph", *quick]
+    assert gst_main([*msr, "--out", "msr"]) == 0
+    assert "accelerator:0" in Plan.load(Path("msr/plan.json")).devices
+    assert gst_main([*doppler, "--out", "none"]) == 2
+    assert "of the format doppler, which needs a machine; add --machine" in capsys.readouterr().err

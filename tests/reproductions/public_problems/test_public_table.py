@@ -11,7 +11,7 @@ import pytest
 from experiments.reproductions.public_problems.all_problems import machine_of, main, summary
 from experiments.reproductions.public_problems.proofs import SOLVERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests/fixtures/public_graphs"
 
 

@@ -8,9 +8,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from placement_graphs import FIXTURE, SHARED, cost_graph
 
-from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
+from experiments.reproductions.public_problems.cost_graphs import (
+    CostGraph,
+    read_cost_graph,
+    read_split,
+    task_of_cost_graph,
+)
 from experiments.reproductions.public_problems.published import (
     PublishedObjective,
     orders,
@@ -20,7 +24,7 @@ from experiments.reproductions.public_problems.published import (
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted
 from gst.placement.search.annealing import anneal
-from gst.placement.task import Task
+from tests.placement.placement_graphs import FIXTURE, SHARED, cost_graph
 from tests.reproductions.public_problems.published_latency import latency
 
 
@@ -142,7 +146,7 @@ def test_annealing_takes_the_published_runtime() -> None:
     graph = cost_graph(15, 1)
     runtime = PublishedObjective(graph)
     budgeted = Budgeted(runtime, 300)
-    anneal(Task.of_cost_graph(graph), budgeted, seed=0)
+    anneal(task_of_cost_graph(graph), budgeted, seed=0)
     assert budgeted.left == 0 and budgeted.best is not None
     assert latency(graph, budgeted.best) == pytest.approx(budgeted.best_ms)
     assert budgeted.best_ms <= np.nanmin(runtime(PublishedObjective(graph).starts()))

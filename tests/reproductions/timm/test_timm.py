@@ -1,24 +1,23 @@
 """timm step times: kernels of a program, tables, the model, and its commands."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.reproductions.timm import programs
 from experiments.reproductions.timm.__main__ import main
-from experiments.reproductions.timm.model import efficiencies, folds_of, predict, scores
+from experiments.reproductions.timm.model import efficiencies, folds_of, predict, save, scores
 from experiments.reproductions.timm.networks import NetworkSettings, examples_of, train_network
 from experiments.reproductions.timm.programs import load_rows
 from experiments.reproductions.timm.tables import family, read_tables, setting_of
 from gst.cost.step_time.kernels import CLASSES, COLUMNS, kernels_of
 from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.model import Model, load, save
-from gst.cost.step_time.network import network_times
+from gst.cost.step_time.model import Model, load, network_times
 from gst.data.graphnet import operator_graph, read_sources
+from tests.files import FIXTURES
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
+FIXTURE = FIXTURES / "graphnet"
 QUICK = NetworkSettings(epochs=1, hidden=8)
 HEADER = "model,infer_img_size,infer_batch_size,infer_step_time,param_count\n"
 TABLE = "benchmark-infer-{}-nchw-pt240-cu124-{}.csv"

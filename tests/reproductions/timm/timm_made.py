@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+from tests.files import FIXTURES
+
 MODELS = ("alpha_net", "beta_net", "gamma_net", "delta_net")
 TABLES = {
     "benchmark-infer-amp-nhwc-pt240-cu124-rtx3090.csv": ("infer", 1.0),

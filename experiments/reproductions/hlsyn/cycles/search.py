@@ -178,5 +178,5 @@ def _ensemble() -> Any:
     try:
         from sklearn import ensemble
     except ImportError as error:
-        raise ValueError("this search needs scikit-learn: pip install 'graph-segment-training[tune]'") from error
+        raise ValueError("this search needs scikit-learn: pip install 'graph-segment-training[experiments]'") from error
     return ensemble

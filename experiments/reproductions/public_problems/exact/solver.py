@@ -36,7 +36,7 @@ def solver_library() -> Any:
         from ortools.sat.python import cp_model
     except ImportError:
         raise ValueError(
-            "exact plans need OR-tools, which is not installed; pip install graph-segment-training[exact]"
+            "exact plans need OR-tools, which is not installed; pip install graph-segment-training[experiments]"
         ) from None
     return cp_model
 

@@ -1,13 +1,18 @@
-"""The network of the constructive policy: its features, where its weights lie in one vector, and the file of them."""
+"""The network of the constructive policy: its features, its weights in one vector and their file, and the tables of
+numbers that are computed once for each task."""
 
 from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Float64, Int64
 
+from gst.placement.baselines.arrays import downward_rank, mean_times, optimistic_costs, upward_rank
+from gst.placement.baselines.list_schedule import Scheduled
+from gst.util.compiled import compiled
 from gst.util.untrusted import read_arrays
 from gst.util.writing import atomic_path
 
@@ -15,7 +20,7 @@ PRIORITIES = (
     "upward_rank", "downward_rank", "optimistic_cost", "time", "transfer_out", "num_consumers", "transfers_in",
     "ready_since",
 )  # fmt: skip
-"""Features of an operation from which its place in the list of ready ones follows, once, when it becomes ready."""
+"""Features of an operation that order the ready ones; computed once, when it becomes ready."""
 
 FEATURES = (
     "rank", "rank_below_first", "sufferage", "transfer_out", "num_consumers", "consumers_waiting_for_it_alone", "time",
@@ -24,7 +29,7 @@ FEATURES = (
     "inputs_here", "bytes_to_move", "inputs_of_consumers_here", "inputs_of_consumers_elsewhere", "start_of_consumer",
     "device_busy", "device_over_mean", "memory_left", "work_left", "num_ready", "transfers_to_times", "first_come",
 )  # fmt: skip
-"""Features of a ready operation on a device; `gst.placement.policies.constructive.rollout` computes them in this order."""
+"""Features of a ready operation on a device, in the order in which `roll_out` computes them."""
 
 HIDDEN = 16
 NUM_FEATURES, NUM_PRIORITIES = len(FEATURES), len(PRIORITIES)
@@ -33,14 +38,14 @@ OUTPUT = LAYER + HIDDEN * (NUM_FEATURES + 1)  # where the weights of the hidden 
 NUM_WEIGHTS = OUTPUT + HIDDEN
 SHIPPED = "constructive.npz"
 RULE = {"start": -1.0, "finish_and_optimistic": -2.0, "inputs_of_consumers_here": 0.3, "rank_below_first": 0.3}
-"""Weights by hand of four features: .7 % behind the better of HEFT and min-EFT, on generated problems."""
+"""Weights by hand of four features: 0.7 % behind the better of HEFT and min-EFT, on generated problems."""
 
 Weights = Float32[np.ndarray, " weights"]
 
 
 def rule_weights() -> Weights:
-    """Weights that make the policy a list schedule: the ready operation of greatest upward rank goes where it ends
-    first, if one operation alone is looked at.
+    """Return weights that make the policy a list schedule: the ready operation of greatest upward rank goes where it
+    ends first, if one operation at a time is scored.
 
     Examples:
         >>> int(np.count_nonzero(rule_weights()))
@@ -53,7 +58,7 @@ def rule_weights() -> Weights:
 
 
 def initial_weights(seed: int) -> Weights:
-    """Weights that training begins with: a rule by hand (`RULE`), to which a random hidden layer adds little.
+    """Return weights to begin training with: a rule by hand (`RULE`), to which a random hidden layer adds little.
 
     The score of an operation on a device is a linear function of the features and a layer of `HIDDEN` rectified units.
     """
@@ -75,21 +80,123 @@ def save_weights(path: Path, weights: Weights) -> None:
 
 
 def load_weights(path: Path | None = None) -> Weights:
-    """Weights from a file that `gst train-policy` wrote; those that come with the package if None.
+    """Read weights from a file of `save_weights`; the weights of the package if None.
 
     Raises:
-        ValueError: the file is missing, no such file, or of a policy with other features.
+        ValueError: the file is missing, damaged, or of a policy with other features.
     """
     if path is None:
         with resources.as_file(resources.files("gst.placement.policies.constructive") / SHIPPED) as shipped:
             return load_weights(shipped)
     arrays = read_arrays(path)
     if missing := {"weights", "features", "priorities"} - arrays.keys():
-        raise ValueError(f"{path}: has no {', '.join(sorted(missing))}; want a file that gst train-policy wrote")
+        raise ValueError(f"{path}: has no {', '.join(sorted(missing))}; want a file of save_weights")
     weights = arrays["weights"]
     names = tuple(arrays["features"].tolist()), tuple(arrays["priorities"].tolist())
     if names != (FEATURES, PRIORITIES) or weights.shape != (NUM_WEIGHTS,) or weights.dtype.kind != "f":
-        raise ValueError(f"{path}: weights of a policy with other features; train again with gst train-policy")
+        raise ValueError(f"{path}: weights of a policy with other features; train the policy again")
     if not np.isfinite(weights).all():
-        raise ValueError(f"{path}: some weights are not finite; train again with gst train-policy")
+        raise ValueError(f"{path}: some weights are not finite; train the policy again")
     return weights.astype(np.float32)
+
+
+MOST_CONSUMERS = 4  # of an operation that its features look at: those with the longest way to go
+
+
+class Tables(NamedTuple):
+    """Numbers of a task that no decision changes.
+
+    Args:
+        mean_times: of each node over the devices that can run it.
+        transfers: of each amount that moves, the mean over pairs of different devices.
+        rank: time from the start of each node to the end along its longest path, transfers included (upward rank).
+        optimistic: time from the end of each node on each device to the end, if every later node has its best device
+            (the optimistic cost table of PEFT, Arabnejad and Barbosa, 2014).
+        priorities: of each node, `PRIORITIES` without the last.
+        outgoing: of each node, the longest transfer of its value.
+        incoming: of each node, the sum of the transfers of the values that it reads.
+        heads: of each node, `MOST_CONSUMERS` places in the list of its consumers, -1 where it has fewer.
+        group_times: mean times of all nodes of each group.
+        able: True where a device can run all nodes of a group.
+        shares: True where two devices share a core, so that one is busy while the other runs.
+        is_view_free: True if operations that take no time need no free device.
+        scale: mean time of a node, > 0: the unit of differences between devices.
+        horizon: the longer of the longest path and all work shared evenly, > 0: the unit of time.
+        ratio: all transfers divided by all times.
+    """
+
+    mean_times: Float64[np.ndarray, " nodes"]
+    transfers: Float64[np.ndarray, " amounts"]
+    rank: Float64[np.ndarray, " nodes"]
+    optimistic: Float64[np.ndarray, "devices nodes"]
+    priorities: Float64[np.ndarray, "priorities nodes"]
+    outgoing: Float64[np.ndarray, " nodes"]
+    incoming: Float64[np.ndarray, " nodes"]
+    heads: Int64[np.ndarray, "nodes heads"]
+    group_times: Float64[np.ndarray, " groups"]
+    able: Bool[np.ndarray, "devices groups"]
+    shares: Bool[np.ndarray, "devices devices"]
+    is_view_free: bool
+    scale: float
+    horizon: float
+    ratio: float
+
+
+def tables_of(what: Scheduled, transfers: Float64[np.ndarray, " amounts"], is_view_free: bool = False) -> Tables:
+    """Return the tables of operations and devices.
+
+    Args:
+        transfers: of each amount, the mean over pairs of different devices.
+        is_view_free: see `Tables`.
+    """
+    arrays, use = what.arrays, what.use
+    mean = mean_times(arrays.times)
+    rank, depth = upward_rank(mean, transfers, arrays), downward_rank(mean, transfers, arrays)
+    optimistic = optimistic_costs(transfers, arrays)
+    outgoing, incoming, heads = _around(rank, transfers, arrays)
+    num_groups = len(arrays.sizes)
+    able = np.stack([np.bincount(arrays.groups, ~each, num_groups) == 0 for each in np.isfinite(arrays.times)])
+    scale = float(mean.mean()) or float(transfers.mean() if len(transfers) else 0.0) or 1.0
+    least, least_work = arrays.times.min(0), (arrays.times * use.sum(1)[:, None]).min(0)
+    horizon = max(float(optimistic.min(0).max() + least.max()), float(least_work.sum()) / use.shape[1], 1e-300)
+    longest = max(float(rank.max()), 1e-300)
+    fan = np.diff(arrays.indptr)
+    priorities = np.stack([
+        rank / longest, depth / longest, optimistic.mean(0) / horizon, _squashed(mean / scale),
+        _squashed(outgoing / scale), _squashed(fan / 4.0), _squashed(incoming / scale),
+    ])  # fmt: skip
+    ratio = float(transfers[arrays.out_edges].sum()) / max(float(mean.sum()), 1e-300)
+    return Tables(
+        mean, transfers, rank, optimistic, priorities, outgoing, incoming, heads,
+        np.bincount(arrays.groups, mean, num_groups), able, (use.astype(np.int64) @ use.T.astype(np.int64)) > 0,
+        is_view_free, scale, horizon, min(ratio, 1e6),
+    )  # fmt: skip
+
+
+def _squashed(values: Float64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
+    return values / (1.0 + values)
+
+
+@compiled
+@no_type_check
+def _around(rank, transfers, arrays):
+    """Compute the longest transfer out of each node, the sum of transfers into it, and its chief consumers."""
+    nodes = len(rank)
+    outgoing, incoming = np.zeros(nodes), np.zeros(nodes)
+    heads, ways = np.full((nodes, MOST_CONSUMERS), -1), np.empty(MOST_CONSUMERS)
+    for node in range(nodes - 1, -1, -1):
+        count = 0
+        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
+            consumer, transfer = arrays.consumers[position], transfers[arrays.out_edges[position]]
+            way = transfer + rank[consumer]
+            outgoing[node] = max(outgoing[node], transfer)
+            incoming[consumer] += transfer
+            place = count  # insertion by the length of the way, the first of equals first
+            while place > 0 and ways[place - 1] < way:
+                place -= 1
+            if place < MOST_CONSUMERS:
+                for later in range(min(count, MOST_CONSUMERS - 1), place, -1):
+                    ways[later], heads[node, later] = ways[later - 1], heads[node, later - 1]
+                ways[place], heads[node, place] = way, position
+                count = min(count + 1, MOST_CONSUMERS)
+    return outgoing, incoming, heads

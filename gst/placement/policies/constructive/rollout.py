@@ -2,7 +2,7 @@
 
 An operation is ready when all its producers are placed. Of the ready ones the first few by priority are looked at; the
 network scores each of these on each device that may run it, and the best pair is placed behind what its device has.
-The rules are those of `gst.placement.search.window_schedules.run_in_order`, so that the makespan is that of the schedule.
+The makespan is that of `gst.placement.search.windows.schedule`, for devices that share no core.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from typing import no_type_check
 
 import numpy as np
 
-from experiments.reproductions.public_problems.published import uniform
 from gst.placement.baselines.arrays import moved
-from gst.placement.policies.constructive.network import HIDDEN, LAYER, NUM_FEATURES, NUM_PRIORITIES, OUTPUT
-from gst.placement.policies.constructive.tables import MOST_CONSUMERS
-from gst.placement.search.window_schedules import run_first_come
+from gst.placement.policies.constructive.network import (
+    HIDDEN,
+    LAYER,
+    MOST_CONSUMERS,
+    NUM_FEATURES,
+    NUM_PRIORITIES,
+    OUTPUT,
+)
+from gst.placement.search.windows import uniform
 from gst.util.compiled import compiled
 
 PAIRS, MOST_WINDOW = 32, 8
@@ -273,33 +278,6 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
                 fresh[num_fresh] = consumer
                 num_fresh += 1
     return latest
-
-
-@compiled
-@no_type_check
-def roll_out_many(arrays, tables, weights, window, is_uniform, first_come, state, spans, best_home, best_order):
-    """Build a schedule with each row of weights and write its makespan; the number of the best, and of it the devices
-    and the order.
-
-    Args:
-        weights: (rollouts, weights) float32.
-        spans: (rollouts), written; infinite where the memories do not hold a schedule.
-        best_home, best_order: of all nodes, written unless all makespans are infinite.
-        window, is_uniform, first_come, state: see `roll_out`.
-    """
-    nodes, best = len(best_home), -1
-    home, order = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    begin, end, before, ahead = np.empty(nodes), np.empty(nodes), np.empty(nodes, np.int64), np.zeros(nodes)
-    for number in range(len(weights)):
-        span = roll_out(arrays, tables, weights[number], window, is_uniform, first_come, state, home, order)
-        if first_come and span < np.inf:
-            span = run_first_come(home, arrays, begin, end, before, ahead, np.inf)
-        spans[number] = span
-        if span < np.inf and (best < 0 or span < spans[best]):
-            best = number
-            best_home[:] = home
-            best_order[:] = order
-    return best
 
 
 @compiled

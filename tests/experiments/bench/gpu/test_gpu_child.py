@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench.gpu import child, lines, plans
-from gst.execution import reference
+from experiments.bench.gpu import child, host_outputs, lines, plans
 from gst.execution.on_accelerator import Run, whole
 from gst.execution.pair_records import Pair, Pairs
 from gst.lowering.calls import eager
@@ -96,7 +95,7 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
     """On the CPU, whose convolutions round in a mode as those of a GPU do, except where the CPU itself is asked."""
     exact = on_the_host(eager)
     monkeypatch.setattr(
-        reference, "eager", lambda program, inputs=None, device=None: (eager if device else exact)(program, inputs)
+        host_outputs, "eager", lambda program, inputs=None, device=None: (eager if device else exact)(program, inputs)
     )
     monkeypatch.setattr(child, "capture", on_the_host(capture))
     settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
@@ -105,7 +104,7 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
         *_, row = child.reports(name, settings, "cpu")
     assert row["tf32"] and row["wrong"] == ""
     assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
-    monkeypatch.setattr(reference, "exact_convolutions", nullcontext)
+    monkeypatch.setattr(host_outputs, "exact_convolutions", nullcontext)
     with RoundedConvolutions():
         *_, row = child.reports(name, settings | {"lanes": []}, "cpu")
     assert "is off by" in row["wrong"] and "failed on the accelerator: output" in lines.workload(name, row)

@@ -1,0 +1,113 @@
+"""Runs on a GPU: tables from experiments/results/gpu, one NVIDIA H200, 26 November 2026."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from experiments.figures.documents import Number, result, table
+
+PAGE = "docs/results.md"
+STREAMS = {
+    "as written": "eager", "as written, graph": "step in a CUDA graph", "1 lanes, graph": "plan, 1 stream",
+    "2 lanes, graph": "2 streams", "4 lanes, graph": "4 streams",
+}  # fmt: skip
+VARIANTS = {
+    "unshared fp32": "every state computed, fp32", "shared fp32": "equal states once, fp32",
+    "shared bf16": "equal states once, bf16",
+}  # fmt: skip
+FUSED = {
+    "compiled_ms": "torch.compile", "reduce-overhead_ms": "reduce-overhead",
+    "compiled_graph_ms": "compiled step in a CUDA graph", "fused_1_lanes_ms": "1 stream", "fused_2_lanes_ms": "2",
+    "fused_4_lanes_ms": "4", "fused_8_lanes_ms": "8",
+}  # fmt: skip
+
+
+def streams() -> str:
+    """Return the table of plans on several streams of one GPU."""
+    rows = [
+        [name, f"{found['nodes']:,}", *(_milliseconds(found["ways"].get(key)) for key in STREAMS),
+         f"{_gain(found):.2f}x"]
+        for name, found in _programs().items()
+    ]  # fmt: skip
+    return table(["ms", "operations", *STREAMS.values(), "CUDA graph / 4 streams"], rows)
+
+
+def step() -> str:
+    """Return the table of a training step of the published network."""
+    found = result("gpu/h200_make_gpu")["gst"]
+    variants, recorded = found["step"]["variants"], found["recorded"]
+    rows = [
+        *([name, f"{variants[key]['step_ms']:.1f}", f"{variants[key]['peak_mib']:,.0f}"]
+          for key, name in VARIANTS.items()),
+        ["GraphSAGE, eager", f"{recorded['eager_ms']:.1f}", ""],
+        ["the same, recorded", f"{recorded['recorded_ms']:.1f}", ""],
+    ]  # fmt: skip
+    return table(["training step", "ms", "peak MiB"], rows)
+
+
+def place() -> str:
+    """Return the table of `gst place inception` on four streams."""
+    found = result("gpu/h200_place_inception")
+    rows = [
+        [f"`{name}`", f"{each['median_ms']:.2f}" if each["median_ms"] else "-", each["reason"]]
+        for name, each in found["plans"].items()
+    ]
+    return table(["plan", "median ms, first set of runs", ""], rows)
+
+
+def fused() -> str:
+    """Return the table of a prototype that puts Inductor's kernels on several streams.
+
+    Cells are of the latest run; an earlier run fills cells that the latest lacks.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for each in result("gpu/h200_fused_lanes")["rows"]:
+        rows[each["program"]] = rows.get(each["program"], {}) | each
+    head = ["ms", *FUSED.values()]
+    return table(head, [[name.replace(":", ": "), *(f"{each[key]:.2f}" if key in each else "-" for key in FUSED)]
+                        for name, each in rows.items()])  # fmt: skip
+
+
+def _programs() -> dict[str, Any]:
+    found = result("gpu/h200_make_gpu")["workloads"]
+    return {"gpt": found["gpt"], "inception": result("gpu/h200_inception_lanes")}
+
+
+def _gain(found: dict[str, Any]) -> float:
+    graph, four = (found["ways"][name]["median_ms"] for name in ("as written, graph", "4 lanes, graph"))
+    return float(graph / four)
+
+
+def _milliseconds(run: dict[str, Any] | None) -> str:
+    return f"{run['median_ms']:.2f}" if run else "-"
+
+
+def gains() -> list[float]:
+    """Return the gain of four streams over a CUDA graph of the step: gpt, inception."""
+    return [_gain(found) for found in _programs().values()]
+
+
+def _offload() -> list[float]:
+    found = result("gpu/h200_make_gpu")["capped"]["ways"]
+    plan, theirs = (found[name]["median_ms"] for name in ("plan over both", "Accelerate, offload"))
+    return [plan, theirs, theirs / plan]
+
+
+def _place() -> list[float]:
+    found = result("gpu/h200_place_inception")
+    return [found["pytorch_ms"], found["objective"], found["winner_ms"]]
+
+
+def _tests() -> list[float]:
+    outcomes = Counter(each["outcome"] for each in result("gpu/h200_make_gpu")["tests"]["outcomes"].values())
+    return [outcomes["passed"], outcomes["failed"], outcomes["unfinished"]]
+
+
+TABLES = {"gpu streams": streams, "gpu step": step, "gpu place": place, "gpu fused kernels": fused}
+NUMBERS: list[Number] = [
+    (PAGE, "takes {:.1f} ms by a plan over GPU and CPU and {:.1f} ms by Accelerate's offload ({:.2f} times as long)",
+     _offload),
+    (PAGE, "eager takes {:.2f} ms, the best plan {:.2f} ms and the winner, one graph, {:.2f} ms", _place),
+    (PAGE, "{:.0f} tests passed, {:.0f} failed, and {:.0f} did not end", _tests),
+]  # fmt: skip

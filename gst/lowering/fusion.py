@@ -1,0 +1,262 @@
+"""Fusion groups: sets of operations that may be compiled into one, and chains of element-wise operations to try."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from gst.lowering.plan import Plan
+from gst.programs import Operation, Program, Reference
+from gst.programs.features import is_elementwise
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that become one.
+
+    Args:
+        nodes: its operations, in program order.
+        inputs: values from outside, in the order in which its operations first read them.
+        outputs: its values that others read or that the program returns, in program order.
+    """
+
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def fusion_groups(program: Program, plan: Plan) -> list[Group]:
+    """The groups that a plan asks for, made legal, in the order of their first nodes.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> plan = Plan(("cpu:0",), np.zeros(4, np.int64), fusion=np.array([-1, -1, 0, 0]))
+        >>> fusion_groups(program, plan)
+        [Group(nodes=(2, 3), inputs=(1,), outputs=(3,))]
+    """
+    if plan.fusion is None:
+        return []
+    fusion = legalise(program, plan.fusion, plan.placement)
+    members: list[list[int]] = [[] for _ in range(int(fusion.max(initial=-1)) + 1)]
+    for node in np.flatnonzero(fusion >= 0).tolist():
+        members[fusion[node]].append(node)
+    read_outside = {producer for producer, node in program.graph.edges.T.tolist() if fusion[producer] != fusion[node]}
+    read_outside |= {each.node for each in program.outputs if isinstance(each, Reference)}
+    return [_group(program, nodes, read_outside) for nodes in members]
+
+
+def legalise(
+    program: Program, fusion: Int64[np.ndarray, " nodes"], placement: Int64[np.ndarray, " nodes"]
+) -> Int64[np.ndarray, " nodes"]:
+    """The nearest legal groups: each is part of one that was asked for, and a legal one stays as it is.
+
+    Legal means: a group holds at least two nodes, all of them operations and on one device; only tensors cross its
+    border, so an item is with what it is an item of; and the graph in which each group is one node has no circle, so
+    that an order exists in which each group runs at once. Groups on a circle are split by the number of borders on the
+    longest path to each of their operations: along an edge this number never falls, and rises where a border is
+    crossed, so what is left has no circle. Everything takes linear time.
+
+    Args:
+        program: whose operations are grouped.
+        fusion: equal numbers >= 0 for one group, -1 for alone.
+        placement: index of the device of each node.
+
+    Returns:
+        Numbers 0, 1, ... of the groups in the order of their first nodes, -1 for alone.
+
+    Raises:
+        ValueError: there are not as many numbers as nodes.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> legalise(program, np.array([-1, 5, 5, 5]), np.array([0, 0, 0, 1])).tolist()  # the last is on another device
+        [-1, 0, 0, -1]
+    """
+    if not len(fusion) == len(placement) == program.num_nodes:
+        raise ValueError(
+            f"fusion and placement have {len(fusion)} and {len(placement)} numbers, program {program.name!r} has "
+            f"{program.num_nodes} nodes; make the plan again for this program"
+        )
+    computed = np.array([each.kind == "operation" for each in program.operations])
+    asked = np.where(computed & (fusion >= 0), fusion, -1)
+    groups = _with_all_items(program, _numbered(asked, placement))
+    return _numbered(groups, _levels(program, groups))
+
+
+def _group(program: Program, nodes: Sequence[int], read_outside: set[int]) -> Group:
+    inside = set(nodes)
+    read = dict.fromkeys(each for node in nodes for each in program.operations[node].producers if each not in inside)
+    return Group(tuple(nodes), tuple(read), tuple(node for node in nodes if node in read_outside))
+
+
+def _numbered(groups: Int64[np.ndarray, " nodes"], parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Groups cut into their parts, numbered in the order of their first nodes; parts of one node are left alone."""
+    pairs = np.stack([groups, np.where(groups >= 0, parts, 0)], axis=1)
+    _, first, index, counts = np.unique(pairs, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    stays = (groups[first] >= 0) & (counts >= 2)
+    number = np.full(len(first), -1, np.int64)
+    number[np.flatnonzero(stays)[np.argsort(first[stays])]] = np.arange(stays.sum())
+    return number[index.reshape(-1)]
+
+
+def _with_all_items(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Leave alone each value that is no tensor, with what reads it, unless it stays within one group."""
+    operations = program.operations
+    several = {each.producers[0] for each in operations if each.target is operator.getitem}
+    several |= {node for node, each in enumerate(operations) if len(each.shapes) != 1}
+    readers: dict[int, list[int]] = {node: [] for node in several}
+    for producer, node in program.graph.edges.T.tolist():
+        if producer in several:
+            readers[producer].append(node)
+    returned = {each.node for each in program.outputs if isinstance(each, Reference)}
+    left = groups.copy()
+    for node, family in readers.items():
+        if node in returned or (groups[family] != groups[node]).any():
+            left[[node, *family]] = -1
+    return left
+
+
+def _levels(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Borders on the longest path to each node, counted within circles of the quotient graph; 0 outside of circles."""
+    nodes = len(groups)
+    part = np.where(groups >= 0, groups, groups.max(initial=-1) + 1 + np.arange(nodes))
+    producers, consumers = program.graph.edges
+    size = int(part.max(initial=-1)) + 1
+    quotient = coo_array((np.ones(len(producers)), (part[producers], part[consumers])), shape=(size, size))
+    circle = connected_components(quotient, connection="strong")[1][part]
+    crosses = part[producers] != part[consumers]
+    within = circle[producers] == circle[consumers]
+    level = np.zeros(nodes, np.int64)
+    for edge in np.flatnonzero(within)[np.argsort(consumers[within], kind="stable")].tolist():
+        consumer = consumers[edge]
+        level[consumer] = max(level[consumer], level[producers[edge]] + crosses[edge])
+    return level
+
+
+LEAST = 3  # operations of a group
+
+
+def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Maximal legal groups of at least three element-wise operations, with the views between them.
+
+    Along each edge between two candidates, in program order, their groups are joined if both are on one device, make as
+    many elements, and no other path leads from the one to the other: such a path would become a circle. Groups so
+    joined remain one node of an acyclic graph, and what cannot be joined now never can, since paths do not vanish.
+    Without the rule about elements the few numbers that Adam computes of its step would tie all parameters together.
+
+    Args:
+        program: whose operations are grouped.
+        placement: index of the device of each node.
+
+    Returns:
+        What `Plan.fusion` takes: numbers 0, 1, ... in the order of first nodes, -1 for alone.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
+        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> pointwise_chains(program, np.zeros(4, np.int64)).tolist()  # node 0 is the input
+        [-1, 0, 0, 0]
+    """
+    quotient = Quotient(program)
+    kinds = [_kind(operation, device) for operation, device in zip(program.operations, placement.tolist(), strict=True)]
+    for node, operation in enumerate(program.operations):
+        for producer in operation.producers:
+            if kinds[node] is not None and kinds[node] == kinds[producer]:
+                quotient.join(producer, node)
+    groups = np.array([quotient.of(node) for node in range(program.num_nodes)], np.int64)
+    groups = without_outer_views(program, groups)
+    alone = np.bincount(groups + 1, minlength=program.num_nodes + 1)[groups + 1] < LEAST
+    return legalise(program, np.where(alone, -1, groups), placement)
+
+
+class Quotient:
+    """The graph of groups. The members, ancestors and neighbours of a group are kept by its least node."""
+
+    def __init__(self, program: Program) -> None:
+        nodes = range(program.num_nodes)
+        self._group = list(nodes)
+        self._members = [[node] for node in nodes]
+        self._bits = [1 << node for node in nodes]  # of the members
+        self._producers = [set(each.producers) for each in program.operations]
+        self._consumers: list[set[int]] = [set() for _ in nodes]
+        self._ancestors = [0 for _ in nodes]  # a bit for each node
+        for node in nodes:
+            for producer in self._producers[node]:
+                self._consumers[producer].add(node)
+                self._ancestors[node] |= self._ancestors[producer] | 1 << producer
+
+    def of(self, node: int) -> int:
+        return self._group[node]
+
+    def join(self, first: int, second: int) -> bool:
+        """Make one group of those of two nodes, unless a path through others leads from one to the other; whether they
+        were two and are one now."""
+        a, b = sorted((self._group[first], self._group[second]))
+        if a == b or self._leads(a, b) or self._leads(b, a):
+            return False
+        for member in self._members[b]:
+            self._group[member] = a
+        self._members[a] += self._members[b]
+        self._bits[a] |= self._bits[b]
+        for lists in (self._producers, self._consumers):
+            lists[a] = (lists[a] | lists[b]) - {a, b}
+        for each in self._producers[a]:
+            self._consumers[each] = self._consumers[each] - {b} | {a}
+        for each in self._consumers[a]:
+            self._producers[each] = self._producers[each] - {b} | {a}
+        self._ancestors[a] = (self._ancestors[a] | self._ancestors[b]) & ~self._bits[a]
+        self._tell_descendants(a)
+        return True
+
+    def _leads(self, source: int, target: int) -> bool:
+        return any(self._ancestors[each] & self._bits[source] for each in self._producers[target] if each != source)
+
+    def _tell_descendants(self, group: int) -> None:
+        news, waiting = self._ancestors[group] | self._bits[group], [group]
+        while waiting:
+            for each in self._consumers[waiting.pop()]:
+                if news & ~self._ancestors[each]:
+                    self._ancestors[each] |= news
+                    waiting.append(each)
+
+
+def _kind(operation: Operation, device: int) -> tuple[int, int] | None:
+    """The device and the number of elements of an operation that may be in a group; None if it may not."""
+    is_view = operation.is_view and hasattr(operation.target, "_schema")  # no item of several results
+    if not (is_elementwise(operation) or is_view) or len(operation.shapes) != 1:
+        return None
+    return device, math.prod(operation.shapes[0])
+
+
+def without_outer_views(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Views at the border of their group save nothing: left alone, until each has a neighbour on both sides.
+
+    Leaving alone a node that nothing within its group leads to, or that leads to nothing, makes no circle.
+    """
+    left = groups.copy()
+    operations = program.operations
+    for node in range(program.num_nodes):
+        if operations[node].is_view and not any(left[each] == left[node] for each in operations[node].producers):
+            left[node] = -1
+    is_read = np.zeros(program.num_nodes, bool)
+    for node in reversed(range(program.num_nodes)):
+        if operations[node].is_view and not is_read[node]:
+            left[node] = -1
+        for producer in operations[node].producers:
+            is_read[producer] |= left[node] >= 0 and left[producer] == left[node]
+    return left

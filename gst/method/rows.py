@@ -1,0 +1,201 @@
+"""Rows of an embedding table for the steps of one model: keys, reads, and writes that wait for finite gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor, nn
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+from embedding_cache.table import Staged
+from gst.method.batch import SegmentBatch
+from gst.method.draws import Catalogue, Draw, table_keys
+
+Known = Bool[Tensor, "segments configs"]
+PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
+
+
+class Push(Protocol):
+    """A write that waits for the end of its step."""
+
+    def require(self, condition: Bool[Tensor, ""]) -> None:
+        """Write the rows only if `condition` holds."""
+
+
+class StepRows(Protocol):
+    """Rows of the table for the segments of one step, in this process."""
+
+    def begin(self) -> None:
+        """Begin to fetch rows that other processes hold, if there are any."""
+
+    def is_known(self) -> Known:
+        """Mark the pairs that have a row; padding has none."""
+
+    def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
+        """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none."""
+
+    def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Push:
+        """Write the rows of the fresh `segments` after the step, unless a condition of the result fails."""
+
+    def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
+        """Write the rows of `segments` that have none."""
+
+    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
+        """Return the sum of `values` over all processes of the step."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrefetchedStep:
+    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen).
+
+    Args:
+        rows: access to the rows of the step; None without a table.
+        arrived: event after the copy to an accelerator, on a stream of its own.
+    """
+
+    draw: Draw
+    batch: SegmentBatch | None
+    rows: StepRows | None = None
+    arrived: torch.Event | None = None
+
+
+class ModelKeys:
+    """The keys of one model in a table, which other models may share.
+
+    Args:
+        by_class: let configurations that give a segment the same features share its row.
+
+    Attributes:
+        slot: number of the model in the table; None before its first key.
+    """
+
+    def __init__(self, table: EmbeddingTable | ShardedTable, by_class: bool) -> None:
+        self.table, self.by_class = table, by_class
+        self.slot: int | None = None
+
+    def of(self, catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"]) -> Int64[Tensor, "segments configs"]:
+        """Return the keys of all segments (`table_keys`); the table grows to hold them."""
+        ranges = self.table.ranges
+        self.slot = ranges.slot(self, self.slot)
+        keys = table_keys(catalogue, configs, ranges, self.slot, self.by_class)
+        if ranges.num_keys > self.table.num_keys:
+            self.table.resize(ranges.num_keys)
+        return keys
+
+    def forget(self) -> None:
+        """Leave all rows of the model unread: clear a table of its own, take new keys in a shared one."""
+        if self.table.ranges.num_slots > 1:
+            self.slot = self.table.ranges.slot(self)
+        else:
+            self.table.clear()
+
+    def check_width(self, width: int) -> None:
+        """Compare the rows of the table with embeddings of `width` numbers.
+
+        Raises:
+            ValueError: their widths differ.
+        """
+        if (rows := self.table.channels) != width:
+            advice = f"EmbeddingTable({self.table.num_keys}, {width})"
+            advice = f"ShardedTable({advice})" if isinstance(self.table, ShardedTable) else advice
+            raise ValueError(
+                f"the table holds rows of {rows} numbers, and the encoder returns {width}: make it {advice}"
+            )
+
+
+class OwnRows:
+    """`StepRows` of a table that belongs to this process alone.
+
+    Args:
+        like: returns a tensor on the device and in the dtype of the model.
+        all_rows: unused here; see `gst.method.exchange.SharedRows`.
+    """
+
+    def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor], all_rows: bool) -> None:
+        assert isinstance(keys.table, EmbeddingTable)
+        self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
+
+    @cached_property
+    def keys(self) -> Int64[Tensor, "segments configs"]:
+        """The keys of all segments; the first access may allocate them."""
+        draw = self._draw
+        return self._model_keys.of(draw.catalogue, draw.configs) if draw.keys is None else draw.keys
+
+    def begin(self) -> None:
+        return
+
+    def is_known(self) -> Known:
+        return (self.keys >= 0) & self._table.is_known(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
+
+    def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
+        keys, like = self.keys[segments], self._like()
+        ahead = like.device.type != "cpu"  # a host may not read what is still on its way to it
+        summed_as = torch.promote_types(like.dtype, torch.float32)  # half precision would lose what is added to a sum
+        rows = self._table.pull(keys.clamp(min=0).flatten())[0].to(like.device, summed_as, non_blocking=ahead)
+        return rows.view(*keys.shape, rows.shape[1])
+
+    def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Staged:
+        """Stage the rows: a step that `GradScaler` skips leaves the table as it was. A key that comes more than once
+        (it stands for all configurations, or its graph is here twice) is written once."""
+        flat = self.keys[segments].flatten()
+        distinct, inverse = flat.unique(return_inverse=True)
+        first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
+        first = first[distinct >= 0].sort().values
+        rows = embedded.detach().flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
+        segment_of_row = segments[first // self.keys.shape[1]]
+        refused = partial(report, self._draw.catalogue, segment_of_row, self._draw.number)
+        return self._table.stage(flat[first], rows, self._draw.number, refused)
+
+    def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
+        if embedded:
+            self.push(torch.cat([*embedded]), segments)
+
+    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
+        return values
+
+
+def row_chunks(segments: Int64[Tensor, " chosen"], num_configs: int) -> Iterator[Int64[Tensor, " chunk"]]:
+    """Cut `segments` into runs of at most `PULL_ROWS` rows, or of a single segment."""
+    return iter(segments.split(max(1, PULL_ROWS // num_configs)))
+
+
+def require_finite_gradients(embedded: Tensor, encoder: object, require: Callable[[Tensor], None]) -> None:
+    """Call `require` in the backward pass with a flag: the gradient of the embeddings is finite.
+
+    Under autocast in float16, whose range gradients may leave inside the encoder, the gradients of all of its
+    parameters count too."""
+    if not embedded.requires_grad:
+        return
+    embedded.register_hook(lambda gradient: require(gradient.isfinite().all()))
+    device = embedded.device.type
+    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    if not (half and isinstance(encoder, nn.Module)):
+        return
+
+    def check(gradients: Sequence[Tensor | None]) -> None:
+        handle.remove()
+        require(torch.stack([each.isfinite().all() for each in gradients if each is not None]).all())
+
+    parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    handle = torch.autograd.graph.register_multi_grad_hook(parameters, check)
+
+
+def report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tensor) -> None:
+    """Warn of the rows at `places`, which are not finite and so not written, once for a step."""
+    segments = segment_of_row[places.cpu()].unique()
+    names = [
+        f"segment {number} of graph {catalogue.graphs[graph].name!r}" for graph, number in catalogue.picks(segments)
+    ]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    warnings.warn(
+        f"step {step}: embeddings of {', '.join(names[:3])}{more} are not finite; the table keeps its old rows of "
+        "them: look at the features of these graphs, or lower the learning rate",
+        stacklevel=2,
+    )

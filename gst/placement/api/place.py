@@ -1,0 +1,306 @@
+"""`gst.place` and `@gst.placed`: find the fastest variant or plan of a model or a step, in one call."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gst.execution.plain import failing
+from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
+from gst.machine.topology import shared_domains
+from gst.placement.api.headroom import chain_share, no_headroom
+from gst.placement.api.placed import Placed, PlacedModule, unused_words
+from gst.placement.loop import SHARE, place_measured
+from gst.placement.settings import BUDGET, Settings
+from gst.programs import Program, Step, capture, inference_step, kind_for
+from gst.util.progress import Bars, Progress, notice
+from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed, step_candidates
+from gst.whole_model.comparing import repeats
+from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
+
+
+def place(
+    model: nn.Module | Step,
+    example_inputs: Sequence[Any] | Any = (),
+    devices: Sequence[str] | str | None = None,
+    budget: int = BUDGET,
+    out: Path | str | None = None,
+    memory_limit: int | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    seconds: float | None = 60.0,
+) -> Placed:
+    """Find the fastest variant or plan of a model or a training step on devices of this machine.
+
+        placed = gst.place(model, (x,), devices=["cpu:0", "cpu:1", "cpu:0-1"])
+        print(placed.explain())
+        y = placed.module()(x)
+
+    On the CPU a model is tried as written, compiled and frozen, on all cores and on one; a step as written and
+    compiled. Frozen means that weights are constants, for a model in evaluation mode whose parameters require no
+    gradient. A variant with other outputs is left out. Plans are searched for where they could be faster.
+
+    If the devices hold an accelerator, plans are compared with variants on the first one: as written, recorded as one
+    graph, and compiled in two modes, or three with 240 s or more (`max-autotune` takes minutes). A model that is
+    elsewhere is copied to it; the copy follows its weights, but no attribute or hook that changes later. All are timed
+    with inputs in the accelerator's memory, and leave their outputs there. Where a model cannot run there as a whole,
+    plans are compared with variants where it is.
+
+    Args:
+        model: for inference (call `model.eval().requires_grad_(False)` first, if it is not to be trained), or a `Step`
+            (`gst.programs.training_step` makes one), which has its own inputs.
+        example_inputs: of the model's calls; one tensor, or several in a sequence.
+        devices: names, or one text with commas between them, see `gst devices`. If None, cores and their sets if
+            weights and example inputs are in the host's memory, all devices if they are on an accelerator. Variants as
+            written and compiled keep the number of threads that PyTorch has.
+        budget: number of plans that may be measured; 0 = baselines alone.
+        out: directory for measurements, from which the same call goes on; a temporary one if None.
+        memory_limit: bytes of the values of a run on each device under a plan; variants have no limit.
+        settings: further settings; `budget` counts.
+        progress: called with the current work; a bar on the terminal if None.
+        seconds: time limit, about, for compiling variants and searching for plans; a compilation is not interrupted.
+            None = no limit, and plans are made even where none could win. Ctrl-C keeps the variants made so far.
+
+    Raises:
+        ValueError: it does not run, it cannot be captured and is no pure function, there is no such device, or no plan
+            fits the memory.
+    """
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
+    started = time.perf_counter()
+    step, parameters = _step(model, example_inputs)
+    inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
+    names = devices.split(",") if isinstance(devices, str) else devices
+    own = own_devices((parameters, inputs)) if names is None else []
+    chosen = tuple(usable_devices([each.name for each in own] if names is None else names, memory_limit))
+    where: dict[str, Any] = {}
+    if own and (unused := unused_accelerators(own)):
+        where["unused_accelerators"] = unused
+        notice(unused_words(unused))
+    settings = replace(settings or Settings(), budget=budget)
+    limit = math.inf if seconds is None else seconds
+    with Bars() as bars:
+        shown = progress or bars.show
+        kind = kind_for(each.kind for each in chosen)
+        cores = len({number for each in core_numbers(chosen) for number in each}) or 1
+        program: Program | None
+        if isinstance(model, Step):
+            program, no_plan = capture(step, kind), ""
+        else:
+            program, no_plan = _captured(model, step, inputs, kind)
+        whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
+        where |= {} if accelerator is None else {"accelerator": str(accelerator)}
+        runs, reasons = whole.serious()
+        left = limit - (time.perf_counter() - started)
+        if not math.isinf(limit) and memory_limit is None:
+            chain = 0.0 if program is None else chain_share(program)
+            no_plan = no_plan or no_headroom(whole, chosen, cores, settings, left / limit, chain)
+        whole = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})  # frees memory of others
+        if accelerator is not None:
+            give_back(accelerator)
+        if program is not None and not no_plan:
+            try:
+                placed = _by_plans(
+                    model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left
+                )
+                return replace(placed, result=placed.result | where)
+            except KeyboardInterrupt:
+                notice("stopped planning; the fastest variant of the whole model is confirmed")
+                no_plan = "stopped before one was measured to the end"
+            except ValueError as error:  # for example, operators that only this process has
+                if memory_limit is not None or out is not None:
+                    raise
+                no_plan = str(error)
+        result = confirmed(whole, inputs, SHARE * limit, shown)
+    result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
+    return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
+
+
+def _candidates(
+    model: nn.Module | Step, program: Program | None, inputs: tuple[Any, ...], devices: Sequence[Device], cores: int,
+    seconds: float, settings: Settings, progress: Progress,
+) -> tuple[Candidates, torch.device | None]:  # fmt: skip
+    """Make the variants on the first accelerator of the devices, returned with it; otherwise on the CPU, and None."""
+    accelerator, compiled = first_accelerator(devices), settings.compile_step
+    if accelerator is not None:
+        try:
+            return candidates_on_accelerator(
+                model, inputs, accelerator, seconds, compiled, progress, program
+            ), accelerator
+        except Exception as error:  # any exception of an operation; memory may be short
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            notice(f"it does not run on {accelerator} as a whole ({first}); plans are compared with it where it is")
+        give_back(accelerator)
+    if not isinstance(model, Step):
+        return candidates(model, inputs, cores, seconds, compiled, progress), None
+    assert program is not None, "a step is captured before it is run"
+    return step_candidates(model, program, inputs, cores, seconds, compiled, progress), None
+
+
+def _by_plans(
+    model: nn.Module | Step, program: Program, inputs: tuple[Any, ...], devices: tuple[Device, ...],
+    parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
+    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str], seconds: float,
+) -> Placed:  # fmt: skip
+    """Search for plans, and measure them and the variants."""
+    here: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in runs.items()}
+    here |= {name: partial(failing, reason) for name, reason in reasons.items()}
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary) if out is None else Path(out)
+        saved = _saved(program, directory)
+        placement = place_measured(program, saved, devices, directory, settings, progress, here=here, seconds=seconds)
+    result = placement.result | {"left_out": dict(reasons)}
+    return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
+
+
+def _captured(model: nn.Module, step: Step, inputs: Sequence[Any], kind: str) -> tuple[Program | None, str]:
+    """Capture the program of a model for a kind of device; None and the reason if it can only be run whole.
+
+    Raises:
+        ValueError: it cannot be captured, and its outputs or its state change from call to call.
+    """
+    try:
+        return capture(step, kind), ""
+    except ValueError as error:
+        if repeats(model, inputs):
+            return None, str(error)
+        raise
+
+
+def _saved(program: Program, directory: Path) -> Path:
+    path = directory / "program"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        program.save(path)
+    elif Program.load(path).key != program.key:
+        raise ValueError(f"{path} holds another program; give another out")
+    return path
+
+
+def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:
+    if isinstance(model, Step):
+        return model, {}
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"got a {type(model).__name__} to place; want a torch.nn.Module or a gst.programs.Step")
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    return inference_step(model, inputs), dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def own_devices(values: Any) -> list[Device]:
+    """Return the default devices for a computation: those that hold its tensors, so that its outputs stay there.
+
+    Tensors in the host's memory get the cores and their sets. Tensors on an accelerator get all devices of the machine,
+    that accelerator first.
+
+    Args:
+        values: weights and example inputs, in tuples, lists and dictionaries.
+
+    Examples:
+        >>> {device.kind for device in own_devices([torch.ones(2), {"seed": torch.tensor(0)}])}
+        {'cpu'}
+    """
+    places = [each.device for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+    devices, place = discover(), next((each for each in places if each.type != "cpu"), None)
+    if place is None:
+        return with_core_sets([device for device in devices if not device.is_accelerator], shared_domains())
+    return sorted(
+        with_core_sets(devices, shared_domains()), key=lambda each: each.is_accelerator and each.torch_device != place
+    )
+
+
+def unused_accelerators(devices: Iterable[Device]) -> list[str]:
+    """Return names of the accelerators of this machine that are not among some devices."""
+    names = {device.name for device in devices}
+    return [each.name for each in discover() if each.is_accelerator and each.name not in names]
+
+
+class PlacedFunction:
+    """A function that its first call places, see `placed`; later calls run its fastest variant or plan.
+
+    Args:
+        function: of tensors in tuples, lists and dictionaries.
+        options: keyword arguments of `gst.place`.
+
+    Attributes:
+        placed: the result of the first call, with `explain()` and `save(path)`; None before it.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.placed: Placed | None = None
+        self._function, self._options = function, options
+        self._module: PlacedModule | None = None
+        self._turn = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        with self._turn:
+            if self._module is None:
+                step = Step(getattr(self._function, "__name__", "step"), self._function, inputs)
+                self.placed = place(step, **self._options)
+                self._module = self.placed.module()
+        return self._module(*inputs)
+
+    def close(self) -> None:
+        """End the threads of its plan, if there are any; the next call starts others."""
+        if self._module is not None:
+            self._module.close()
+
+
+@overload
+def placed(function: Callable[..., Any]) -> PlacedFunction: ...
+
+
+@overload
+def placed(
+    *,
+    devices: Sequence[str] | str | None = None,
+    budget: int = BUDGET,
+    settings: Settings | None = None,
+    seconds: float | None = 60.0,
+) -> Callable[[Callable[..., Any]], PlacedFunction]: ...
+
+
+def placed(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Decorate a step of training or of inference: its first call places it with the inputs of that call.
+
+        @gst.placed
+        def step(state, x, y):            # parameters and the state of the optimizer, and a batch
+            ...
+            return loss, new_state
+
+        for x, y in batches:
+            loss, state = step(state, x, y)
+
+    Inputs of other shapes or dtypes run the function as written, with one warning.
+
+    Args:
+        function: a pure function of tensors: it returns new values and changes nothing, see `gst.programs.Step`.
+            Random numbers need a seed among the inputs, see `gst.programs.drawn_from`.
+        options: `devices`, `budget`, `settings` and `seconds` of `gst.place`.
+
+    Raises:
+        ValueError: with the first call, as `gst.place`.
+
+    Examples:
+        >>> @placed(devices="cpu:0-1", seconds=30)
+        ... def step(state, x):
+        ...     loss = (state["weight"] * x).square().mean()
+        ...     return loss, {"weight": state["weight"] - 0.1 * (2 * state["weight"] * x.square()).mean()}
+        >>> step.__name__, step.placed is None  # nothing is placed before the first call
+        ('step', True)
+    """
+    if function is None:
+        return functools.partial(PlacedFunction, options=options)
+    return PlacedFunction(function, options)

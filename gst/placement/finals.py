@@ -1,0 +1,199 @@
+"""Final measurement of the best plans and of the whole-model variants, in alternating runs, twice.
+
+The fastest of many measured medians is partly luck. So a first set of runs chooses the plan, and a second set gives its
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gst.execution.isolated import IsolatedExecutor, measure_plans
+from gst.execution.measure import Measurement
+from gst.execution.plain import COMPILED, PYTORCH, failing, steps_beside
+from gst.lowering.plan import Plan
+from gst.machine.devices import Device, core_numbers
+from gst.machine.load import LoadGate
+from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.settings import METHODS, Planned, Settings
+from gst.programs import Program
+from gst.util.progress import Progress
+from gst.whole_model.child_process import variants_on_accelerator, variants_on_cores
+from gst.whole_model.choosing import TIMES, winner
+
+LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
+NUM_BASELINES = 12  # that are measured, the best in simulation; every method's plan is
+NUM_AGAIN = 3  # plans in the second set
+ALONE = 5  # times the seconds of compiling, at most, for a step of which nothing else is compiled
+COMPILING = "compiling variants of the step, which takes minutes"
+FIRST, AGAIN = "measuring the finalists afresh", "measuring the fastest once more"
+
+
+def finalists(planned: Mapping[str, Planned]) -> dict[str, Planned]:
+    """Choose the plans to measure: of all methods, of the best baselines, and the best device alone (`single:*`).
+
+    Examples:
+        >>> slow, fast = (Planned(None, ms, 0.0, 0) for ms in (2.0, 1.0))
+        >>> list(finalists({"single:cpu:0": slow, "single:cpu:1": fast, "heft": slow, "annealing": slow}))
+        ['single:cpu:1', 'heft', 'annealing']
+    """
+    ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
+    baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])
+    singles = [name for name in baselines if name.startswith("single:")]
+    others = [name for name in baselines if name not in singles]
+    chosen = {*singles[:1], *others[:NUM_BASELINES]}
+    return {name: each for name, each in planned.items() if name in METHODS or name in chosen}
+
+
+@dataclass(frozen=True, eq=False)
+class Finals:
+    """Two sets of alternating runs, each by name of a plan or of a whole-model variant (`pytorch`, `compiled`, ...).
+
+    Args:
+        first: of all plans.
+        second: of the `NUM_AGAIN` fastest of the first set.
+    """
+
+    first: Mapping[str, Measurement]
+    second: Mapping[str, Measurement]
+
+    @property
+    def best(self) -> str:
+        """Name of the fastest plan of the first set among those that ran in the second."""
+        in_order, again = fastest(self.first), set(fastest(self.second))
+        return next((name for name in in_order if name in again), in_order[0])
+
+    @property
+    def winner(self) -> str:
+        """Name of the variant or plan to run: the simplest that no other beats beyond noise in both sets."""
+        variants = [name for name, each in self.first.items() if each.plan_key is None and name != PYTORCH]
+        return winner([PYTORCH, *variants, self.best], (self.first, self.second))
+
+    def figures(self) -> dict[str, Any]:
+        """Return `best`, `winner`, `load`, and by the second set `winner_ms`, `objective`, `pytorch_ms`, `compiled_ms`.
+
+        `objective` is the time of the best plan, `load` the share of the cores that other processes took. A time is
+        None for a plan or variant that did not run.
+        """
+        ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
+        best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
+        return {
+            "best": self.best, "objective": best_ms, "winner": self.winner, "winner_ms": ms[self.winner],
+            "pytorch_ms": ms[PYTORCH], "compiled_ms": ms[COMPILED],
+            "load": max(each.load for each in (*self.first.values(), *self.second.values())),
+        }  # fmt: skip
+
+    def entry(self, name: str, planned: Planned | None, num_measured: int) -> dict[str, Any]:
+        """Return the entry of a plan or variant in `plans` of a result, see `gst.placement.planning.placed_result`."""
+        first, second = self.first[name].to_dict(), self.second[name].to_dict() if name in self.second else {}
+        expected_ms = None if planned is None or np.isnan(planned.expected_ms) else planned.expected_ms
+        return {
+            **{key: first[key] for key in TIMES},
+            **{f"again_{key}": second.get(key) for key in TIMES},
+            "feasible": self.first[name].outcome == "ok",
+            "reason": self.first[name].reason,
+            "seconds_to_plan": None if planned is None else planned.seconds,
+            "measurements": num_measured,
+            "runs": self.first[name].repetitions,
+            "simulated_ms": expected_ms,
+        }
+
+
+def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -> list[str]:
+    """Return names of plans that ran, the fastest median first; several names of one plan count as one."""
+    ran = {name: each for name, each in measurements.items() if each.outcome == "ok" and each.plan_key is not None}
+    keys = list(dict.fromkeys(ran[name].plan_key for name in sorted(ran, key=lambda name: ran[name].median_ms)))
+    return [name for key in keys[:count] for name in ran if ran[name].plan_key == key]
+
+
+def measure_finals(
+    source: Path | str, runner: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program,
+    settings: Settings, progress: Progress, here: Mapping[str, Callable[[], object]],
+) -> Finals:  # fmt: skip
+    """Measure all plans and the whole-model variants alternately, then the fastest again.
+
+    Args:
+        here: see `gst.placement.loop.place_measured`.
+
+    Raises:
+        ValueError: no plan ran.
+    """
+    skip_reason = "" if settings.compile_step else "left out, as asked"
+    if program.num_nodes > LARGEST_WHOLE:
+        skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
+    with ExitStack() as stack:
+        variants: dict[str, Callable[[], float]] = {}
+        if not isinstance(runner, FleetWorkers):
+            variants = stack.enter_context(_variants(source, runner.devices, skip_reason, settings, here, progress))
+
+        def measured(few: dict[str, Plan], words: str) -> dict[str, Measurement]:
+            distinct = list({plan.key: plan for plan in few.values()}.values())  # a plan of several names runs once
+            progress(words, 0, 1)
+            if isinstance(runner, FleetWorkers):
+                return by_name(few, runner.measure_with_steps(distinct, settings.repetitions, 2, skip_reason))
+            gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+            measurements = measure_plans(
+                runner, distinct, settings.repetitions, 2, gate, variants, partial(progress, words), settings.finals_s
+            )
+            return by_name(few, measurements, tuple(variants))
+
+        compiles_there = isinstance(runner, FleetWorkers) and not skip_reason
+        first = measured(plans, f"compiling the step, which takes minutes, then {FIRST}" if compiles_there else FIRST)
+        again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
+        if not again:
+            reasons = sorted({first[name].reason for name in plans})
+            names = ", ".join(device.name for device in runner.devices)
+            raise ValueError(f"no plan of {program.name} ran on {names}: {'; '.join(reasons)}")
+        return Finals(first, measured(again, AGAIN))
+
+
+def by_name(
+    plans: Mapping[str, Plan], measured: Sequence[Measurement], variants: Sequence[str] = (PYTORCH, COMPILED)
+) -> dict[str, Measurement]:
+    """Return measurements by name.
+
+    Args:
+        plans: by name; several names may have one plan.
+        measured: of the distinct plans, in order, then of the variants.
+        variants: names.
+    """
+    keys = list(dict.fromkeys(plan.key for plan in plans.values()))
+    by_key = dict(zip([*keys, *variants], measured, strict=True))
+    return {**{name: by_key[plan.key] for name, plan in plans.items()}, **{name: by_key[name] for name in variants}}
+
+
+@contextmanager
+def _variants(
+    source: Path | str, devices: Sequence[Device], skip_reason: str, settings: Settings,
+    here: Mapping[str, Callable[[], object]], progress: Progress,
+) -> Iterator[dict[str, Callable[[], float]]]:  # fmt: skip
+    """Make functions that run the step whole and return its milliseconds, the simplest variant first.
+
+    They are `here`, or on the first accelerator, or on the cores. One that is left out raises its reason.
+    """
+    accelerator = next((device for device in devices if device.is_accelerator), None)
+    with ExitStack() as stack:
+        if accelerator is not None and not here:
+            progress(COMPILING, 0, 1)
+            place = accelerator.torch_device
+            yield stack.enter_context(variants_on_accelerator(source, place, settings.compile_s, skip_reason))
+            return
+        if skip_reason or here or accelerator is not None:
+            yield stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s))
+            return
+        runs = stack.enter_context(steps_beside(source, "not made yet", here))
+        progress(COMPILING, 0, 1)
+        cores = len({number for each in core_numbers(devices) for number in each})
+        try:
+            variants, reasons = stack.enter_context(variants_on_cores(source, cores, settings.compile_s))
+        except ValueError as error:  # the child stopped
+            variants, reasons = {}, {COMPILED: str(error)}
+        left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
+        yield {PYTORCH: runs[PYTORCH], **variants, **left_out}

@@ -1,1 +1,0 @@
-"""What plans with fused operations cost in simulation."""

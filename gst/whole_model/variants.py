@@ -1,0 +1,367 @@
+"""Variants of a whole model or step, without a plan: as written, compiled by `torch.compile`, or frozen.
+
+Frozen means that weights are constants of the compiled code (`torch._inductor.config.freezing`): batch normalisations
+are folded into convolutions, and weights are packed once instead of in every call. That is for inference alone. Code
+that AOTInductor compiles ahead of time runs without Dynamo's guards, which helps small models.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gst.execution.measure import measure
+from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads
+from gst.lowering.calls import laid_out
+from gst.programs import Program, Step, as_module
+from gst.whole_model.guards import Guard
+
+FROZEN, AHEAD = "frozen", "ahead of time"
+ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
+MODES = ("reduce-overhead", "max-autotune")  # of `torch.compile`, apart from its default
+MOST_COMPILED = 128  # pieces of compiled code of one model
+PRODUCT_RUNS, FASTER = 15, 0.9  # runs by each library; the share of MKL's time below which oneDNN is taken
+Function = Callable[..., Any]
+
+
+class Bound(nn.Module):
+    """Function of flat inputs with some of them bound as parameters and buffers; it is called with the others.
+
+    Args:
+        function: a module of all inputs.
+        is_weight: True for each input that is bound.
+        inputs: all inputs; bound `nn.Parameter`s become parameters, other bound tensors buffers.
+    """
+
+    def __init__(self, function: nn.Module, is_weight: Sequence[bool], inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.function, self.is_weight = function, tuple(is_weight)
+        for number, (value, is_bound) in enumerate(zip(inputs, is_weight, strict=True)):
+            if is_bound and isinstance(value, nn.Parameter):
+                self.register_parameter(f"weight_{number}", value)
+            elif is_bound:
+                self.register_buffer(f"weight_{number}", value)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        rest = iter(inputs)
+        return self.function(
+            *(getattr(self, f"weight_{number}") if bound else next(rest) for number, bound in enumerate(self.is_weight))
+        )
+
+
+@runtime_checkable
+class OnAccelerator(Protocol):
+    """Runner of a model on an accelerator, for inputs on any device.
+
+    Like plans, it is timed in calls with the example inputs in the accelerator's memory.
+    """
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+    def examples(self) -> Inputs:
+        """Return the example inputs there."""
+
+
+class Inputs:
+    """Inputs of a call, which stay in a device's memory as long as this object is referenced."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = tuple(values)
+
+
+class Variant(NamedTuple):
+    """One way of running a whole model.
+
+    Args:
+        kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'; on an accelerator also 'one graph'.
+        threads: of PyTorch while it runs; None = as many as PyTorch has.
+        channels_last: True if images are laid out with their channels innermost.
+        autotune: True for `max_autotune`: the compiler measures several kernels for each matrix product.
+        mode: of `torch.compile`, on an accelerator; the default if empty.
+    """
+
+    kind: str
+    threads: int | None = None
+    channels_last: bool = False
+    autotune: bool = False
+    mode: str = ""
+
+    @property
+    def compiles(self) -> bool:
+        """True if anything is compiled."""
+        return self.kind not in (PYTORCH, ONE_GRAPH)
+
+    @property
+    def measures_kernels(self) -> bool:
+        """True if the compiler measures kernels, for minutes."""
+        return self.autotune or self.mode == "max-autotune"
+
+    @property
+    def holds_weights(self) -> bool:
+        """True if weights are constants of the compiled code."""
+        return self.kind in (FROZEN, AHEAD)
+
+    @property
+    def name(self) -> str:
+        """Name in results.
+
+        Examples:
+            >>> Variant("frozen", 1, channels_last=True).name, Variant("compiled", mode="reduce-overhead").name
+            ('frozen, channels last, 1 thread', 'compiled, reduce-overhead')
+        """
+        parts = [
+            self.kind,
+            *[self.mode] * bool(self.mode),
+            *["max autotune"] * self.autotune,
+            *["channels last"] * self.channels_last,
+        ]
+        if self.threads is not None:
+            parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
+        return ", ".join(parts)
+
+    @staticmethod
+    def named(name: str) -> Variant:
+        """Return the variant with this name in results.
+
+        Raises:
+            ValueError: there is no such variant.
+
+        Examples:
+            >>> Variant.named("frozen, channels last, 1 thread") == Variant("frozen", 1, channels_last=True)
+            True
+        """
+        parts = name.split(", ")
+        counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
+        threads = counts[0] if counts else None
+        mode = next((each for each in MODES if each in parts), "")
+        flags = {"channels_last": "channels last" in parts, "autotune": "max autotune" in parts}
+        variant = Variant(parts[0], threads, mode=mode, **flags)
+        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH):
+            raise ValueError(f"there is no variant {name[:80]!r} of a model")
+        return variant
+
+
+def variants(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Variant]:
+    """Return the variants of a model on the CPU, the simplest first.
+
+    Args:
+        model: in the mode in which it is to run.
+        inputs: of a call.
+        cores: number of cores of the devices.
+
+    Examples:
+        >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
+        >>> [each.name for each in variants(model, (torch.ones(1, 2),), cores=torch.get_num_threads())][:3]
+        ['pytorch', 'compiled', 'frozen']
+    """
+    kinds = [Variant(PYTORCH), Variant(COMPILED)]
+    if may_freeze(model):
+        kinds.append(Variant(FROZEN))
+        if any(isinstance(each, Tensor) and each.dim() == 4 for each in pytree.tree_leaves(list(inputs))):
+            kinds.append(Variant(FROZEN, channels_last=True))
+        kinds += [Variant(FROZEN, autotune=True), Variant(AHEAD)]
+    return kinds + on_other_threads([each for each in kinds if not each.autotune and each.kind != AHEAD], cores)
+
+
+def on_other_threads(kinds: Sequence[Variant], cores: int) -> list[Variant]:
+    """Return the variants with `cores` threads and with one, apart from PyTorch's own number of threads."""
+    counts = [count for count in dict.fromkeys((cores, 1)) if count != torch.get_num_threads()]
+    return [variant._replace(threads=count) for count in counts for variant in kinds]
+
+
+def may_freeze(model: nn.Module) -> bool:
+    """True if weights may become constants: the model is in evaluation mode and no weight requires a gradient."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return not (
+        any(module.training for module in model.modules())
+        or any(each.requires_grad or each.is_inference() for each in tensors)
+        or not tensors
+    )
+
+
+def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
+    """Run a model or a step as it is written and return its outputs without gradients."""
+    if isinstance(model, Step):  # a training step takes gradients itself
+        return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
+    with torch.no_grad():
+        return model(*inputs)
+
+
+def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Function:
+    """Return a function that runs a variant, called as the model is; a first call with `inputs` compiles it.
+
+    Raises:
+        Exception: any exception of a compiler.
+
+    Examples:
+        >>> run = whole_run(nn.ReLU(), Variant("pytorch", threads=1), ())
+        >>> run(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
+    if variant.kind == PYTORCH:
+        return on_threads(without_gradients(model), variant.threads)
+    from torch import _dynamo as dynamo
+    from torch._inductor import config
+
+    threads = variant.threads or torch.get_num_threads()
+    if variant.kind == AHEAD:
+        library = with_strides_of(inputs, _ahead_of_time(model, inputs, threads))
+        return on_threads(without_gradients(library), threads)
+    is_frozen = variant.kind == FROZEN
+    options: dict[str, Any] = {"cpp.threads": threads}
+    if is_frozen:
+        options["freezing"] = True
+    if variant.autotune:
+        options["max_autotune"] = True
+    # Dynamo compares options when it looks for compiled code of the same model, and reads the global setting for
+    # whether weights are constants.
+    function: Function = torch.compile(model, options=options, dynamic=False)
+    function = _with_channels_last(function) if variant.channels_last else with_strides_of(inputs, function)
+    run = on_threads(without_gradients(function), threads)
+    packed = packed_by_onednn() if is_frozen and onednn_is_faster() else nullcontext()
+    # Code of all variants and shapes is kept; Dynamo's default is eight.
+    settings, limit = config.patch(freezing=is_frozen), dynamo.config.patch(recompile_limit=MOST_COMPILED)
+    with settings, limit, packed, compiled_by_threads():
+        run(*inputs)
+    return run
+
+
+def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Variant) -> Function:
+    """Return a function that runs a variant of a step, called as the step is; a first call with `inputs` compiles it.
+
+    Args:
+        program: the step as captured, whose operations are compiled into one.
+
+    Raises:
+        Exception: any exception of a compiler.
+    """
+    threads = variant.threads or torch.get_num_threads()
+    if variant.kind == PYTORCH:
+        return on_threads(lambda *values: as_written(step, values), variant.threads)
+    read, strides = Guard(None, inputs, weights=False).leaves, [value.stride() for value in program.inputs]
+    module = torch.compile(as_module(program), options={"cpp.threads": threads}, dynamic=False)
+
+    def whole(*values: Any) -> Any:
+        tensors = list(read(values))
+        for number, (value, stride) in enumerate(zip(tensors, strides, strict=True)):
+            if value.requires_grad or value.stride() != stride:  # rarely, as each costs microseconds
+                tensors[number] = laid_out(value.detach(), program.inputs[number])
+        return program.unflatten(list(module(*tensors)))
+
+    run = on_threads(without_gradients(whole), variant.threads)
+    with compiled_by_threads():
+        run(*inputs)
+    return run
+
+
+@lru_cache(maxsize=1)
+def onednn_is_faster() -> bool:
+    """True if oneDNN multiplies matrices of 32 bits faster on this processor than MKL.
+
+    MKL uses fewer features of other makers' processors. Measured once, on a matrix product of a language model.
+    """
+    x, weight = torch.ones(128, 768), torch.ones(1536, 768)
+    try:
+        from torch._inductor.fx_passes.mkldnn_fusion import _mkldnn_fusion_init  # noqa: F401  (for `packed_by_onednn`)
+
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+        by_onednn = partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], "")
+        by_mkl = partial(nn.functional.linear, x, weight)
+        with torch.no_grad():
+            measured = measure({"onednn": by_onednn, "mkl": by_mkl}, PRODUCT_RUNS)
+        return measured["onednn"].median_ms < FASTER * measured["mkl"].median_ms
+    except (AttributeError, ImportError, RuntimeError):  # this build of PyTorch has one of them alone
+        return False
+
+
+@contextmanager
+def packed_by_onednn() -> Iterator[None]:
+    """Make Inductor pack the weights of matrix products for oneDNN, as it does ahead of time and on Arm."""
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    mkldnn_fusion._mkldnn_fusion_init()  # reads once whether this is Arm, which is patched below
+    with patch.object(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: True):
+        yield
+
+
+def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Function:
+    """Compile a model by AOTInductor and load the library, from a directory that is removed afterwards."""
+    from torch import _inductor as inductor
+
+    options = {"cpp.threads": threads, "compile_threads": 1, "freezing": True}
+    with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
+        exported = torch.export.export(model, tuple(inputs))
+        package = inductor.aoti_compile_and_package(
+            exported, package_path=str(Path(directory) / "model.pt2"), inductor_configs=options
+        )
+        library: Function = inductor.aoti_load_package(package)
+        library(*inputs)
+    return library
+
+
+def without_gradients(function: Function) -> Function:
+    """Return the function under `torch.no_grad`."""
+
+    def run(*inputs: Any) -> Any:
+        with torch.no_grad():
+            return function(*inputs)
+
+    return run
+
+
+def on_threads(function: Function, threads: int | None) -> Function:
+    """Return the function with this number of threads, restored after each call; None = as many as there are."""
+    if threads is None:
+        return function
+
+    def run(*inputs: Any) -> Any:
+        before = torch.get_num_threads()
+        if before == threads:
+            return function(*inputs)
+        torch.set_num_threads(threads)
+        try:
+            return function(*inputs)
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def with_strides_of(example: Sequence[Any], function: Function) -> Function:
+    """Return the function for inputs of any strides, which it copies to those of the example.
+
+    Code that was compiled ahead of time would read wrong values of other strides; other code would be compiled anew.
+    """
+    leaves, spec = pytree.tree_flatten(tuple(example))
+    is_flat = all(isinstance(each, Tensor) for each in example)
+
+    def run(*inputs: Any) -> Any:
+        if is_flat:
+            return function(*map(laid_out, inputs, leaves))
+        pairs = zip(spec.flatten_up_to(inputs), leaves, strict=True)
+        return function(
+            *spec.unflatten(laid_out(value, like) if isinstance(like, Tensor) else value for value, like in pairs)
+        )
+
+    return run
+
+
+def _with_channels_last(function: Function) -> Function:
+    def run(*inputs: Any) -> Any:
+        return function(*pytree.tree_map_only(Tensor, _channels_last, inputs))
+
+    return run
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value

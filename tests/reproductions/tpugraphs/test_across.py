@@ -1,0 +1,212 @@
+"""Programs in the same columns: AlexNet's recovered, layouts by their meaning, and models that never saw the U-Net."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from experiments.reproductions.kaggle.node_features import FEATURES, enrich
+from experiments.reproductions.tpugraphs import across
+from experiments.reproductions.tpugraphs import common_columns as common
+from experiments.reproductions.tpugraphs.alexnet_columns import KEPT, broken_laws, with_all_columns
+from experiments.reproductions.tpugraphs.layout_features import MEANINGS, NAMES, layout_features
+from gst.data.columns import NODE_FEATURES, opcode_number
+from gst.data.tpugraphs import read
+from gst.graphs.graph import Graph
+from gst.graphs.store import prepare
+from tests.files import ROOT
+
+FIXTURES = ROOT / "tests" / "fixtures"
+ALEXNET, UNET = FIXTURES / "alexnet_small.npz", FIXTURES / "hlo" / "unet_3d_part.npz"
+
+
+@pytest.fixture(scope="module")
+def alexnet() -> Graph:
+    return with_all_columns(read(ALEXNET))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fixtures where a folder as of TpuGraphs has them."""
+    folder = tmp_path_factory.mktemp("tpugraphs")
+    for name, source in ((common.ALEXNET, ALEXNET), (common.UNET, UNET), ("tile/xla/train", FIXTURES / "tile")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of plans: a chain of 6 operations, 5 plans on two devices."""
+    root, random = tmp_path_factory.mktemp("plans"), np.random.default_rng(0)
+    chain, nodes = np.stack([np.arange(5), np.arange(1, 6)]), random.normal(size=(6, 20)).astype(np.float32)
+    plans = random.normal(size=(5, 6, 6)).astype(np.float32)
+    graph = Graph(nodes, chain, np.arange(6), np.arange(6), plans, random.random(5), name="chain")
+    prepare([graph], root, max_nodes=4)
+    return root
+
+
+def test_the_laws_hold_of_files_that_have_all_columns_and_of_alexnet(alexnet: Graph, tile_kernels: list[Path]) -> None:
+    assert alexnet.node_features.shape == (372, 140) and alexnet.config_features.shape[1:] == (26, 18)
+    for graph in (alexnet, read(UNET), *map(read, tile_kernels)):
+        assert broken_laws(graph) == []
+    assert with_all_columns(alexnet) is alexnet
+    assert enrich(alexnet, list(FEATURES)).num_nodes == 372  # what derives features by name can read it
+
+
+def test_a_column_in_the_place_of_another_breaks_a_law() -> None:
+    """A column of another list, or of another kind, in any place, and the columns shifted by one."""
+    graph = read(ALEXNET)
+    for left, right in (("window_size_3", "window_size_sum"), ("shape_dimensions_sum", "shape_dimensions_product"),
+                        ("shape_element_type_is_tuple", "shape_element_type_is_token"), ("is_root", "parameter_number"),
+                        ("window_padding_low_product", "window_padding_high_0"), ("layout_minor_to_major_1",
+                        "layout_minor_to_major_2"), ("window_base_dilation_sum", "window_stride_0")):  # fmt: skip
+        swapped = np.arange(len(KEPT))
+        swapped[[KEPT.index(left), KEPT.index(right)]] = KEPT.index(right), KEPT.index(left)
+        with pytest.raises(ValueError, match="is not the AlexNet file; what does not hold: "):
+            with_all_columns(replace(graph, node_features=graph.node_features[:, swapped]))
+    with pytest.raises(ValueError, match="does not hold"):
+        with_all_columns(replace(graph, node_features=np.roll(graph.node_features, 1, axis=1)))
+    with pytest.raises(ValueError, match="has 3 and 10 columns; known are 140 and 18, and the 70 and 10"):
+        with_all_columns(replace(graph, node_features=graph.node_features[:, :3]))
+
+
+def test_layouts_of_a_reshape_are_permutations_of_its_own_dimensions(alexnet: Graph) -> None:
+    """Node 236 goes from two dimensions to four: output and input stand where the recovered columns say."""
+    layouts = alexnet.config_features[:, alexnet.config_nodes.tolist().index(236)]
+    assert np.array_equal(np.sort(layouts[:, 0:4]), np.tile(np.arange(4), (len(layouts), 1)))
+    assert np.array_equal(np.sort(layouts[:, 6:8]), np.tile(np.arange(2), (len(layouts), 1)))
+    assert (layouts[:, [4, 5, *range(8, 18)]] == -1).all()
+
+
+def convolution(order: list[int]) -> Graph:
+    """Images of 32 x 12 x 12 x 384 from 32 x 12 x 12 x 256 and a kernel of 3 x 3 x 256 x 384, which comes first; the
+    output's layout is `order`, the input has its features minor, the kernel no layout."""
+    columns = np.zeros((3, 140), np.float32)
+    put = lambda node, **values: [columns[node].__setitem__(NODE_FEATURES.index(k), v) for k, v in values.items()]  # noqa: E731
+    for node, sizes in enumerate(([3, 3, 256, 384], [32, 12, 12, 256], [32, 12, 12, 384])):
+        put(node, **{f"shape_dimensions_{i}": size for i, size in enumerate(sizes)})
+        put(node, **{f"layout_minor_to_major_{i}": 3 - i for i in range(4)})
+    put(2, is_root=1, window_size_0=3, window_size_1=3, convolution_dim_numbers_kernel_input_feature_dim=2)
+    put(2, convolution_dim_numbers_kernel_output_feature_dim=3, convolution_dim_numbers_kernel_spatial_dims_1=1)
+    put(2, convolution_dim_numbers_input_feature_dim=3, convolution_dim_numbers_output_feature_dim=3)
+    layout = np.full((1, 1, 18), -1, np.int8)
+    layout[0, 0, : len(order)] = order
+    layout[0, 0, 6:8] = 3, 0
+    opcodes = np.array([1, 1, opcode_number("convolution")])
+    return Graph(columns, np.array([[0, 1], [2, 2]]), opcodes, np.array([2]), layout, np.ones(1))
+
+
+def test_meanings_of_a_convolution_worked_by_hand() -> None:
+    seen = dict(zip(NAMES, layout_features(convolution([0, 3]))[0, 0], strict=True))
+    assert [seen[f"output_{name}"] for name in MEANINGS] == pytest.approx(
+        [1, 0.5, np.log2(384) / 10, np.log(4), np.log10(1 + 3 * 32 * 12 * 12 * 384), -1]
+    )
+    assert [seen[f"input_{name}"] for name in MEANINGS] == pytest.approx([1, 0.8, 0.5, 0, 0, 1])
+    assert [seen[f"kernel_{name}"] for name in MEANINGS] == [0] * 6
+    features_minor = dict(zip(NAMES, layout_features(convolution([3, 0]))[0, 0], strict=True))
+    assert (features_minor["output_padding"], features_minor["output_minor_is_feature"]) == (0, 1)
+
+
+def test_a_layout_without_the_columns_of_its_file_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 70 and 10 columns, want the 140 and 18 of a layout file"):
+        layout_features(read(ALEXNET))
+
+
+def test_every_column_means_the_same_in_all_graphs_and_none_is_lost(data: Path, programs: Path) -> None:
+    kinds, unet = common.read_all(data, programs)
+    assert {kind: len(graphs) for kind, graphs in kinds.items()} == {"layout": 1, "tile": 3, "plan": 1}
+    every = [unet, *(graph for graphs in kinds.values() for graph in graphs)]
+    assert len({(graph.node_features.shape[1], graph.config_features.shape[2]) for graph in every}) == 1
+    layouts, stored = common.layouts(read(UNET)), common.open_store(store_in(programs))[0]
+    assert np.array_equal(unet.node_features[:, : layouts.node_features.shape[1]], layouts.node_features)
+    assert not unet.config_features[:, :, 2 * len(NAMES) :].any() and not unet.node_features[:, -20:].any()
+    (plan,) = kinds["plan"]
+    assert np.array_equal(plan.config_features[:, :, -6:], stored.config_features)
+    assert np.array_equal(plan.node_features[:, -20:], stored.node_features)
+    assert not plan.config_features[:, :, :-6].any() and not plan.node_features[:, 2:-20].any()
+    assert plan.opcodes.min() >= common.HLO_OPCODES > max(graph.opcodes.max() for graph in every[:-1])
+    starts = [segment.tolist()[0] for segment in np.split(stored.node_ids, stored.row_ptr[1:-1])]
+    assert plan.node_features[:, 1].tolist() == [float(i not in starts) for i in stored.node_ids]
+
+
+def store_in(root: Path) -> Path:
+    (path,) = root.glob("*/meta.json")
+    return path.parent
+
+
+def test_what_was_found_is_not_found_again_and_trainings_grow_by_a_kind(data: Path, programs: Path) -> None:
+    kinds, unet = common.read_all(data, programs)
+    names = ["alexnet", "alexnet + tile", "alexnet + tile + plan"]
+    assert list(across.trainings(kinds)) == names
+    done: across.Found = {}
+    rounds = across.run(kinds, unet, 1, 2, done)
+    next(rounds), next(rounds)
+    rest = list(across.run(kinds, unet, 1, 2, json.loads(json.dumps(done))))
+    assert len(rest) == 3 * len(across.models(2)) - 2
+    assert list(across.run(kinds, unet, 1, 2, rest[-1])) == []
+    assert all(len(found["taus"]) == 1 for row in rest[-1].values() for found in row.values())
+    again = next(across.run(kinds, unet, 1, 2, {}))
+    assert again["alexnet"]["gnn"] == done["alexnet"]["gnn"]  # equal seeds, equal figures
+    linear = [rest[-1][name]["ridge"]["known"][0] for name in names]
+    assert min(linear) > 0.5, linear  # ridge learns AlexNet from 750 of its configurations
+
+
+def test_nobody_learns_from_what_is_held_out(data: Path) -> None:
+    kinds, _ = common.read_all(data, None)
+    lessons, held = across.split(kinds, ["layout", "tile"], seed=3)
+    ((graph, known),) = lessons[0]
+    assert graph is kinds["layout"][0] and len(lessons[1]) == 3
+    assert not set(known) & set(held) and len(known) + len(held) == graph.num_configs
+
+
+def test_of_few_columns_the_others_do_not_matter_and_without_messages_no_edge_does(data: Path) -> None:
+    kinds, unet = common.read_all(data, None)
+    lessons, _ = across.split(kinds, ["layout"], seed=0)
+    turned = replace(unet, edges=unet.edges[::-1].copy())
+    others = replace(unet, node_features=np.hstack([unet.node_features[:, :2], unet.node_features[:, 2:] + 1]))
+    few, alone = (across.gnn(lessons, 0, steps=1, columns=2, layers=layers) for layers in (2, 0))
+    assert np.array_equal(few(others), few(unet)) and np.array_equal(alone(turned), alone(unet))
+    assert not np.allclose(few(turned), few(unet), rtol=0, atol=1e-6)
+    assert not np.array_equal(across.gnn(lessons, 0, steps=1)(others), across.gnn(lessons, 0, steps=1)(unet))
+
+
+def test_kernels_teach_a_linear_model_nothing_of_layouts(data: Path) -> None:
+    kinds, unet = common.read_all(data, None)
+    scores = [across.regression(across.split(kinds, names, 0)[0], 0, across.ridge)(unet) for names in
+              (["layout"], ["layout", "tile"])]  # fmt: skip
+    assert kendalltau(*scores).statistic > 0.9
+
+
+def test_sums_are_means_times_nodes_of_what_is_no_share(data: Path) -> None:
+    _, unet = common.read_all(data, None)
+    means, sums = common.pooled(unet), common.pooled(unet, sums=True)
+    assert np.allclose(sums[:, : len(NAMES)], unet.config_features[:, :, : len(NAMES)].sum(1), atol=1e-4)
+    assert np.array_equal(sums[:, len(NAMES) :], means[:, len(NAMES) :]) and means[:, len(NAMES) :].any()
+
+
+def test_chance_is_what_random_orders_exceed_one_time_in_twenty() -> None:
+    random = np.random.default_rng(0)
+    taus = [kendalltau(random.random(40), random.random(40)).statistic for _ in range(2000)]
+    assert np.mean(np.abs(taus) > across.chance(40)) == pytest.approx(0.05, abs=0.015)
+
+
+def test_a_missing_folder_is_told(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(ValueError, match="there is no such file"):
+        common.read_all(tmp_path, None)
+    with pytest.raises(ValueError, match="holds no stores; give a folder"):
+        common.read_all(data, tmp_path)
+
+
+def test_the_tracked_figures_stand_beside_the_ceiling() -> None:
+    result = json.loads((ROOT / "experiments" / "results" / "tpugraphs_across.json").read_text())
+    assert result["seeds"] == 5 and result["configs"] == 91
+    assert 0 < result["chance"] < result["ceiling"] < 1
+    for row in result["trained_on"].values():
+        for figures in row.values():
+            assert len(figures["taus"]) == 5 and figures["tau_mean"] < result["ceiling"] + result["chance"]

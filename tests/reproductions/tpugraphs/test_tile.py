@@ -1,0 +1,203 @@
+"""Tile sizes: features against tables worked by hand, error@K against every order, and kernels nobody trained on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.reproductions.tpugraphs import tile
+from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
+from experiments.reproductions.tpugraphs.tile_features import MINOR_TO_MAJOR, NAMES, NUM_ELEMENTS, SIZES, tile_features
+from gst.cost.metrics import kendall_tau, slowdown_at_k
+from gst.graphs.graph import Graph
+from tests.files import ROOT
+
+FILES = sorted((ROOT / "tests" / "fixtures" / "tile").glob("*.npz"))
+SHORT = Settings(steps=60)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> list[tile.Kernel]:
+    """A copy, a reduction and a matrix product, all fused."""
+    return [tile.Kernel.of(path) for path in FILES]
+
+
+def named(graph: Graph, config: int) -> dict[str, float]:
+    """The features of a configuration, no longer as logarithms except the square of one."""
+    row = tile_features(graph)[config]
+    return dict(zip(NAMES, [*np.exp(row[:-1]), row[-1]], strict=True))
+
+
+def test_features_of_a_matrix_product_worked_by_hand(kernels: list[tile.Kernel]) -> None:
+    """(32 x 4096)^T (32 x 1000), stored as 1000 x 4096: 125 x 32 registers from a kernel of 4 x 8."""
+    graph = kernels[2].graph
+    fastest = int(graph.targets.argmin())
+    bounds = graph.config_features[fastest, 0]
+    assert bounds[[0, 1, 8, 9]].tolist() == [4, 1, 16, 32]
+    assert named(graph, fastest) == pytest.approx(
+        {
+            "passes": 8, "output_tiles": 8, "contraction_tiles": 1, "padding": 8 * 16 / 125, "output_volume": 512,
+            "kernel_volume": 4, "lanes": 1, "sublanes": 16 / 125, "output_volume_squared": np.log(512) ** 2,
+        }
+    )  # fmt: skip
+
+
+def test_a_kernel_cut_along_its_contraction_takes_more_passes(kernels: list[tile.Kernel]) -> None:
+    graph = kernels[2].graph
+    slowest = int(graph.targets.argmax())
+    assert graph.config_features[slowest, 0, [0, 1, 8, 9]].tolist() == [1, 1, 16, 2]
+    seen = named(graph, slowest)
+    assert (seen["output_tiles"], seen["contraction_tiles"], seen["passes"]) == pytest.approx((8 * 16, 4, 8 * 16 * 4))
+
+
+def test_the_tiled_array_of_a_reduction_is_what_it_reads(kernels: list[tile.Kernel]) -> None:
+    """32 x 26 x 26 x 192, minor to major 3 0 2 1: 26 x 26 x 4 x 2 registers."""
+    graph = kernels[1].graph
+    fastest = int(graph.targets.argmin())
+    assert graph.config_features[fastest, 0, 8:12].tolist() == [2, 26, 4, 2]
+    assert named(graph, fastest)["passes"] == pytest.approx(13)
+
+
+def vector_kernel(bounds: list[int]) -> Graph:
+    """A result of 4096 numbers under one tile size for each bound."""
+    features, configs = np.zeros((2, 140), np.float32), np.zeros((len(bounds), 1, 24), np.int8)
+    features[:, SIZES] = features[:, NUM_ELEMENTS] = 4096
+    features[:, MINOR_TO_MAJOR] = 0
+    configs[:, 0, 8] = bounds
+    opcodes, edges = np.zeros(2, np.int64), np.array([[0], [1]])
+    return Graph(features, edges, opcodes, np.array([1]), configs, np.arange(1.0, 1.0 + len(bounds)))
+
+
+def test_a_vector_counts_registers_of_1024() -> None:
+    assert [named(vector_kernel([4, 1, 3]), i)["passes"] for i in range(3)] == pytest.approx([1, 4, 2])
+    assert named(vector_kernel([3]), 0)["padding"] == pytest.approx(6 / 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=6), st.integers(1, 7))
+def test_expected_slowdown_is_the_mean_over_every_order_of_equal_scores(rows: list[tuple[int, int]], k: int) -> None:
+    scores, targets = np.array(rows, float).T
+    orders = itertools.permutations(range(len(rows)))
+    each = [slowdown_at_k(scores[list(order)], targets[list(order)], k) for order in orders]
+    assert tile.expected_slowdown(scores, targets, k) == pytest.approx(np.mean(each))
+
+
+def test_nobody_learns_from_the_kernel_held_out(kernels: list[tile.Kernel]) -> None:
+    def perfect(known: list[tile.Kernel], held_out: tile.Kernel, seed: int) -> np.ndarray:
+        assert held_out not in known and len(known) == 2
+        return held_out.graph.targets
+
+    summary = tile.leave_one_out(kernels, perfect, seeds=2)
+    assert summary["error_at_1_distinct"] == 0
+    assert 0 < summary["error_at_1"] < 1e-4  # fusion.232 has one configuration twice: 57,188 and 57,204 ns
+    assert summary["error_at_1_deviation"] == 0
+
+
+def test_late_fusion_orders_kernels_it_has_not_seen_far_better_than_chance(kernels: list[tile.Kernel]) -> None:
+    chance = tile.leave_one_out(kernels, lambda known, held_out, seed: np.zeros(held_out.graph.num_configs), 2)
+    ours = tile.leave_one_out(kernels, tile.network(SHORT), 2)
+    assert ours["error_at_1"] < chance["error_at_1"] / 3
+
+
+def test_an_ensemble_is_the_mean_of_seeds_no_other_ensemble_has(kernels: list[tile.Kernel]) -> None:
+    said = tile.ensemble(lambda known, held_out, seed: np.full(3, float(seed)), 4)
+    assert said([], kernels[0], 0).tolist() == [1.5] * 3 and said([], kernels[0], 1).tolist() == [5.5] * 3
+
+
+def test_a_score_depends_on_no_other_configuration_and_on_the_graph_if_it_enters(kernels: list[tile.Kernel]) -> None:
+    graphs, features = [kernel.graph for kernel in kernels], [kernel.features for kernel in kernels]
+    model = fit_late_fusion(graphs, features, SHORT, seed=0)
+    scores = model.score(graphs[1], features[1])
+    assert kendall_tau(scores, graphs[1].targets) > 0.6  # it learned from these
+    some = np.random.default_rng(0).permutation(len(scores))[:7]
+    assert np.abs(model.score(graphs[1], features[1][some]) - scores[some]).max() < 1e-5
+    assert np.abs(model.score(graphs[2], features[1]) - scores).max() > 1e-3
+    without = fit_late_fusion(graphs, features, replace(SHORT, steps=2, graph=False), seed=0)
+    assert np.array_equal(without.score(graphs[1], features[1]), without.score(graphs[2], features[1]))
+
+
+def test_equal_seeds_give_equal_networks_whatever_the_global_generator_holds(kernels: list[tile.Kernel]) -> None:
+    graphs, features = [kernel.graph for kernel in kernels], [kernel.features for kernel in kernels]
+    runs = []
+    for seed in (3, 3, 4):
+        torch.rand(5)
+        runs.append(fit_late_fusion(graphs, features, replace(SHORT, steps=3), seed).score(graphs[0], features[0]))
+    assert np.array_equal(runs[0], runs[1]) and not np.array_equal(runs[0], runs[2])
+
+
+def test_a_regression_learns_what_its_inputs_tell(kernels: list[tile.Kernel]) -> None:
+    """Least squares on the logarithm itself is perfect on a kernel nobody showed it."""
+
+    class LeastSquares:
+        def fit(self, x: np.ndarray, y: np.ndarray) -> None:
+            self.weights = np.linalg.lstsq(x, y, rcond=None)[0]
+
+        def predict(self, x: np.ndarray) -> np.ndarray:
+            return x @ self.weights
+
+    def telling(kernel: tile.Kernel) -> np.ndarray:
+        logs = np.log(kernel.graph.targets)
+        return (logs - logs.mean())[:, None]
+
+    method = tile.regression(lambda seed: LeastSquares(), telling)
+    assert tile.leave_one_out(kernels, method, 2)["error_at_1_distinct"] == 0
+    assert {tile.raw_features(kernel).shape for kernel in kernels} == {(10, 292), (60, 292), (16, 292)}
+
+
+def inputs_of(name: str, kernel: tile.Kernel) -> np.ndarray:
+    return tile.raw_features(kernel) if name.endswith("raw features") else kernel.features
+
+
+@pytest.mark.parametrize("name", ["ridge, raw features", "ridge, tile features"])
+def test_ridge_is_the_solution_of_its_normal_equations(kernels: list[tile.Kernel], name: str) -> None:
+    """On standardised columns, (X'X + I) w = X'y; the intercept is the mean of y, which is 0 within each kernel."""
+    known, held_out = kernels[1:], kernels[0]
+    x = np.vstack([inputs_of(name, kernel) for kernel in known])
+    logs = [np.log(kernel.graph.targets) for kernel in known]
+    y = np.hstack([log - log.mean() for log in logs])
+    mean, deviation = x.mean(0), np.where(x.std(0) > 1e-12, x.std(0), 1.0)
+    scaled = (x - mean) / deviation
+    weights = np.linalg.solve(scaled.T @ scaled + np.eye(x.shape[1]), scaled.T @ y)
+    expected = (inputs_of(name, held_out) - mean) / deviation @ weights
+    scores = tile.methods()[name](known, held_out, 0)
+    assert np.ptp(scores) > 0 and np.allclose(scores, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["gradient boosting, raw features", "gradient boosting, tile features"])
+def test_trees_learn_what_they_are_shown_by_their_seed(kernels: list[tile.Kernel], name: str) -> None:
+    method, (first, _, last) = tile.methods()[name], kernels
+    assert kendall_tau(method(kernels, last, 0), last.graph.targets) > 0.8
+    others = kernels[1:]
+    scores = method(others, first, 0)
+    assert np.array_equal(scores, method(others, first, 0)) and not np.array_equal(scores, method(others, first, 1))
+    told = replace(first, graph=replace(first.graph, targets=first.graph.targets[::-1].copy()))
+    assert np.array_equal(scores, method(others, told, 0))  # the runtimes of the kernel held out say nothing
+
+
+def test_a_difference_counts_above_twice_the_spread() -> None:
+    ours = {"error_at_1": 0.10, "error_at_1_deviation": 0.03, "error_at_5": 0.01, "error_at_5_deviation": 0.0}
+    other = {"error_at_1": 0.19, "error_at_1_deviation": 0.04, "error_at_5": 0.02, "error_at_5_deviation": 0.001}
+    seen = tile.beside(ours, other)
+    assert not seen["exceeds_at_1"] and seen["exceeds_at_5"]
+    assert seen["spread_at_1"] == pytest.approx(0.05)
+
+
+def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sklearn", "sklearn.linear_model"):  # it may have been imported already
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit, match=r"needs scikit-learn: python -m pip install"):
+        tile.methods()
+
+
+def test_the_tracked_figures_meet_the_targets() -> None:
+    result = json.loads((ROOT / "experiments" / "results" / "tpugraphs_tile.json").read_text())
+    assert result["error_at_1"] <= 0.09 and result["error_at_5"] <= 0.015
+    assert result["best_possible_at_1"] <= result["error_at_1"] < result["random_at_1"]
+    assert len(result["methods"]["ours"]["error_at_1_kernels"]) == 10 and result["seeds"] == 5
