@@ -15,21 +15,25 @@ STAMPS := $(VENV)/stamps
 PYTEST := OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test e2e lint audit results package docs sbom chaos fuzz bench gpu sparse clean
+.PHONY: demo test studies e2e lint audit results package docs sbom chaos fuzz bench gpu sparse clean
 
 demo: $(STAMPS)/base            ## set up, then run the whole loop on what this machine has
 	$(BIN)/gst demo --json runs/demo.json
 
-test: $(STAMPS)/dev             ## set up, then check every law, unit and property
-	$(PYTEST) -m "not e2e"
+test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (six minutes)
+	$(PYTEST) -m "not e2e" --ignore=tests/experiments --ignore=tests/reproductions
+
+studies: $(STAMPS)/dev          ## tests of benchmarks and reproductions, in experiments/
+	$(PYTEST) -m "not e2e" tests/experiments tests/reproductions
 
 e2e: $(STAMPS)/dev              ## commands end to end, in processes of their own: kills, browser, fleets, code of README and docs
 	$(PYTEST) -m e2e
 
-lint: $(STAMPS)/dev             ## style, types, import contracts
+lint: $(STAMPS)/dev             ## style, types, import contracts, plain sentences, size of the product
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	.ci/plain
 
 results: $(STAMPS)/dev         ## tables, pictures and numbers of all READMEs, made anew from the tracked results (seconds)
 	$(BIN)/python -m experiments.figures

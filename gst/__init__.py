@@ -63,7 +63,7 @@ _HOMES = {
 
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph",
-    "__version__", "collate", "cost", "data", "devices", "estimate", "from_dgl", "from_networkx", "from_pyg", "load",
+    "__version__", "collate", "cost", "data", "estimate", "from_dgl", "from_networkx", "from_pyg", "load",
     "nn", "open_store", "place", "placed", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""Graph partitioning: edges -> part of each node. Plain numpy, numba and METIS."""
+"""Graph partitioning: edges -> part of each node. Plain numpy, numba and METIS.
+
+Edges and a number of parts go in; an array with the part of each node comes out. Read `methods.py` first.
+"""
 
 from __future__ import annotations
 

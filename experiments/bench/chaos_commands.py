@@ -74,8 +74,8 @@ def commands(small: bool) -> dict[str, Command]:
         ),
         "place": Command(
             (
-                "place", PROGRAM, "--machine", "gpus:2", "--runtime", "simulated", "--proof", "0", "--evaluations",
-                "100" if small else "400", "--methods", "annealing,cross_entropy,evolution,hdp", "--out", "out",
+                "place", PROGRAM, "--machine", "gpus:2", "--runtime", "simulated", "--evaluations",
+                "100" if small else "400", "--methods", "annealing,colocrl,hdp,go", "--out", "out",
                 "--json", "result.json",
             ),
             ("--resume",), _placed,

@@ -17,7 +17,7 @@ from gst.execution.plain import PlainPyTorch
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.fusion.measured import chains, fused_task, whole_step
+from gst.placement.fusion import chains, fused_task, whole_step
 from gst.placement.loop import SEARCH_RUNS
 from gst.placement.objectives import MeasuredObjective, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name

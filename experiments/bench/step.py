@@ -123,7 +123,7 @@ class Trainer:
         self.autocast = lambda: torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
         encoder = PublishedSAGE(setting.channels, setting.layers, share=share).to(device)
         self.table = self._model(encoder, table=EmbeddingTable(1, 1, device=device))
-        self.gst_one = self._model(encoder, omit_rest=True)
+        self.gst_one = self._model(encoder, estimate="fresh")
         self.optimizer = torch.optim.Adam(encoder.parameters(), 1e-4)
         self._generator = torch.Generator().manual_seed(0)
 

@@ -49,7 +49,7 @@ def run(progress: Progress = no_progress) -> dict[str, Any]:
         background: of 16,384 rows of 4 KiB, `push_ms`, and `write_back_ms` until the caller goes on; `pull_ms`, and
             `prefetch_ms` until the caller goes on.
         tiers: for each tier and dtype `pull_ms` and `push_ms` of 1,024 rows x 128 channels, `push_capacity_ms` into a
-            table that is full and evicts, `push_drift_ms` into one that tracks drift.
+            table that is full and evicts.
         machine: see `gst.machine.devices.machine_record`.
     """
     results: dict[str, Any] = {"machine": machine_record(), "pull_ms_9216x1": _small_pull()}
@@ -143,7 +143,6 @@ def _tier(tier: Any, dtype: torch.dtype, path: str | None) -> dict[str, float]:
     num_keys, channels, num_rows = 100_000, 128, 1024
     plain = _full(num_keys, channels, dtype, **options)
     bounded = _full(num_keys, channels, dtype, capacity=num_keys // 2, **options)
-    tracking = _full(num_keys, channels, dtype, track_drift=True, **options)
     rows, step = torch.randn(num_rows, channels).to(dtype), itertools.count(1)
 
     def push(table: EmbeddingTable) -> float:
@@ -155,7 +154,6 @@ def _tier(tier: Any, dtype: torch.dtype, path: str | None) -> dict[str, float]:
         "pull_ms": _medians({"pull": lambda: plain.pull(next(batches))}, SMALL)["pull"],
         "push_ms": push(plain),
         "push_capacity_ms": push(bounded),
-        "push_drift_ms": push(tracking),
     }
 
 

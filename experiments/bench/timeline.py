@@ -107,7 +107,7 @@ def _panel(axis: Axes, program: Program, devices: list[Device], run: Timeline) -
 
 
 def chrome_trace(program: Program, devices: Sequence[Device], runs: Mapping[str, Timeline]) -> dict[str, Any]:
-    """Return runs of a program in the Trace Event Format: each run a process, each device a row, each operation an event.
+    """Return runs of a program in the Trace Event Format: a process for each run, a row for each device.
 
     Args:
         program: what ran.

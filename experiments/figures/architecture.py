@@ -7,6 +7,7 @@ already connect the same two modules (the transitive reduction).
 from __future__ import annotations
 
 import ast
+import math
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -18,7 +19,7 @@ from experiments.figures.documents import ROOT, table
 
 PICTURE = ROOT / "docs" / "architecture.svg"
 PACKAGES = ("experiments", "gst", "embedding_cache", "partitioners")
-HEIGHT, BETWEEN, GAP, LEFT = 34, 40, 18, 20  # of a box, between layers, between boxes, margin
+HEIGHT, BETWEEN, GAP, LEFT, BEND = 34, 30, 18, 20, 18  # box, between layers, between boxes, margin, of a curve
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">
 <title id="title">Packages (blue) and single files (grey) in their layers; arrows lead to what they import</title>
 <style>
@@ -112,7 +113,10 @@ def reduced(found: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
 
 
 def picture() -> str:
-    """Return the layers from the top as SVG: a box for each package, and one for all single files of a layer."""
+    """Return the layers from the top as SVG: a box for each package, and one for all single files of a layer.
+
+    Arrows to the next layer are straight; others bend around the boxes between, alternately left and right.
+    """
     below, boxes = imports(), _boxes()
     arrows: dict[str, set[str]] = {}
     for name, imported in below.items():
@@ -121,7 +125,9 @@ def picture() -> str:
         )
     levels = [list(dict.fromkeys(boxes[name] for name in layer if name in below)) for layer in layers()]
     levels = [level for level in levels if level]
-    width = 2 * LEFT + max(sum(_width(box) + GAP for box in level) for level in levels)
+    level_of = {box: number for number, level in enumerate(levels) for box in level}
+    pairs = sorted(reduced(arrows), key=lambda pair: (level_of[pair[0]], level_of[pair[1]], pair))
+    width = 2 * (LEFT + 0.75 * BEND * len(levels)) + max(sum(_width(box) + GAP for box in level) for level in levels)
     place: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):
         left = (width - sum(_width(box) + GAP for box in level) + GAP) / 2
@@ -129,7 +135,16 @@ def picture() -> str:
             place[box] = (left + _width(box) / 2, LEFT + number * (HEIGHT + BETWEEN))
             left += _width(box) + GAP
     height = 2 * LEFT + len(levels) * (HEIGHT + BETWEEN) - BETWEEN
-    curves = [_curve(place[box], place[to]) for box, to in sorted(reduced(arrows))]
+    curves, side = [], 1
+    for box, to in pairs:
+        span = abs(level_of[to] - level_of[box])
+        if span > 1:
+            offsets = (place[end][0] - width / 2 for end in (to, box))
+            bend = next((math.copysign(1, each) for each in offsets if each), side)
+            side = -side
+            curves.append(_bend(place, box, to, bend, span))
+        else:
+            curves.append(_straight(place[box], place[to]))
     return HEAD.format(width=width, height=height) + "\n".join([*curves, *map(_box, place, place.values()), "</svg>\n"])
 
 
@@ -147,10 +162,16 @@ def _width(box: str) -> int:
     return 24 + 7 * len(box)
 
 
-def _curve(start: tuple[float, float], end: tuple[float, float]) -> str:
-    (x, y), (across, down) = start, end
-    y, middle = y + HEIGHT, (y + HEIGHT + down) / 2
-    return f'<path d="M{x:g} {y:g}C{x:g} {middle:g} {across:g} {middle:g} {across:g} {down:g}" marker-end="url(#end)"/>'
+def _straight(start: tuple[float, float], end: tuple[float, float]) -> str:
+    return f'<path d="M{start[0]:g} {start[1] + HEIGHT:g}L{end[0]:g} {end[1]:g}" marker-end="url(#end)"/>'
+
+
+def _bend(place: Mapping[str, tuple[float, float]], box: str, to: str, side: float, span: int) -> str:
+    (x, y), (across, down) = place[box], place[to]
+    x, across = x + side * _width(box) / 2, across + side * _width(to) / 2
+    outside = (max if side > 0 else min)(x, across) + side * BEND * span
+    y, down = y + HEIGHT / 2, down + HEIGHT / 2
+    return f'<path d="M{x:g} {y:g}C{outside:g} {y:g} {outside:g} {down:g} {across:g} {down:g}" marker-end="url(#end)"/>'
 
 
 def _box(box: str, place: tuple[float, float]) -> str:

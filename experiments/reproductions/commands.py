@@ -1,4 +1,4 @@
-"""What the command lines of the reproductions have in common: a parser with commands, and errors of one line."""
+"""Shared parts of the command lines of reproductions: a parser with commands, and errors of one line."""
 
 from __future__ import annotations
 

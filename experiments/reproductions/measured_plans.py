@@ -5,7 +5,7 @@
         --json experiments/results/measured_plans.json
 
 `seen`: a fifth of the plans of each program is held out, and a model learns from the rest of that program. `unseen`:
-each program is left out in turn, and a model learns from four fifths of the plans of each other one. `tau` is of
+each program is left out once, and a model learns from four fifths of the plans of each other one. `tau` is of
 `gst.cost.CostModel`; `linear_tau` of ridge regression on summed costs (of each device the profiled time placed on it,
 of each core the time that it is taken, edges and bytes that cross threads), with the penalty chosen on a fifth of what
 it learns from. Both learn the runtime relative to the profiled time on the best single device, and are scored by

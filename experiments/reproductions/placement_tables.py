@@ -38,7 +38,7 @@ def table(
 
 
 def command_line(name: str, about: str, methods: Sequence[str]) -> None:
-    """What the modules of the three single-task systems do; `name` is the learner's too."""
+    """Run the command line of one of the three single-task systems; `name` is also that of the learner."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--machines", default=",".join(MACHINES))

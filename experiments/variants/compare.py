@@ -1,7 +1,6 @@
 """The variants and whole graphs on the same data in the same processor time: score, steps and memory.
 
     python -m experiments.variants.compare --tasks alexnet,elf-language --seeds 5
-    python -m experiments.variants.compare --compare histories --tasks circuits --seconds 20
 
 Each training runs in a process of its own on one core, for `--seconds` of processor time in its training steps, those
 that read segments included; the learning rate falls along a cosine of the time, and +F freezes the encoder for the last
@@ -35,7 +34,6 @@ from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection
 from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.histories import LayerHistories
 from gst.nn import SAGE, Head
 from gst.util.process import keep_freed_memory
 from gst.util.progress import bar
@@ -44,7 +42,7 @@ from gst.util.writing import atomic_write
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole graph": {"whole": True},
     "GST": {},
-    "GST-One": {"omit_rest": True, "num_fresh": 1},
+    "GST-One": {"estimate": "fresh", "num_fresh": 1},
     "GST+E": {"table": True, "estimate": "dropout"},
     "GST+EF": {"table": True, "estimate": "dropout", "finetune": True},
     "GST+ED": {"table": True, "keep_probability": 0.5},
@@ -54,13 +52,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+E, composite": {"table": True, "estimate": "composite"},
     "GST+E, composite, by age": {"table": True, "estimate": "composite", "refresh": "age"},
 }
-HISTORIES: dict[str, dict[str, Any]] = {
+HALOS: dict[str, dict[str, Any]] = {
     "no halo": {"table": True},
     "halo of one hop": {"table": True, "halo": 1},
-    "halo of one hop, layer histories": {"table": True, "halo": 1, "histories": True},
     "halo as deep as the encoder": {"table": True, "halo": -1},
 }
-COMPARED, BASELINES = {"variants": VARIANTS, "histories": HISTORIES}, {"variants": "GST+EFD", "histories": "no halo"}
+COMPARED, BASELINES = {"variants": VARIANTS, "halos": HALOS}, {"variants": "GST+EFD", "halos": "no halo"}
 LOSS = {"runtime": "pairwise_hinge", "time": "squared_error", "number": "squared_error", "class": "cross_entropy"}
 FINETUNING = 1 / 8  # of the time
 LEAST_TARGETS = 8  # of a graph that is scored
@@ -71,20 +68,16 @@ def train(task: Task, variant: str, seed: int, seconds: float) -> dict[str, floa
     """One training, in this process."""
     keep_freed_memory()
     torch.set_num_threads(1)
-    settings = dict((VARIANTS | HISTORIES)[variant])
+    settings = dict((VARIANTS | HALOS)[variant])
     layers, halo = task.encoder["num_layers"], settings.pop("halo", 0)
     loader, held_out = task.loaders(settings.pop("whole", False), seed, layers if halo < 0 else halo)
     finetune = settings.pop("finetune", False)
     torch.manual_seed(seed)
     channels = task.encoder["channels"]
     if settings.pop("table", False):
-        settings["table"] = EmbeddingTable(1, channels, track_drift=settings.get("refresh") == "drift")
-    sharing: dict[str, Any] = {}
-    if settings.pop("histories", False):
-        settings["histories"] = LayerHistories({f"layers.{number}": channels for number in range(layers - 1)})
-        sharing["share"] = task.configs_per_graph == 1
+        settings["table"] = EmbeddingTable(1, channels)
     model = GraphSegmentTraining(
-        SAGE(**task.encoder, **sharing), Head(channels, task.classes), task.pooling,
+        SAGE(**task.encoder), Head(channels, task.classes), task.pooling,
         **{"num_fresh": task.num_fresh, "seed": seed} | settings,
     )  # fmt: skip
     model.embed([held_out[0][0]], torch.zeros(1, 1, dtype=torch.long))
@@ -116,7 +109,7 @@ def train(task: Task, variant: str, seed: int, seconds: float) -> dict[str, floa
 
 
 def scale(targets: Tensor, task: Task) -> Tensor:
-    """What a model learns of the targets: their logarithm where they are times."""
+    """Return the targets that a model learns: logarithms if they are times."""
     return targets.log() if task.kind == "time" else targets
 
 

@@ -1,4 +1,4 @@
-"""What the variants are compared on: datasets of seven kinds, cut into segments, and left whole."""
+"""Datasets for comparing variants: seven kinds, cut into segments and whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far is the estimate of a graph's pooled embedding from the exact one, for each way to make it?
+"""Error of each estimate of a graph's pooled embedding, compared with the exact embedding.
 
     python -m experiments.variants.estimates --tasks alexnet,synthetic --json experiments/results/estimates.json
     python -m experiments.variants.estimates --compare draws --json experiments/results/estimates_draws.json
@@ -39,16 +39,10 @@ ESTIMATES: dict[str, dict[str, Any]] = {
     "difference": {"estimate": "difference"},
     "regression": {"estimate": "regression"},
     "composite": {"estimate": "composite"},
-    "regression, drawn by drift": {"estimate": "regression", "refresh": "drift"},
 }
 DRAWS: dict[str, dict[str, Any]] = {
     "uniform": {},
-    "strata by size": {"refresh": "size"},
-    "strata by order": {"refresh": "order"},
-    "by drift": {"refresh": "drift"},
     "by age": {"refresh": "age"},
-    "by gradient norm": {"refresh": "gradient"},
-    "uniform, push_momentum 0.3": {"push_momentum": 0.3},
 }
 COMPARED = {"estimates": ESTIMATES, "draws": {f"difference, {name}": draw for name, draw in DRAWS.items()}}
 
@@ -62,10 +56,9 @@ def errors(task: Task, seed: int, ways: dict[str, dict[str, Any]], bar: tqdm) ->
     channels = task.encoder["channels"]
     encoder, head = SAGE(**task.encoder), Head(channels, task.classes)
 
-    def model(head: nn.Module, refresh: str = "uniform", **settings: Any) -> GraphSegmentTraining:
-        table = EmbeddingTable(1, channels, track_drift=refresh == "drift")
-        arguments: Any = settings | {"refresh": refresh, "num_fresh": task.num_fresh, "seed": seed}
-        return GraphSegmentTraining(encoder, head, task.pooling, table=table, **arguments)
+    def model(head: nn.Module, **settings: Any) -> GraphSegmentTraining:
+        arguments: Any = settings | {"num_fresh": task.num_fresh, "seed": seed}
+        return GraphSegmentTraining(encoder, head, task.pooling, table=EmbeddingTable(1, channels), **arguments)
 
     trained = model(head, keep_probability=0.5)
     beside = {name: model(nn.Identity(), **settings) for name, settings in ways.items()}

@@ -177,7 +177,9 @@ def add_command(
 
 def _train(arguments: list[str]) -> int:
     from gst.training.cli import run
+    from gst.util.process import import_from_here
 
+    import_from_here()
     taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     taken.add_argument("--json", type=Path)
     ours, rest = taken.parse_known_args(arguments)
@@ -195,7 +197,3 @@ def _train(arguments: list[str]) -> int:
     if ours.json:
         write_json(ours.json, result)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

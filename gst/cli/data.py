@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,11 +113,12 @@ def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, 
 
 
 def _data(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.data.collections import USUAL_ROOT, download_commands, inventory
+    from gst.data.collections import COLLECTIONS, PARTS, USUAL_ROOT, download_command, inventory
 
     root = options.root or USUAL_ROOT
     if options.print_download:
-        print("\n".join(commands := download_commands(root)))
+        commands = [download_command(name, part, root) for name in COLLECTIONS for part in PARTS]
+        print("\n".join(commands))
         return {"commands": commands}
     files = inventory(root)
     for name, count in files.items():
@@ -192,9 +192,9 @@ def _of_class(name: str, module_name: str, class_name: str, arguments: Sequence[
     from jsonargparse import ArgumentError, ArgumentParser
 
     from gst.data.source import GraphSource
+    from gst.util.process import import_from_here
 
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     try:
         module = import_module(module_name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`gst devices`: what it takes, does and prints."""
+"""`gst devices`: its options, its run and its output."""
 
 from __future__ import annotations
 
@@ -20,26 +20,18 @@ AGAIN_S = 120.0  # that rates may be measured again for, where other processes a
 
 
 def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     devices = command(
-        commands,
-        "devices",
-        _devices,
-        "the devices this process may use, and how fast they are",
+        commands, "devices", _devices, "list the devices that this process may use, and how fast they are",
         "gst devices\ngst devices --measure --json devices.json\ngst devices --sets",
+    )  # fmt: skip
+    measure = (
+        "time operations on every kind of device and the links between them, for up to three minutes; kept for this "
+        "machine and this version of torch in $XDG_CACHE_HOME/gst/rates"
     )
-    devices.add_argument(
-        "--measure",
-        action="store_true",
-        help="time operations on every kind of device and the links between devices; remembered for this machine "
-        "and this version of torch in $XDG_CACHE_HOME/gst/rates. Waits up to 20 seconds for quiet cores, and measures "
-        "again for up to two minutes more where other processes come back meanwhile",
-    )
-    devices.add_argument(
-        "--sets",
-        action="store_true",
-        help="list core sets too: 2, 4, 8, ... cores that work as one; they follow caches and NUMA nodes",
-    )
+    devices.add_argument("--measure", action="store_true", help=measure)
+    sets = "list core sets too: 2, 4, 8, ... cores that work as one; they follow caches and NUMA nodes"
+    devices.add_argument("--sets", action="store_true", help=sets)
 
 
 def _devices(options: argparse.Namespace) -> dict[str, Any]:
@@ -67,17 +59,13 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
             save_rates(min(attempts, key=lambda rates: rates.load))
     rates = saved_rates()
     console = Console()
-    listed = [*found, *sets] if options.sets else found
-    console.print(_device_table(listed, rates))
+    console.print(_device_table([*found, *sets] if options.sets else found, rates))
     if rates:
         console.print(_link_table(rates))
     for line in _notes(found, sets, rates):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return {
-        "devices": [asdict(device) for device in found],
-        "sets": [asdict(device) for device in sets],
-        "rates": asdict(rates) if rates else None,
-    }
+    listed = {"devices": [asdict(device) for device in found], "sets": [asdict(device) for device in sets]}
+    return {**listed, "rates": asdict(rates) if rates else None}
 
 
 def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
@@ -86,27 +74,21 @@ def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
     title = ", ".join(dict.fromkeys(device.description for device in devices))
     table = Table(title=title, min_width=min(len(title), 80))
     table.add_column("device")
-    names = ("threads", "memory")
     measured = ("matrix\nGFLOP/s", "convolution\nGFLOP/s", "pointwise\nGB/s", "sum\nGB/s", "small\nus") if rates else ()
-    for name in (*names, *measured):
+    for name in ("threads", "memory", *measured):
         table.add_column(name, justify="right")
     for device in devices:
         row = [device.name, str(device.threads), device.memory]
         if rates:
             known = rates.of(device)
-            row += ["-"] * 5 if known is None else [
-                f"{value:.3g}" for value in (
-                    known.matrix_gflops, known.convolution_gflops, known.elementwise_gb_per_s,
-                    known.reduction_gb_per_s, known.small_us,
-                )
-            ]  # fmt: skip
+            names = ("matrix_gflops", "convolution_gflops", "elementwise_gb_per_s", "reduction_gb_per_s", "small_us")
+            row += ["-" if known is None else f"{getattr(known, name):.3g}" for name in names]
         table.add_row(*row)
     return table
 
 
 def _link_table(rates: Rates) -> Table:
-    """One row for links that are alike in kind, so that it stays short with many cores, and no column without a
-    value; --json has all of them."""
+    """Make a table with a row for each kind of link, and without empty columns; --json has all links."""
     import numpy as np
     from rich.table import Table
 

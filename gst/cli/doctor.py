@@ -1,4 +1,4 @@
-"""`gst doctor`: what is installed and what this machine has, and what to do where that is not enough."""
+"""`gst doctor`: check the installation and this machine, and advise."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SYMBOLS = {"well": ("ok", "green"), "note": ("note", "yellow"), "problem": ("PRO
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the answer.
+    """The result of one check.
 
     Args:
-        what: was looked at.
-        state: `problem` where something will fail, `note` where it will be slower or poorer.
-        found: there.
-        advice: what to do; empty if all is well.
+        what: the name of the check.
+        state: `problem` if something will fail, `note` if it will be slower or poorer.
+        found: the result in words.
+        advice: the remedy; empty if all is well.
     """
 
     what: str
@@ -42,14 +42,9 @@ class Finding:
 
 
 def add_doctor(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
-    command(
-        commands,
-        "doctor",
-        _doctor,
-        "check the installation, devices, threads, memory and W&B, and say what to do (exit 1 if something will fail)",
-        "gst doctor\ngst doctor --json doctor.json",
-    )
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
+    summary = "check the installation, devices, threads, memory and W&B, and advise (exit 1 if something will fail)"
+    command(commands, "doctor", _doctor, summary, "gst doctor\ngst doctor --json doctor.json")
 
 
 def _doctor(options: argparse.Namespace) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def _doctor(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def findings() -> Iterator[Finding]:
-    """All that is looked at, in the order of what depends on what."""
+    """Run all checks, each after those that it depends on."""
     yield _python()
     yield from _packages()
     yield _extras()
@@ -80,7 +75,7 @@ def findings() -> Iterator[Finding]:
     yield _threads()
     yield _bf16()
     yield _allocator()
-    yield from _room()
+    yield from _disk()
     yield _wandb()
 
 
@@ -92,7 +87,7 @@ def _python() -> Finding:
 
 
 def _requirements(extra: str = "") -> list[Requirement]:
-    """What the package requires by itself, or for one extra beside that."""
+    """Return the requirements of the package, or the additional ones of an extra."""
     from packaging.requirements import Requirement
 
     def applies(each: Requirement, name: str) -> bool:
@@ -103,11 +98,10 @@ def _requirements(extra: str = "") -> list[Requirement]:
 
 
 def _packages() -> Iterator[Finding]:
-    """Those that are required, each in a version that fits."""
+    """Check the version of each required package."""
     if not version_of(DISTRIBUTION):
-        yield Finding(
-            "packages", "problem", f"{DISTRIBUTION} is not installed: these are its files", "pip install -e ."
-        )
+        words = f"{DISTRIBUTION} is not installed: these are its files"
+        yield Finding("packages", "problem", words, "pip install -e .")
         return
     wrong, required = [], _requirements()
     for each in required:
@@ -123,7 +117,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _extras() -> Finding:
-    """What is optional; of several packages of an extra the first stands for all."""
+    """Name the extras that are not installed, each by its first package."""
     missing: list[str] = []
     if not version_of(DISTRIBUTION):
         return Finding("extras", "note", f"not looked for: {DISTRIBUTION} is not installed", "pip install -e .")
@@ -184,7 +178,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _cores_of_group() -> float | None:
-    """How many cores' time this control group may take; None if there is no limit."""
+    """Return the number of cores whose time this control group may take; None if there is no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -199,7 +193,7 @@ def _load() -> Finding:
     LoadGate(interval_s=0.5, patience_s=0.0).wait()
     share = meter.share()
     if share > BUSY:
-        advice = "measurements wait for quiet cores, and are labelled where they get none; stop what computes beside"
+        advice = "measurements wait for quiet cores, and are labelled if there are none; stop other programs"
         return Finding("load", "note", f"others take {share:.0%} of the cores", advice)
     return Finding("load", "well", f"others take {share:.0%} of the cores")
 
@@ -213,14 +207,13 @@ def _threads() -> Finding:
     if "OMP_PROC_BIND" in os.environ or "KMP_AFFINITY" in os.environ:
         return Finding("threads", "note", found, "unset these: plans pin the threads of their devices themselves")
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
-        advice = "unset OMP_WAIT_POLICY where plans run in your process (placed.module()) and before gst devices "
-        advice += "--measure: operations on core sets take twice as long"
+        advice = "unset OMP_WAIT_POLICY: with it, operations on core sets take twice as long in your process"
         return Finding("threads", "note", found, advice)
     return Finding("threads", "well", found)
 
 
 def _bf16() -> Finding:
-    """Processors without instructions for it compute it by pieces of fp32."""
+    """Compare the time of a layer in bf16 with fp32: some processors emulate bf16."""
     import time
 
     import torch
@@ -251,8 +244,8 @@ def _allocator() -> Finding:
     return Finding("allocator", "note", f"of {platform.libc_ver()[0] or 'an unknown C library'}", advice)
 
 
-def _room() -> Iterator[Finding]:
-    """Where results, caches and shared memory go."""
+def _disk() -> Iterator[Finding]:
+    """Check that results and caches can be written, and have space."""
     from gst.util.compiled import cache_directory
 
     for what, folder in (("here", Path.cwd()), ("cache", cache_directory())):
@@ -265,13 +258,15 @@ def _room() -> Iterator[Finding]:
             yield Finding(what, "problem", f"{folder}: {error.strerror}", advice)
             continue
         if free < ENOUGH_GIB:
-            yield Finding(what, "note", f"{folder}: {free:.1f} GiB free", "make room: traces and stores take gigabytes")
+            yield Finding(
+                what, "note", f"{folder}: {free:.1f} GiB free", "free space: traces and stores take gigabytes"
+            )
         else:
             yield Finding(what, "well", f"{folder}: {free:.0f} GiB free")
 
 
 def _wandb() -> Finding:
-    """Told without loading the client, which only trainings do."""
+    """Say where runs go, without importing the client."""
     from gst.training.plan_run import usual_mode
 
     if mode := os.environ.get("WANDB_MODE"):

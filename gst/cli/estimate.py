@@ -1,4 +1,4 @@
-"""`gst estimate`: what it takes, does and prints."""
+"""`gst estimate`: its options, its run and its output."""
 
 from __future__ import annotations
 
@@ -19,31 +19,23 @@ SHOWN = 5  # classes of kernels of each machine
 
 
 def add_estimate(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     estimate = command(
-        commands,
-        "estimate",
-        _estimate,
-        "say how long a program takes on machines that are not here",
+        commands, "estimate", _estimate, "estimate the runtime of a program on machines that are not here",
         "gst estimate inception --on rtx4090,h100\n"
         "gst estimate mypackage.training:make_step --on a100 --compile --json estimate.json\n"
         "gst estimate samples/resnet18 --on rtx3060,my_machine.json --batch 64 --precision amp\n"
         "gst estimate step.hlo --on h100        # jax.jit(f).lower(x).as_text(dialect='hlo'), or of .compile()\n"
         "gst estimate step.mlir --on a100,h100  # StableHLO, jax.jit(f).lower(x).as_text(); by jaxlib",
-    )
-    estimate.add_argument(
-        "program",
-        nargs="?",
-        help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), the folder of a "
-        "GraphNet sample, or a file with an XLA program: HLO text or protobuf, or StableHLO text",
-    )
-    estimate.add_argument(
-        "--on", default="rtx4090,a100,h100", metavar="MACHINES",
-        help="names with commas between, or .json files with peak rates (default: %(default)s); `--on list` lists them",
     )  # fmt: skip
     estimate.add_argument(
-        "--batch", type=int, help="batch size of a GraphNet sample (default: 1); a captured program has its own"
-    )
+        "program", nargs="?",
+        help="what `gst place` takes (a bundled program, transformers:MODEL or MODULE:FUNCTION), the folder of a "
+        "GraphNet sample, or a file with an XLA program: HLO text or protobuf, or StableHLO text",
+    )  # fmt: skip
+    machines = "names with commas, or .json files with peak rates (default: %(default)s); `--on list` lists them"
+    estimate.add_argument("--on", default="rtx4090,a100,h100", metavar="MACHINES", help=machines)
+    estimate.add_argument("--batch", type=int, help="of a GraphNet sample (default: 1); a captured program has its own")
     estimate.add_argument("--compile", action="store_true", help="as compiled by TorchInductor")
     estimate.add_argument(
         "--precision", choices=PRECISIONS, default="fp32",
@@ -88,7 +80,9 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace, program: Program | FxSource | XlaProgram) -> None:
-    """Options that the program takes."""
+    """Raises:
+    ValueError: the program has no use for an option.
+    """
     from gst.cost.step_time.xla import XlaProgram
 
     if options.batch is not None and (options.batch < 1 or not hasattr(program, "weights")):
@@ -104,7 +98,7 @@ def _check(options: argparse.Namespace, program: Program | FxSource | XlaProgram
 
 
 def _counted(program: XlaProgram) -> str:
-    """Operations, and what the text does not tell, in a sentence."""
+    """Return the number of operations, and what is unknown of loops, in a sentence."""
     fused = "fused by XLA" if program.is_compiled else "not compiled: fused by the rule of TorchInductor"
     line = f"{program.counts.flops / 1e9:,.4g} GFLOP as XLA counts them; {fused}"
     if program.unknown_loops:
@@ -122,7 +116,7 @@ def _list() -> dict[str, Any]:
 
 
 def _program(name: str) -> Program | FxSource | XlaProgram:
-    """A captured step, the one GraphNet sample of a folder, or the XLA program of a file."""
+    """Return a captured step, the one GraphNet sample of a folder, or the XLA program of a file."""
     if not Path(name).exists():
         if ":" not in name and (Path(name).suffix in FILES or "/" in name):
             raise ValueError(f"{name}: there is no such file or folder (what may be given: gst estimate --help)")

@@ -1,4 +1,4 @@
-"""`gst measure`: what it takes, does and prints."""
+"""`gst measure`: its options, its run and its output."""
 
 from __future__ import annotations
 
@@ -13,56 +13,29 @@ USUAL_NUMBER = 500
 
 
 def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     measure = command(
-        commands,
-        "measure",
-        _measure,
-        "run plans of a program for real, in a child process, and make a dataset of them",
+        commands, "measure", _measure, "run plans of a program in a child process, and make a dataset of them",
         "gst measure rnnlm --devices cpu:0,cpu:1,cpu:0-1 --random 500 --out runs/measured/rnnlm\n"
-        "gst measure rnnlm --devices cpu:0,cpu:1,cpu:0-1 --random 500 --out runs/measured/rnnlm --resume\n"
         "gst measure inception --plan runs/demo/plan.json --out runs/compared --memory-limit 2GiB\n"
         "gst measure rnnlm --workers ray://127.0.0.1:10001 --out runs/fleet/rnnlm    # see docs/fleet.md",
-    )
-    measure.add_argument("program", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
-    measure.add_argument(
-        "--devices",
-        help="names separated by commas, see gst devices (default: all of them, without the sets of cores, such as "
-        "cpu:0-1, that gst place takes too)",
-    )
-    measure.add_argument(
-        "--plan", type=Path, action="append", default=[], metavar="FILE", help="a plan to measure; may be repeated"
-    )
-    measure.add_argument(
-        "--random",
-        type=int,
-        metavar="N",
-        help=f"measure N plans: baselines, then random ones (default: {USUAL_NUMBER}, or 0 with --plan)",
-    )
-    measure.add_argument("--repetitions", type=int, default=5, help="timed runs of each plan (default: %(default)s)")
-    measure.add_argument("--seed", type=int, default=0, help="of the random plans (default: %(default)s)")
-    measure.add_argument(
-        "--memory-limit", metavar="BYTES", help="most memory for the intermediate values of a run, such as 512MiB"
-    )
-    measure.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="S", help="seconds for one run (default: %(default)g)"
-    )
-    measure.add_argument(
-        "--patience",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="seconds to wait for quiet cores before operations are profiled, and to profile them again where other "
-        "processes come back meanwhile; and to wait before each four plans; 0 = do not look (default: %(default)g)",
-    )
-    measure.add_argument(
-        "--workers",
-        metavar="ADDRESS",
-        help="measure on the hosts of a Ray cluster, each kind of host into DIR/KIND: ray (the one that runs here, or "
-        "one started for this command) or ray://HOST:PORT (default: no cluster)",
-    )
-    measure.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of results")
-    measure.add_argument("--resume", action="store_true", help="go on with the measurements in --out")
+    )  # fmt: skip
+    add = measure.add_argument
+    add("program", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
+    add("--devices", help="names with commas, see gst devices (default: all, without sets of cores)")
+    add("--plan", type=Path, action="append", default=[], metavar="FILE", help="a plan to measure; may be repeated")
+    random = f"measure N plans: baselines, then random ones (default: {USUAL_NUMBER}, or 0 with --plan)"
+    add("--random", type=int, metavar="N", help=random)
+    add("--repetitions", type=int, default=5, help="timed runs of each plan (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the random plans (default: %(default)s)")
+    add("--memory-limit", metavar="BYTES", help="most memory for the values of a run, such as 512MiB")
+    add("--time-limit", type=float, default=60.0, metavar="S", help="seconds for one run (default: %(default)g)")
+    patience = "seconds to wait for quiet cores before the profile and before each four plans (default: %(default)g)"
+    add("--patience", type=float, default=20.0, metavar="S", help=patience)
+    workers = "measure on each kind of host of a Ray cluster, into DIR/KIND: ray or ray://HOST:PORT"
+    add("--workers", metavar="ADDRESS", help=workers)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory of results")
+    add("--resume", action="store_true", help="go on with the measurements in --out")
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -15,11 +15,9 @@ USUAL_SECONDS = 60.0
 
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to the parser; `command` is `gst.cli.add_command`."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     place = command(
-        commands,
-        "place",
-        _place,
+        commands, "place", _place,
         "find the fastest plan of a program on devices: baselines, annealing, learned policies, real measurements",
         "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
@@ -28,95 +26,50 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place --graph costs.json --out runs/place/costs                # see docs/how-to/place_my_model.md\n"
         "gst place --graph costs.xyz --format mymodule:Reader --machine gpus:4 --out runs/place/xyz\n"
         "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/fleet   # see docs/fleet.md",
-    )
-    place.add_argument("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
-    place.add_argument("--graph", type=Path, metavar="FILE", help="a cost graph instead of a program, simulated")
-    place.add_argument(
-        "--format", metavar="MODULE:CLASS", help="reader of --graph, whose Class(path).task(machine) is a Task"
-    )
-    place.add_argument("--devices", help="names with commas, see gst devices (default: all, and sets of cores)")
-    place.add_argument(
-        "--machine", metavar="NAME:K", help="simulate K cores, gpus, or machines of gst estimate --on list"
-    )
-    place.add_argument("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
-    place.add_argument(
-        "--runtime",
-        choices=("measured", "simulated"),
-        default="measured",
-        help="judge plans at the end by (default: %(default)s)",
-    )
+    )  # fmt: skip
+    add = place.add_argument
+    add("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
+    add("--graph", type=Path, metavar="FILE", help="a cost graph instead of a program, simulated")
+    add("--format", metavar="MODULE:CLASS", help="reader of --graph, whose Class(path).task(machine) is a Task")
+    add("--devices", help="names with commas, see gst devices (default: all, and sets of cores)")
+    add("--machine", metavar="NAME:K", help="simulate K cores, gpus, or machines of gst estimate --on list")
+    add("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
+    runtimes = ("measured", "simulated")
+    add("--runtime", choices=runtimes, default="measured", help="judge plans at the end by (default: %(default)s)")
     add_search_options(place, "annealing,guided_search", None)
-    place.add_argument(
-        "--tasks",
-        default="placement,schedule",
-        help="decisions, of placement, schedule, fusion (default: %(default)s)",
-    )
-    place.add_argument(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help=f"time for compiling, searching and measuring, about (default: {USUAL_SECONDS:g}; none with --budget)",
-    )
-    place.add_argument("--explain", action="store_true", help="print what each part of the loop contributed, and why")
-    place.add_argument(
-        "--program", dest="show_streams", action="store_true", help="print the steps of every stream (program.txt)"
-    )
-    place.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write the simulated timeline for ui.perfetto.dev (Chrome trace)"
-    )
-    place.add_argument("--out", type=Path, metavar="DIR", required=True, help="directory of results")
-    place.add_argument("--resume", action="store_true", help="go on with the files in --out")
-    place.add_argument(
-        "--wandb", action="store_true", help="log to W&B, offline unless you are logged in (or by WANDB_MODE)"
-    )
+    tasks = "decisions to make, of placement, schedule, fusion (default: %(default)s)"
+    add("--tasks", default="placement,schedule", help=tasks)
+    seconds = f"time for compiling, searching and measuring, about (default: {USUAL_SECONDS:g}; none with --budget)"
+    add("--seconds", type=float, metavar="S", help=seconds)
+    add("--explain", action="store_true", help="print what each part of the loop contributed, and why")
+    add("--program", dest="show_streams", action="store_true", help="print the steps of every stream (program.txt)")
+    add("--trace", type=Path, metavar="FILE", help="write the simulated timeline for ui.perfetto.dev (Chrome trace)")
+    add("--out", type=Path, metavar="DIR", required=True, help="directory of results")
+    add("--resume", action="store_true", help="go on with the files in --out")
+    add("--wandb", action="store_true", help="log to W&B, offline unless you are logged in (or by WANDB_MODE)")
     place.set_defaults(anew=False)
 
 
 def add_search_options(command: argparse.ArgumentParser, methods: str, budget: int | None) -> None:
     """Add the options of a search and of its measurements, which `settings_of` reads."""
-    command.add_argument(
-        "--methods",
-        default=methods,
-        help="beyond the baselines, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)",
-    )
-    command.add_argument(
-        "--budget",
-        type=int,
-        default=budget,
-        metavar="N",
-        help=f"plans to measure in the search; 0 = baselines alone (default: {budget or f'up to {BUDGET}'})",
-    )
-    command.add_argument(
-        "--evaluations",
-        type=int,
-        default=2_000,
-        metavar="N",
-        help="simulated plans of each method (default: %(default)s)",
-    )
-    command.add_argument(
-        "--cost-model",
-        choices=("sums", "network"),
-        default="sums",
-        help="corrects the simulator by measurements: linear regression, or the GST network (default: %(default)s)",
-    )
-    command.add_argument("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
-    command.add_argument(
-        "--patience",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="seconds to wait for quiet cores; 0 = do not look (default: %(default)g)",
-    )
-    command.add_argument(
-        "--workers",
-        type=lambda text: int(text) if text.removeprefix("-").isdecimal() else text,
-        default=1,
-        metavar="N|ADDRESS",
-        help="processes that measure, or a Ray cluster: ray or ray://HOST:PORT (default: %(default)s)",
-    )
-    command.add_argument(
-        "--no-compile", action="store_true", help="do not compare with torch.compile, which takes a minute"
-    )
+    add = command.add_argument
+    known = "beyond the baselines, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)"
+    add("--methods", default=methods, help=known)
+    number = f"plans to measure in the search; 0 = baselines alone (default: {budget or f'up to {BUDGET}'})"
+    add("--budget", type=int, default=budget, metavar="N", help=number)
+    add("--evaluations", type=int, default=2_000, metavar="N", help="simulated plans of each method (%(default)s)")
+    models = "corrects the simulator by measurements: linear regression, or the GST network (default: %(default)s)"
+    add("--cost-model", choices=("sums", "network"), default="sums", help=models)
+    add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
+    patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
+    add("--patience", type=float, default=20.0, metavar="S", help=patience)
+    workers = "processes that measure, or a Ray cluster: ray or ray://HOST:PORT (default: %(default)s)"
+    add("--workers", type=_workers, default=1, metavar="N|ADDRESS", help=workers)
+    add("--no-compile", action="store_true", help="do not compare with torch.compile, which takes a minute")
+
+
+def _workers(text: str) -> int | str:
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def settings_of(options: argparse.Namespace) -> Any:

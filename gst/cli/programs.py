@@ -1,4 +1,4 @@
-"""`gst trace`: what it takes, does and prints."""
+"""`gst trace`: its options, its run and its output."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from gst.programs.operation import ACCELERATOR, KINDS
 
 
 def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add it; `command(commands, name, run, summary, examples)` makes a subcommand as all of `gst` are."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     trace = command(
-        commands,
-        "trace",
-        _trace,
+        commands, "trace", _trace,
         "capture a PyTorch step of training or inference, or read an XLA program, as a graph",
         "gst trace rnnlm\ngst trace rnnlm:layers=8,hidden=512\n"
         "gst trace mypackage.training:make_step --json step.json\n"
         f"gst trace gpt --for {ACCELERATOR}\n"
         "gst trace --hlo program.txt --out program.npz",
-    )
+    )  # fmt: skip
     source = trace.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "program",
-        nargs="?",
+        "program", nargs="?",
         help="a bundled program (rnnlm, gnmt, transformer_xl, wavenet, inception, inception_v3, nasnet, gpt, moe; with "
         "sizes: rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
-    )
+    )  # fmt: skip
     source.add_argument(
         "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
     )
@@ -56,15 +53,11 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
     path = trace_path(options.program, TRACES, options.kind)
     kinds = Counter(operation.name.rsplit("_", 1)[0] for operation in program.operations)
     result: dict[str, Any] = {
-        "program": program.name,
-        "kind": options.kind,
-        "num_nodes": program.num_nodes,
-        "num_edges": program.graph.num_edges,
-        "num_groups": program.num_groups,
-        "flops": float(flops(program.operations).sum()),
-        "operations": dict(kinds.most_common()),
+        "program": program.name, "kind": options.kind, "num_nodes": program.num_nodes,
+        "num_edges": program.graph.num_edges, "num_groups": program.num_groups,
+        "flops": float(flops(program.operations).sum()), "operations": dict(kinds.most_common()),
         "cached": str(path) if path.is_dir() else None,
-    }
+    }  # fmt: skip
     print("{program}: {num_nodes} nodes, {num_edges} edges, {num_groups} groups, {flops:.3g} FLOPs".format(**result))
     print("most frequent: " + ", ".join(f"{name} {count}" for name, count in kinds.most_common(8)))
     if result["cached"]:
@@ -83,14 +76,10 @@ def _trace_hlo(options: argparse.Namespace) -> dict[str, Any]:
     kinds = Counter(OPCODE_NAMES[number] for number in graph.opcodes.tolist())
     configurable = Counter(OPCODE_NAMES[number] for number in graph.opcodes[graph.config_nodes].tolist())
     result: dict[str, Any] = {
-        "program": graph.name,
-        "num_nodes": graph.num_nodes,
-        "num_edges": graph.num_edges,
-        "num_configurable": len(graph.config_nodes),
-        "num_configs": graph.num_configs,
-        "opcodes": dict(kinds.most_common()),
-        "configurable": dict(configurable.most_common()),
-    }
+        "program": graph.name, "num_nodes": graph.num_nodes, "num_edges": graph.num_edges,
+        "num_configurable": len(graph.config_nodes), "num_configs": graph.num_configs,
+        "opcodes": dict(kinds.most_common()), "configurable": dict(configurable.most_common()),
+    }  # fmt: skip
     print(
         "{program}: {num_nodes} nodes, {num_edges} edges, {num_configurable} configurable nodes, "
         "{num_configs} configuration(s)".format(**result)

@@ -20,24 +20,18 @@ SHOWN = 10  # trials of the table
 
 
 def add_sweep(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to the parser; `command` is `gst.cli.add_command`."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     sweep = command(
-        commands,
-        "sweep",
-        _sweep,
+        commands, "sweep", _sweep,
         "run the trials of a W&B sweep file here, without the service and without an account",
         "gst sweep --local experiments/sweeps/placement.yaml --trials 4\n"
         "gst sweep --local experiments/sweeps/placement.yaml --trials 8 --resume\n"
         "gst sweep --local experiments/sweeps/cost_model.yaml --out runs/cost_model --json runs/cost_model.json",
-    )
+    )  # fmt: skip
     sweep.add_argument("file", type=Path, help="YAML, as `wandb sweep` takes it")
     sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
-    sweep.add_argument(
-        "--trials",
-        type=int,
-        metavar="N",
-        help=f"how many are to have ended (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})",
-    )
+    trials = f"number of trials (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})"
+    sweep.add_argument("--trials", type=int, metavar="N", help=trials)
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
     # Not `resume`: for that name the directory would be taken before its default is known.

@@ -19,26 +19,16 @@ AS_IT_SHOULD_BE = (
 
 
 def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to the parser; `command` is `gst.cli.add_command`."""
+    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     rank = command(
-        commands,
-        "rank",
-        _rank,
-        "order the configurations of a program with a trained model",
+        commands, "rank", _rank, "order the configurations of a program with a trained model",
         "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv",
-    )
+    )  # fmt: skip
     rank.add_argument("checkpoint", type=Path, help="what gst fit wrote, such as best.ckpt")
     rank.add_argument("file", type=Path, help="a TpuGraphs npz file")
-    rank.add_argument(
-        "--trust",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
-        help="a package of yours that the checkpoint names an encoder of, which is imported (may be repeated)",
-    )
-    rank.add_argument(
-        "--cuts", type=int, default=1, help="scores are means over so many cuts of the graph (default: %(default)s)"
-    )
+    trust = "your package with the encoder of the checkpoint, which is imported (may be repeated)"
+    rank.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trust)
+    rank.add_argument("--cuts", type=int, default=1, help="cuts of the graph to average over (default: %(default)s)")
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
 

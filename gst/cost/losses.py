@@ -17,7 +17,7 @@ WITHIN_A_GRAPH = frozenset({"pairwise_hinge", "diff_mat", "list_mle"})
 
 
 def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> None:
-    """Refuse what PyTorch would broadcast.
+    """Refuse shapes that PyTorch would broadcast.
 
     Args:
         has_classes: the last axis of the scores is that of classes.
@@ -47,7 +47,9 @@ def check_positive(targets: Tensor) -> None:
 
 
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
-    """Mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j (TpuGraphs, section 4.1).
+    """Return the mean of max(0, margin - (s_i - s_j)) over the pairs of one graph with y_i > y_j.
+
+    Source: TpuGraphs (Phothilimthana et al. 2023), section 4.1.
 
     Examples:
         >>> pairwise_hinge(torch.tensor([[0.0, 3.0, 2.5]]), torch.tensor([[1.0, 2.0, 3.0]])).item()
@@ -61,21 +63,21 @@ def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Floa
 
 
 def diff_mat(scores: Scores, targets: Scores, margin: float = 0.01) -> Float[Tensor, ""]:
-    """Mean of max(0, 1 - sign(y_i - y_j) D_ij / margin) over the pairs of one graph with y_i != y_j, D the matrix of
-    differences D_ij = s_i - s_j: the DiffMat loss of the second place in Kaggle's "Predict AI Model Runtime" (its code:
-    github.com/Obs01ete/google_fast_or_slow). Equal scores cost 1, whatever the margin, and scores `margin` apart in the
-    right order nothing, so that only pairs in the wrong order and near ones pull. Pairs with equal targets, which cost
-    a constant there, are left out."""
+    """Return the DiffMat loss: the mean of max(0, 1 - sign(y_i - y_j) (s_i - s_j) / margin) over pairs with y_i != y_j.
+
+    Source: second place in Kaggle's "Predict AI Model Runtime", github.com/Obs01ete/google_fast_or_slow. Equal scores
+    cost 1, and scores `margin` apart in the right order 0. Pairs with equal targets, a constant there, are left out.
+    """
     return pairwise_hinge(scores, targets, margin) / margin
 
 
 def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
-    """Negative log likelihood of the true order, fastest first, under Plackett-Luce (Xia et al. 2008, section 4), per
-    configuration. Fast is good there, so the scores enter with a minus.
+    """Return the negative log likelihood of the true order, fastest first, under Plackett-Luce, per configuration.
 
-    Each configuration stands against itself and those that are slower; equal targets have no order and never meet, so
-    the order of a list does not matter. Sums run in float64: sums of logarithms over a thousand configurations lose in
-    float32 what a gradient needs once scores spread over thousands."""
+    Source: Xia et al. 2008, section 4; scores enter with a minus, because fast is good there. Each configuration is
+    compared with itself and the slower ones; equal targets are not compared, so that the order of a list does not
+    matter. Sums are in float64: float32 loses the gradient when scores spread over thousands.
+    """
     check_shapes(scores, targets)
     order = torch.where(targets.isnan(), torch.inf, targets).argsort(dim=1, stable=True)
     sorted_targets = targets.gather(1, order)
@@ -88,18 +90,20 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 
 def _first_slower(ascending: Scores) -> Int64[Tensor, "graphs configs"]:
-    """Place of the first larger target in the row of each, the length of the row if there is none. NaN sorts last and
-    equals itself."""
+    """Return the position of the first larger target in the row of each, the length of the row if there is none.
+
+    NaN sorts last and equals itself.
+    """
     finite = torch.where(ascending.isnan(), torch.inf, ascending).contiguous()
     return torch.searchsorted(finite, finite, right=True)
 
 
 def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
-    """Mean squared error of scores against the natural logarithm of the targets.
+    """Return the mean squared error of scores against the natural logarithm of the targets.
 
     Raises:
-        ValueError: a target is not positive. Targets on an accelerator are not looked at, since the host would wait
-            for them: call `check_positive` before you move them, else the loss becomes infinite.
+        ValueError: a target on the CPU is not positive. Targets on an accelerator are not checked, because the host
+            would wait: call `check_positive` before you move them, else the loss becomes infinite.
     """
     check_shapes(scores, targets)
     if targets.device.type == "cpu":
@@ -108,7 +112,7 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 
 def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
-    """Mean squared error of scores against the targets themselves."""
+    """Return the mean squared error of scores against the targets."""
     check_shapes(scores, targets)
     present = ~targets.isnan()
     errors = torch.where(present, scores - targets.to(scores.dtype), 0.0)  # a mask as an index makes the host wait
@@ -116,7 +120,7 @@ def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 
 def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scores) -> Float[Tensor, ""]:
-    """Mean negative log likelihood of the classes that the targets number from 0."""
+    """Return the mean negative log likelihood of the classes that the targets number from 0."""
     check_shapes(scores, targets, has_classes=True)
     present = ~targets.isnan()
     classes = torch.where(present, targets, PADDING).long()

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 
 def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
-    """Kendall's tau-b, `scipy.stats.kendalltau`: the layout score of TpuGraphs.
+    """Return Kendall's tau-b, `scipy.stats.kendalltau`: the layout score of TpuGraphs.
 
     Examples:
         >>> round(kendall_tau(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])), 3)
@@ -19,7 +19,7 @@ def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray
 
 
 def ordered_pair_accuracy(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
-    """Share of the pairs with different targets that the scores put in the right order; equal scores count half.
+    """Return the share of the pairs with different targets that the scores order rightly; equal scores count half.
 
     Examples:
         >>> round(float(ordered_pair_accuracy(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))), 3)
@@ -41,7 +41,7 @@ def _tied_pairs(values: Float[np.ndarray, " configs"]) -> float:
 
 
 def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"], k: int) -> float:
-    """(best target among the k with the lowest scores - best of all) / best of all: error@K of the tile task.
+    """Return (best target among the k with the lowest scores - best of all) / best of all: error@K of the tile task.
 
     Examples:
         >>> slowdown_at_k(np.array([1.0, 2.0, 3.0]), np.array([12.0, 10.0, 20.0]), k=1)

@@ -1,11 +1,10 @@
 """Learned cost models: ensembles of networks that predict runtimes, with conformal intervals around the predictions.
 
-Networks that differ in their seed alone disagree where they know little (deep ensembles: Lakshminarayanan et al. 2017,
-section 2.4), but the size of the disagreement says little about the size of the error. Split conformal prediction with
-normalised errors (Lei et al. 2018, section 5.2) scales it, whatever the distribution of errors: with n held-out
-configurations, errors e_i and spreads s_i, an interval of half width q (s + c) holds the runtime of a new configuration
-with probability at least the coverage, q being the ceil((n + 1) coverage)-th smallest of e_i / (s_i + c), provided that
-the new configuration is drawn as the held-out ones were: not selected for its low prediction, nor of another graph.
+Networks that differ in their seed alone disagree on unfamiliar inputs (deep ensembles: Lakshminarayanan et al. 2017,
+section 2.4). Split conformal prediction with normalised errors (Lei et al. 2018, section 5.2) scales the disagreement
+to an interval. With n held-out configurations, errors e_i and spreads s_i, q is the ceil((n + 1) coverage)-th smallest
+of e_i / (s_i + c). An interval of half width q (s + c) holds the runtime of a new configuration with probability at
+least the coverage if it is drawn as the held-out ones were: not selected for its low prediction, nor of another graph.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Runtimes = Float64[np.ndarray, " configs"]
 
 
 class CostModel:
-    """Predicts the runtime of graphs under configurations: Graph Segment Training (GST+ED) on logarithms of runtimes.
+    """Model of the runtime of graphs under configurations: Graph Segment Training (GST+ED) on logarithms of runtimes.
 
     Examples:
         >>> from gst.data.synthetic import synthetic_program
@@ -84,21 +83,17 @@ class CostModel:
         self.members = [Member(self.settings, seed + i * SEEDS_APART) for i in range(members)]
 
     def fit(
-        self,
-        graphs: Sequence[Graph],
-        epochs: int = 120,
-        configs_per_step: int = 8,
-        learning_rate: float = 1e-2,
+        self, graphs: Sequence[Graph], epochs: int = 120, configs_per_step: int = 8, learning_rate: float = 1e-2,
         progress: Callable[[int, float], None] = lambda epoch, loss: None,
-    ) -> list[dict[str, float]]:
-        """Train on the configurations of `graphs`; a second call continues. If it fails, the model stays as it was.
+    ) -> list[dict[str, float]]:  # fmt: skip
+        """Train on the configurations of `graphs`; a second call continues. If it fails, the model is unchanged.
 
         Args:
-            progress: called after each epoch with its number and mean loss; members are trained one after the other.
+            progress: called after each epoch with its number and mean loss; members are trained one after another.
 
         Returns:
-            For each epoch its `loss` (squared error in standard deviations of log runtime) and the table's statistics,
-            as means over the members.
+            For each epoch the means over members of `loss` (squared error in standard deviations of log runtime) and of
+            the table's statistics.
 
         Raises:
             ValueError: a runtime is not positive, all are equal, or the loss is no longer a finite number.
@@ -141,12 +136,14 @@ class CostModel:
         ]
 
     def predict(self, graph: Graph) -> Runtimes:
-        """Runtimes of all configurations of `graph` in the unit of the targets: geometric means over the members."""
+        """Return runtimes of all configurations of `graph` in the unit of the targets: geometric means over members."""
         return np.exp(self._logs(graph)[0])
 
     def predict_with_spread(self, graph: Graph, coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
-        """Runtimes as from `predict`, each with a factor >= 1: the measured runtime lies between runtime / factor and
-        runtime * factor with a probability of `coverage` or more (assumptions: see the top of this file).
+        """Return runtimes as `predict`, and a factor >= 1 for each.
+
+        The measured runtime lies between runtime / factor and runtime * factor with a probability of `coverage` or more
+        (assumptions: see the top of this file).
 
         Raises:
             ValueError: the model has one member, or too few configurations were held out for this coverage.
@@ -156,7 +153,7 @@ class CostModel:
     def intervals(
         self, logs_of_runtimes: Callable[[], tuple[Runtimes, Runtimes]], coverage: float
     ) -> tuple[Runtimes, Runtimes]:
-        """Runtimes and factors, as `predict_with_spread`, from mean and spread over the members of their logarithms."""
+        """Return runtimes and factors, as `predict_with_spread`, from mean and spread of their logarithms."""
         if self.settings["members"] == 1:
             raise ValueError("one network cannot disagree; make the model with CostModel(members=3) or more")
         logs, spreads = logs_of_runtimes()
@@ -210,13 +207,13 @@ class CostModel:
         return model
 
     def _trained(self, graph: Graph) -> Bool[np.ndarray, " configs"]:
-        """The configurations to train on: all, except those held out for calibration."""
+        """Mark the configurations to train on: all, except those held out for calibration."""
         if self.settings["members"] == 1:
             return np.ones(graph.num_configs, bool)
         return ~held_out(graph, HELD_OUT)
 
     def _logs(self, graph: Graph) -> tuple[Runtimes, Runtimes]:
-        """Mean and standard deviation over the members of the logarithm of each runtime."""
+        """Return mean and standard deviation over the members of the logarithm of each runtime."""
         cut = segment(graph, self.settings["max_nodes"])
         scores = np.stack([member.scores(cut).double().numpy() for member in self.members])
         return scores.mean(0) * self.deviation + self.mean, scores.std(0) * self.deviation
@@ -248,7 +245,7 @@ class Lesson:
 
 
 class Member:
-    """A network of a cost model: an encoder and a head, trained by Graph Segment Training, with a seed of its own.
+    """Network of a cost model: an encoder and a head, trained by Graph Segment Training, with its own seed.
 
     Args:
         settings: of the cost model, see `CostModel`.
@@ -263,18 +260,14 @@ class Member:
         self._generator = torch.Generator().manual_seed(seed)
 
     def is_new(self) -> bool:
-        """Whether lazy layers still lack their widths, since no graph was seen."""
+        """True if lazy layers lack their widths, because the network has read no graph."""
         return any(nn.parameter.is_lazy(parameter) for parameter in self.encoder.parameters())
 
     def learn(
-        self,
-        lessons: Sequence[Lesson],
-        epochs: int,
-        configs_per_step: int,
-        learning_rate: float,
+        self, lessons: Sequence[Lesson], epochs: int, configs_per_step: int, learning_rate: float,
         progress: Callable[[float], None],
-    ) -> list[dict[str, float]]:
-        """Train on; returns for each epoch its `step`, its mean `loss` and the statistics of the embedding table.
+    ) -> list[dict[str, float]]:  # fmt: skip
+        """Train, and return for each epoch its `step`, its mean `loss` and the statistics of the embedding table.
 
         Raises:
             ValueError: the loss is no longer a finite number.
@@ -311,7 +304,7 @@ class Member:
         return history
 
     def scores(self, graph: SegmentedGraph) -> Float[Tensor, " configs"]:
-        """Normalised logarithm of the runtime of every configuration, predicted from all segments.
+        """Predict the normalised logarithm of the runtime of every configuration from all segments.
 
         Raises:
             ValueError: the member is not trained yet.
@@ -365,7 +358,7 @@ class Calibration:
         return Calibration(np.sort(np.abs(errors) / (spreads + offset)), offset)
 
     def half_width(self, spreads: Float64[np.ndarray, " configs"], coverage: float) -> Float64[np.ndarray, " configs"]:
-        """Half widths q (s + c) of intervals.
+        """Return the half widths q (s + c) of intervals.
 
         Raises:
             ValueError: the coverage is no share, or needs more held-out configurations than there are.
@@ -382,8 +375,7 @@ class Calibration:
 
 
 def held_out(graph: Graph, share: float) -> Bool[np.ndarray, " configs"]:
-    """About `share` of the configurations, chosen by a hash of their content: a repeated measurement or a longer list
-    does not move a configuration to the other side."""
+    """Mark about `share` of the configurations by a hash of their content, whatever their order and number."""
     salt = blake2b(graph.node_features.tobytes(), digest_size=16).digest()
     hashes = [blake2b(features.tobytes(), digest_size=4, key=salt).digest() for features in graph.config_features]
     return np.frombuffer(b"".join(hashes), "<u4") < share * 2**32

@@ -1,9 +1,8 @@
-"""Incremental prediction of runtimes: configurations that differ in few nodes encode only the segments that changed.
+"""Incremental prediction of runtimes: configurations that differ in few nodes encode only the changed segments.
 
-The readout of a cost model decomposes over segments (`gst.method.encoding`), and `CostModel` cuts programs without
-context nodes, so the embedding of a segment depends on the configuration of the segment's own nodes alone. An
-`EmbeddingTable` stores embeddings under the segment and the content of its configuration. No row is stale: the weights
-change in `fit` alone, after which the table is emptied, and equal content has equal rows.
+The readout of a cost model decomposes over segments, and `CostModel` cuts programs without context nodes, so the
+embedding of a segment depends on the configuration of its own nodes alone. An `EmbeddingTable` stores embeddings by
+segment and content of its configuration. No row is stale: weights change in `fit` alone, which empties the table.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Change:
 
 
 class Rescorer:
-    """Predicts the runtimes of `CostModel.predict` (to rounding) and encodes only segments with new content.
+    """Predictor with the runtimes of `CostModel.predict` (to rounding) that encodes only segments with new content.
 
     Examples:
         >>> from gst.data.synthetic import synthetic_program
@@ -66,7 +65,7 @@ class Rescorer:
         capacity: most segment embeddings in memory; the least recently used are dropped first.
 
     Attributes:
-        num_encoded: (segment, content) pairs encoded so far, those of bases included.
+        num_encoded: (segment, content) pairs encoded so far, with those of bases.
 
     Raises:
         ValueError: the capacity is below 1, or the model has learned nothing yet.
@@ -74,7 +73,7 @@ class Rescorer:
 
     def __init__(self, model: CostModel, graph: Graph, capacity: int = 1 << 16) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; there must be room for the embedding of one segment")
+            raise ValueError(f"capacity is {capacity}; it must hold the embedding of at least one segment")
         first = {name: getattr(graph, name)[:1] for name in ("config_features", "targets", "counts", "spreads")}
         cut = segment(replace(graph, **first), model.settings["max_nodes"])
         assert len(cut.config_columns) == len(graph.config_nodes), "without context no node stands in two segments"
@@ -94,11 +93,11 @@ class Rescorer:
         return len(self._pieces)
 
     def predict(self, changes: Sequence[Change]) -> Runtimes:
-        """As `CostModel.predict` of these configurations."""
+        """Return the runtimes of these configurations, as `CostModel.predict`."""
         return np.exp(self.logs(changes)[0])
 
     def predict_with_spread(self, changes: Sequence[Change], coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
-        """As `CostModel.predict_with_spread` of these configurations.
+        """Return the runtimes and factors of these configurations, as `CostModel.predict_with_spread`.
 
         Raises:
             ValueError: the model has one member, which cannot disagree; the coverage is no share, or needs more
@@ -107,7 +106,7 @@ class Rescorer:
         return self.model.intervals(lambda: self.logs(changes), coverage)
 
     def logs(self, changes: Sequence[Change]) -> tuple[Runtimes, Runtimes]:
-        """Mean and standard deviation over the members of the logarithm of each runtime.
+        """Return mean and standard deviation over the members of the logarithm of each runtime.
 
         Raises:
             ValueError: a change names a node that is not configurable, or its rows do not fit.
@@ -158,7 +157,7 @@ class Rescorer:
     # Configurations ------------------------------------------------------------------------------------------------
 
     def _blocks(self, change: Change) -> Iterator[tuple[int, Block]]:
-        """Numbers of the segments that a change affects, and their changed blocks."""
+        """Yield the numbers of the segments that a change affects, and their changed blocks."""
         columns = self._column[change.nodes]
         if (columns < 0).any():
             node = int(change.nodes[int((columns < 0).argmax())])
@@ -181,7 +180,7 @@ class Rescorer:
     def _add_differences(
         self, pooled: Float64[np.ndarray, "configs width"], waiting: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Add to `pooled` what (configuration, segment, block) change of the base."""
+        """Add to `pooled` the difference of each (configuration, segment, block) from the base."""
         if not waiting:
             return
         contents = [(place, _digest(block)) for _, place, block in waiting]
@@ -195,14 +194,16 @@ class Rescorer:
     def _read_out(self, pooled: Float64[np.ndarray, "configs width"]) -> tuple[Runtimes, Runtimes]:
         parts = torch.from_numpy(pooled).float().split(self.model.settings["channels"], dim=1)
         with torch.no_grad():
-            said = [member.head(part[None])[0] for member, part in zip(self._members, parts, strict=True)]
-        scores = torch.stack(said).double().numpy()
+            scores = torch.stack(
+                [member.head(part[None])[0] for member, part in zip(self._members, parts, strict=True)]
+            )
+        scores = scores.double().numpy()
         return scores.mean(0) * self.model.deviation + self.model.mean, scores.std(0) * self.model.deviation
 
     # Embeddings ----------------------------------------------------------------------------------------------------
 
     def _rows(self, blocks: Mapping[Content, np.ndarray]) -> Float32[np.ndarray, "contents width"]:
-        """The embeddings of contents, those of all members side by side: from the table, or encoded now."""
+        """Return the embeddings of contents, members concatenated, from the table or encoded now."""
         is_stored = np.array([content in self._slots for content in blocks])
         stored = [content for content in blocks if content in self._slots]
         new = [content for content in blocks if content not in self._slots]
@@ -217,7 +218,7 @@ class Rescorer:
         return rows
 
     def _remember(self, contents: Sequence[Content], rows: Float32[np.ndarray, "contents width"]) -> None:
-        """The last of them, where there is not room for all."""
+        """Store embeddings in the table; the last of them if they exceed its capacity."""
         slots = []
         for content in contents[-self.capacity :]:
             full = len(self._slots) == self.capacity
@@ -226,8 +227,7 @@ class Rescorer:
         self._table.push(torch.tensor(slots), torch.from_numpy(rows[-self.capacity :]), step=0)
 
     def _encode(self, blocks: Sequence[tuple[int, np.ndarray]]) -> Float32[np.ndarray, "contents width"]:
-        """Embeddings of (segment, block) pairs. Segments with equally many blocks are encoded together, each as a
-        graph of its own that has its blocks as configurations."""
+        """Encode (segment, block) pairs; segments with equally many blocks together, as graphs with these blocks."""
         of_segment: dict[int, list[int]] = defaultdict(list)
         for number, (place, _) in enumerate(blocks):
             of_segment[place].append(number)
@@ -248,7 +248,7 @@ class Rescorer:
 
     @torch.no_grad()
     def _embed(self, graphs: Sequence[SegmentedGraph], num_configs: int) -> Float32[np.ndarray, "contents width"]:
-        """All members see one batch, of which it is found out once which states are equal."""
+        """Encode one batch by all members, which share the search for equal states."""
         configs = torch.arange(num_configs).repeat(len(graphs), 1)
         batch = assemble(graphs, [(number, 0) for number in range(len(graphs))], configs)
         embedded = [embed_segments(member.encoder, batch, Call("batch"), "mean") for member in self._members]
@@ -260,7 +260,7 @@ def _digest(block: Block) -> bytes:
 
 
 def _piece(cut: SegmentedGraph, number: int) -> SegmentedGraph:
-    """One segment as a graph of its own."""
+    """Return one segment as a graph."""
     pointers = (cut.row_ptr, cut.edge_ptr, cut.config_ptr)
     rows, edges, uses = (slice(*each[number : number + 2].tolist()) for each in pointers)
     row_ptr, edge_ptr, config_ptr = (np.array([0, part.stop - part.start]) for part in (rows, edges, uses))
@@ -278,12 +278,9 @@ def _piece(cut: SegmentedGraph, number: int) -> SegmentedGraph:
 
 
 def _under(piece: SegmentedGraph, blocks: Sequence[np.ndarray]) -> SegmentedGraph:
-    """The same segment with `blocks` as configurations."""
+    """Return the segment with `blocks` as configurations."""
     count = len(blocks)
     return replace(
-        piece,
-        config_features=np.stack(blocks),
-        targets=np.full(count, np.nan),
-        counts=np.ones(count, np.int64),
+        piece, config_features=np.stack(blocks), targets=np.full(count, np.nan), counts=np.ones(count, np.int64),
         spreads=np.zeros(count),
-    )
+    )  # fmt: skip

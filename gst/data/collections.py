@@ -58,10 +58,8 @@ class TpuGraphsCollection(GraphSource):
         rows = self._rows
         for path in self.files:
             graph = read(path, self.merge, None if rows is None else rows[path.stem])
-            for what, width in (
-                ("configuration", graph.config_features.shape[2]),
-                ("node feature", graph.node_features.shape[1]),
-            ):
+            columns = {"configuration": graph.config_features.shape[2], "node feature": graph.node_features.shape[1]}
+            for what, width in columns.items():
                 expected, first = widths.setdefault(what, (width, path))
                 if width != expected:
                     raise ValueError(
@@ -147,11 +145,6 @@ def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
     archive = f"npz_{collection.replace('/', '_')}_{part}.tar"
     place = _quoted(root)
     return f"mkdir -p {place} && cd {place} && curl --fail --remote-name {ADDRESS}/{archive} && tar xf {archive}"
-
-
-def download_commands(root: str = USUAL_ROOT) -> list[str]:
-    """Return `download_command` of every part of every collection."""
-    return [download_command(collection, part, root) for collection in COLLECTIONS for part in PARTS]
 
 
 def _files(root: str, collection: str, part: str) -> tuple[Path, ...]:

@@ -132,8 +132,7 @@ class Weight(NamedTuple):
     Args:
         shape, dtype: of the tensor.
         data: its elements where the file holds them; bounded integers have only this.
-        mean, std: of its elements, where the file says so.
-        least, most: bounds of its elements, where the file says so.
+        mean, std, least, most: of its elements, if the file has them.
     """
 
     shape: tuple[int, ...]
@@ -336,7 +335,7 @@ class _Record:
         self.is_channels_last = is_channels_last
         self.operations: list[Operation] = []
         self.values: dict[int, Value] = {}
-        self.alive: list[Tensor] = []  # identities and storages are told by address: nothing may be freed
+        self.alive: list[Tensor] = []  # values are identified by address: none may be freed
         self.storages: dict[int, int] = {}
         self.names: dict[str, Any] = {"Ellipsis": Ellipsis}
         for name, weight in weights.items():

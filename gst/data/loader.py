@@ -106,11 +106,9 @@ class StepLoader:
     """Iterable of the steps of an epoch.
 
     Every epoch shuffles the configurations of each graph, deals them out in lists of `configs_per_graph`, shuffles the
-    lists and puts `graphs_per_step` of them in a step. The order depends on seed and epoch alone. `state_dict` holds
-    the position, so that a resumed training continues with the same steps.
-
-    `world_size` processes divide steps of `world_size` times as many graphs: no list is drawn twice, and all take as
-    many steps. In a last step that is too short for all, some processes repeat the first graph (`Step.peers`).
+    lists and puts `graphs_per_step` of them in a step. The order depends on seed and epoch alone. `world_size`
+    processes divide steps of `world_size` times as many graphs: no list is drawn twice, and all take as many steps. In
+    a last step that is too short for all, some processes repeat the first graph (`Step.peers`).
 
     Examples:
         >>> from gst.data.synthetic import synthetic_program
@@ -125,7 +123,6 @@ class StepLoader:
         graphs_per_step: in a step of each process.
         lists_per_graph: most lists of each graph in an epoch; all if None.
         shuffle: False deals everything in order.
-        rank, world_size: number of this process, and of all.
 
     Attributes:
         reader: if set, reads each step while the previous one is computed.

@@ -61,9 +61,8 @@ def degree_profile(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Float
         >>> degree_profile(np.array([[0, 0, 0], [1, 2, 3]]), num_nodes=4)[:2].tolist()
         [[3.0, 1.0, 1.0, 1.0, 0.0], [1.0, 3.0, 3.0, 3.0, 0.0]]
 
-    Cai & Wang, A simple yet effective baseline for non-attributed graph classification, 2018 (arXiv 1811.03508),
-    section 3. The graph counts as undirected, without self-loops and parallel edges; a node without neighbours has a
-    row of zeros. The deviation is that of the whole set of neighbours (0 for a single one).
+    Source: Cai & Wang 2018, arXiv 1811.03508, section 3. The graph counts as undirected, without self-loops and
+    parallel edges; a node without neighbours has a row of zeros. A single neighbour has the deviation 0.
     """
     graph = symmetric_csr(edges, num_nodes)
     degrees = np.diff(graph.starts)

@@ -71,7 +71,6 @@ def plans_graph(
 
     Args:
         plans: they name the devices of `profiled`, in that order.
-        runtimes_ns: measured runtimes of the plans.
     """
     graph, use = profiled.graph, core_use(profiled.devices)
     share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
@@ -118,9 +117,7 @@ class MeasuredSet:
 
     Args:
         header: the first record of the log: program, devices and versions.
-        profiled: the program on its devices.
-        plans: the measured plans, in order.
-        measurements: of each plan.
+        measurements: of each plan, in order.
     """
 
     header: dict[str, Any]

@@ -38,7 +38,7 @@ def from_pyg(data: Any, name: str = "") -> Graph:
     Args:
         data: has `x` (nodes, features), `edge_index` (2, edges) and, if it is labelled, one number `y`: a class or
             a regression target. `opcodes` (nodes,), if there are any, are those of the `Graph`.
-        name: unique within a dataset; by default `data.name` or else made from the content.
+        name: unique within a dataset; by default `data.name`, else a digest of the content.
 
     Raises:
         ValueError: an attribute is missing or has the wrong shape, or `data` is a batch.

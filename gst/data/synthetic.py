@@ -21,20 +21,14 @@ IN_MEMORY = 1_000_000  # nodes; the arrays of a larger program are files while i
 
 
 def synthetic_program(
-    num_nodes: int = 200_000,
-    num_configs: int = 128,
-    num_regions: int = 20,
-    configurable: float = 0.1,
-    seed: int = 0,
-    scratch: Path | None = None,
-    chunk: int = CHUNK,
-) -> Graph:
+    num_nodes: int = 200_000, num_configs: int = 128, num_regions: int = 20, configurable: float = 0.1, seed: int = 0,
+    scratch: Path | None = None, chunk: int = CHUNK,
+) -> Graph:  # fmt: skip
     """Generate a directed acyclic graph in which every configurable node chooses one of four implementations.
 
     The runtime of a configuration, in ns, is the sum over configurable nodes of size x cost[opcode, choice] plus, for
-    every edge between two configurable nodes that choose differently, the size of the producer (a layout copy). The
-    graph has regions, and each configuration draws the choices of each region from its own distribution: no region
-    predicts another, so a model needs the whole graph.
+    every edge between two configurable nodes that choose differently, the size of the producer (a layout copy). Each
+    configuration draws the choices of each region from its own distribution, so that a model needs the whole graph.
 
     Examples:
         >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)

@@ -46,7 +46,7 @@ def merge_repeats(graph: Graph) -> Graph:
 
 
 def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
-    """Read a layout or a tile file, told apart by their arrays.
+    """Read a layout or a tile file; its arrays decide which.
 
     Edges are stored as (consumer, producer) and returned as producer -> consumer. Layout targets are runtimes in ns;
     tile targets are runtime / normaliser. A tile configuration belongs to the whole kernel and is attached to its root.
@@ -74,8 +74,7 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
 def write_npz(graph: Graph, path: Path | str) -> None:
     """Write a graph atomically as a layout file, which `read` and the published readers read.
 
-    Runtimes are rounded to whole nanoseconds, one row for each configuration; an unknown runtime is 0. `node_splits`,
-    the first node of each computation, is not written: no reader needs it.
+    Runtimes are rounded to whole nanoseconds, one row for each configuration; an unknown runtime is 0.
     """
     with atomic_path(Path(path)) as partial, partial.open("wb") as file:
         np.savez_compressed(

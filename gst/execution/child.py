@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def main() -> None:
 
 
 def _answer(parent: Connection[Any, Any], runner: Runner, request: str, arguments: tuple[Any, ...]) -> bool:
-    """Send what a request gives; returns whether this process ends."""
+    """Serve a request and send its result; True if this process ends."""
     value: Any = None
     error: Exception | None = None
     ends = False
@@ -82,11 +81,11 @@ def _answer(parent: Connection[Any, Any], runner: Runner, request: str, argument
 
 @dataclass(frozen=True)
 class Runner:
-    """Does what `IsolatedExecutor` asks.
+    """Serves the requests of `IsolatedExecutor`.
 
     Args:
         executor: of the program, entered.
-        reference: what outputs of plans are compared with.
+        reference: outputs that those of plans are compared with.
         limit: bytes that the intermediate values of a plan may take.
     """
 
@@ -95,7 +94,7 @@ class Runner:
     limit: int | None
 
     def costs(self, repetitions: int) -> Costs:
-        """Times of each operation alone on each device, and all else that a simulation needs."""
+        """Measure times of each operation alone on each device, and all else that a simulation needs."""
         if isinstance(self.executor, NativeExecutor):
             return measure_costs(self.executor, repetitions)
         program, devices = self.executor.program, self.executor.devices
@@ -104,12 +103,12 @@ class Runner:
         return replace(costs, pairs=pairs_of_lanes(program, devices, times, repetitions))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[list[Timeline]]:
-        """The runs of each plan; none where nobody writes down when operations begin."""
+        """Return the runs of each plan; none if the executor keeps no timelines."""
         return runs_in_turns(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """By the first node of each legal group of a plan the part of its time that it takes compiled; none where
-        nobody compiles groups."""
+        """Return compiled time / time of the operations for each legal group of a plan, by its first node; none where
+        the executor compiles no groups."""
         if isinstance(self.executor, GraphExecutor):
             return self.executor.group_shares(plan)
         if not isinstance(self.executor, NativeExecutor):
@@ -118,12 +117,12 @@ class Runner:
         return {group.nodes[0]: record.share for group, record in records}
 
     def compile(self, plan: Plan) -> None:
-        """Work out a plan, and compile the groups that it fuses."""
+        """Lower a plan, and compile the groups that it fuses."""
         self.executor.compile(plan)
 
     def check(self, plan: Plan) -> str:
-        """Run a plan and compare its outputs; ExecutionError if they differ beyond rounding. The result says why it
-        runs eagerly where it should run by graphs; empty otherwise."""
+        """Run a plan and compare its outputs; raise ExecutionError if they differ beyond rounding. Return the reason
+        why it runs eagerly instead of by graphs; empty otherwise."""
         with self._limited():
             got = self.executor.run(plan)
             reason = self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
@@ -132,7 +131,7 @@ class Runner:
         return reason
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
-        """Milliseconds of a run, and the most bytes that intermediate values took where that is counted."""
+        """Return milliseconds of a run, and the most bytes that intermediate values took if that is counted."""
         self.executor.compile(plan)
         with self._limited():
             if isinstance(self.executor, GraphExecutor):
@@ -142,8 +141,8 @@ class Runner:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Let runs take no more than `limit` bytes: of intermediate values where the compiled interpreter counts them,
-        else of each GPU or, on CPUs, of address space beyond what this process has."""
+        """Let runs take at most `limit` bytes: of intermediate values where the compiled interpreter counts them, else
+        of each accelerator."""
         accelerators = {device.torch_device for device in self.executor.devices if device.is_accelerator}
         if self.limit is None:
             yield
@@ -153,7 +152,7 @@ class Runner:
                 yield
             finally:
                 self.executor.memory_limit = None
-        elif accelerators:
+        else:
             for device in accelerators:
                 limit_memory(device, self.limit)
             try:
@@ -161,18 +160,10 @@ class Runner:
             finally:
                 for device in accelerators:
                     limit_memory(device, None)
-        else:
-            before = resource.getrlimit(resource.RLIMIT_AS)
-            in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (in_use + self.limit, before[1]))
-            try:
-                yield
-            finally:
-                resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
-    """Profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
+    """Return profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
     kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
     first = {kind: executor.devices[kinds.index(kind)].name for kind in kinds}
     times = {kind: profile(program, executor, name, repetitions) for kind, name in first.items()}
@@ -185,8 +176,8 @@ def _reason(words: str) -> str:
 
 
 def end_with_parent(parent: int) -> None:
-    """End when the thread that started this process ends, also in the midst of a run; write no core file; leave
-    Ctrl-C to the parent."""
+    """End when the thread that started this process ends, also during a run; write no core file; leave Ctrl-C to the
+    parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (int(most != 0),) * 2)  # 1 byte: nor does Linux pipe one to a handler

@@ -132,7 +132,8 @@ class GraphExecutor:
             num_steady: of the inputs, see `LaneGraph.run`.
 
         Returns:
-            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, on the caller's current stream; without an accelerator each where it was made.
+            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, on
+            the caller's current stream; without an accelerator each where it was made.
 
         Raises:
             ValueError: the plan or the inputs do not fit the program.

@@ -1,4 +1,4 @@
-"""The compiled interpreter of plans: built once on a machine, programs in its form, and its threads."""
+"""The compiled interpreter of plans: its library, programs in its form, and its threads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ MEMORY_FORMATS = {
 
 
 def lower(program: Program, callers: int) -> Any:
-    """The program as a `torch.classes.gst.Program`; operators are looked up by name, arguments put in schema order.
+    """Return the program as a `torch.classes.gst.Program`; operators are looked up by name, arguments put in schema
+    order.
 
     Args:
-        program: what is to run.
-        callers: how many threads may be in one compiled group at once.
+        program: the program.
+        callers: number of threads that may be in one compiled group at once.
 
     Raises:
         ValueError: an operation is no registered operator; the message names it.
@@ -83,7 +84,7 @@ SPIN_US = 500
 
 
 def machine(devices: Sequence[Device]) -> Any:
-    """A started `torch.classes.gst.Machine` with a thread for each first core of a device."""
+    """Return a started `torch.classes.gst.Machine` with a thread for each first core of a device."""
     numbers = core_numbers(devices)
     made = torch.classes.gst.Machine(1 + max(core for mine in numbers for core in mine), SPIN_US)
     leaders: dict[int, list[Device]] = {}

@@ -37,7 +37,8 @@ class IsolatedExecutor:
 
     Args:
         program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
-        devices: those that plans may name. The least of their memory limits holds for the intermediate values of a run; without the compiled interpreter, for the memory that the process allocates.
+        devices: those that plans may name. The least of their memory limits holds for the intermediate values of a run,
+            on accelerators for all memory that the process allocates there.
         time_limit_s: seconds for each run.
 
     Raises:
@@ -89,9 +90,9 @@ class IsolatedExecutor:
             return RunsInTurns(runs, round(meter.share(), 4))
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """Return, by the first node of each group that a plan fuses, compiled time / time of its operations on its
-        device; 1 where it runs one by one, and no entry where the executor compiles none. New structures are compiled
-        and measured first, which takes seconds each.
+        """Return compiled time / time of its operations for each group that a plan fuses, by its first node. The value
+        is 1 where a group runs one by one; there is no entry where the executor compiles none. New structures are
+        compiled and measured first, which takes seconds each.
 
         Raises:
             ExecutionError, ValueError: as `check`.
@@ -233,7 +234,8 @@ def measure_plans(
         isolated: entered.
         plans: of its program.
         repetitions, warmup, gate, progress, seconds: see `measure`.
-        beside: other callables to compare with, by label: a call runs one once and returns its milliseconds. Their measurements follow those of the plans.
+        beside: other callables to compare with, by label: a call runs one once and returns its milliseconds. Their
+            measurements follow those of the plans.
 
     Raises:
         ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.

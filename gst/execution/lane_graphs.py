@@ -1,12 +1,12 @@
-"""A stream program recorded as graphs of its accelerators, one for each stretch of one memory, and launched by those.
+"""A stream program recorded as graphs of its accelerators, one for each stretch of one memory.
 
 Launching operations one by one costs microseconds each; a recorded graph is launched at once. Lanes fork from the
-stream that records and join it again by events. All lanes of one accelerator are one graph; with several, or beside the
-CPU, graphs end where values are exchanged (`gst.lowering.happens_before`): copies go between them into buffers that
-stay, and the CPU computes meanwhile. One recording over several devices would be one launch, but the allocator of
-PyTorch keeps a graph's memory apart on the device alone that records it: on others it would be given away.
+stream that records and join it again by events. All lanes of one accelerator are one graph. With several accelerators,
+or with the CPU, graphs end where values are exchanged (`gst.lowering.happens_before.stretches`): copies go between them
+into buffers that stay, and the CPU computes meanwhile. One recording over several devices would be one launch, but
+PyTorch's allocator keeps a graph's memory apart only on the device that records it.
 
-Where recording is impossible lanes go on eagerly, and say why.
+Where recording is impossible lanes run eagerly, with a reason.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class LaneGraph:
         executor: of the stream program.
         recorded: memories whose stretches are graphs; those of accelerators of this process if None.
         graph: makes an empty graph, see `new_graph`.
-        residents: memory of inputs and constants, which other plans of the program may read, too, but not at the same
-            time; of its own if None.
+        residents: memory of inputs and constants, which other plans of the program may read at other times; its own if
+            None.
 
     Attributes:
         reason: why it runs eagerly; empty if it runs by graphs.
-        num_graphs: that are launched in a run.
+        num_graphs: graphs that a run launches.
 
     Examples:
         >>> import numpy as np
@@ -97,12 +97,12 @@ class LaneGraph:
         """Run the program once, and wait until it is done.
 
         Args:
-            inputs: flat inputs; the examples if None. They are not changed.
-            num_steady: of the inputs the first so many, parameters as a rule, are copied to their memories only if they
-                are other tensors than in the run before, or were written to since (by their `_version`).
+            inputs: flat inputs, which are not changed; the examples if None.
+            num_steady: number of first inputs, usually parameters, that are copied only if they are other tensors than
+                in the run before, or were written to since (by their `_version`).
 
         Returns:
-            Flat outputs. Those of graphs lie where the next run overwrites them.
+            Flat outputs. The next run overwrites those of graphs.
 
         Raises:
             ValueError: the inputs do not fit the program.
@@ -123,7 +123,7 @@ class LaneGraph:
         return outputs_of(executor.program, executor.streams, memories)
 
     def _fill(self, inputs: Sequence[Tensor] | None, num_steady: int) -> None:
-        """Copy inputs, or the examples, to where graphs read them, as far as they are not there."""
+        """Copy inputs, or the examples, to where graphs read them, unless they are there."""
         executor, shared = self.executor, self._all_residents
         if inputs is None and self._num_fills == shared.num_fills:
             return
@@ -141,14 +141,14 @@ class LaneGraph:
         executor.synchronise()
 
     def _forget_written(self) -> None:
-        """Behind a run that may have written into inputs: they are copied anew before the next."""
+        """After a run that may have written into inputs, let them be copied anew before the next."""
         if self._all_residents.writes:
             self._all_residents.num_fills += 1
             for each in self._residents.values():
                 each.forget()
 
     def _memories(self) -> list[Values]:
-        """Values at the beginning of a run; what graphs make is always there, in the same place."""
+        """Return the values at the beginning of a run; graphs always write theirs to the same place."""
         return [values if memory in self._recorded else dict(values) for memory, values in enumerate(self._values)]
 
     def _record(self) -> None:
@@ -176,7 +176,7 @@ class LaneGraph:
         self._forget_written()
 
     def _prepared(self, cut: Stretches, stretch: int, lane: Lane, memories: list[Values]) -> Callable[..., None]:
-        """Run a stretch for the first time; what runs it again."""
+        """Run a stretch for the first time; return a function that runs it again."""
         executor, streams = self.executor, self.executor.streams
         if cut.is_copy[stretch]:
             return self._sent(cut.steps.lists()[stretch], lane, memories)
@@ -210,7 +210,7 @@ class LaneGraph:
         return graph
 
     def _sent(self, steps: Sequence[int], lane: Lane, memories: list[Values]) -> Callable[..., None]:
-        """Copy values into buffers that stay, for the first time; what copies them again."""
+        """Copy values into buffers that stay, for the first time; return a function that copies them again."""
         executor, streams, letters = self.executor, self.executor.streams, list[tuple[int, int, Any, Any, Any]]()
         for step in steps:
             if streams.kind[step] != COPY:
@@ -232,8 +232,8 @@ class LaneGraph:
         return send
 
     def _staging(self, buffer: Any) -> Any:
-        """Pinned memory on the host of the layout of a buffer, within the budget, otherwise None. From there an
-        accelerator copies while the host goes on; the next run begins when all copies have ended."""
+        """Return pinned memory on the host with the layout of a buffer, within the budget, otherwise None. An
+        accelerator copies from there while the host goes on; the next run begins when all copies have ended."""
         if isinstance(buffer, list):
             return [self._staging(each) for each in buffer]
         if not isinstance(buffer, Tensor) or 0 in buffer.stride():
@@ -244,7 +244,7 @@ class LaneGraph:
         return torch.empty_like(buffer, device="cpu", pin_memory=True)
 
     def _pinned(self, buffer: Any, lane: Lane) -> Any:
-        """A copy on the host that an accelerator can write to while the host goes on, within the budget."""
+        """Return a copy on the host that an accelerator can write to while the host goes on, within the budget."""
         if isinstance(buffer, list):
             return [self._pinned(each, lane) for each in buffer]
         if not isinstance(buffer, Tensor) or buffer.device.type != "cpu" or lane.stream is None:
@@ -259,7 +259,7 @@ class LaneGraph:
 
 
 def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
-    """Copy a value into a buffer by the memory between, where there is some."""
+    """Copy a value into a buffer, through the staging memory if there is some."""
     if isinstance(staging, list):
         for each in zip(buffer, staging, value, strict=True):
             _refill(lane, *each)
@@ -271,7 +271,7 @@ def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
 
 
 def draws_on_host(program: Program) -> bool:
-    """Whether random numbers of a program depend on a seed, which the host reads: see `gst.programs.seeded`.
+    """True if random numbers of a program depend on a seed, which the host reads (`gst.programs.seeded`).
 
     Examples:
         >>> from gst.programs import capture_module
@@ -282,7 +282,7 @@ def draws_on_host(program: Program) -> bool:
 
 
 class _Part:
-    """One stretch: its lane, the stretches that it waits for, and what runs it."""
+    """One stretch: its lane, the stretches that it waits for, and the function that runs it."""
 
     def __init__(self, lane: Lane, needs: Sequence[int], run: Callable[..., None]) -> None:
         self.lane, self.needs, self.run = lane, needs, run
@@ -293,5 +293,6 @@ class _Part:
 
 
 def _keys(cut: Stretches) -> list[tuple[int, bool]]:
-    """Of each stretch its memory and whether it copies: those of one key take turns on one lane."""
+    """Return the memory of each stretch, and whether it copies: those of one key run one after the other on one
+    lane."""
     return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))

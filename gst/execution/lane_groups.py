@@ -1,8 +1,5 @@
-"""Fusion groups on lanes, compiled by TorchInductor in this process for an accelerator, or for the CPU beside one.
-
-The interpreter's groups are libraries compiled ahead of time (`gst.execution.groups`). These are functions that
-launch kernels on the current stream, so that a graph records them as it records any operation.
-"""
+"""Fusion groups on lanes, compiled by TorchInductor in this process for an accelerator, or for the CPU with one. These
+functions launch kernels on the current stream, so that a graph records them like any operation."""
 
 from __future__ import annotations
 
@@ -38,9 +35,9 @@ class Structure:
     """Groups of one structure on one device.
 
     Args:
-        operations: run one by one; takes the values of the inputs of a group and gives those of its outputs.
+        operations: runs them one by one, from the values of a group's inputs to those of its outputs.
         layouts: of the inputs for which it was compiled.
-        compiled: the same function compiled, where that is faster.
+        compiled: the same function compiled, if that is faster.
         share: compiled time / time of the operations one by one; 1 where they run one by one.
         reason: why they run one by one; empty if compiled.
     """
@@ -74,17 +71,18 @@ class LaneGroups:
         self._num_cores = len(usable_cores())  # the thread that compiles may be bound to one
 
     def shares(self, plan: Plan) -> dict[int, float]:
-        """By the first node of each legal group of a plan, compiled time / time of its operations one by one, on its
-        device; 1 where they run one by one."""
+        """Return compiled time / time of the operations one by one for each legal group of a plan, by its first node; 1
+        where they run one by one."""
         return {group.nodes[0]: structure.share for group, structure in self._groups(plan)}
 
     def calls(self, plan: Plan) -> dict[tuple[int, ...], GroupCall]:
-        """The groups of a plan that are faster compiled: by their nodes the function that `LaneExecutor` calls."""
+        """Return the groups of a plan that are faster compiled: by their nodes the function that `LaneExecutor`
+        calls."""
         faster = [(group, structure) for group, structure in self._groups(plan) if structure.compiled is not None]
         return {group.nodes: partial(_call, group, structure) for group, structure in faster}
 
     def _groups(self, plan: Plan) -> list[tuple[Group, Structure]]:
-        """Each legal group of a plan with its structure, compiled if it is a new one."""
+        """Return each legal group of a plan with its structure, which is compiled if it is new."""
         groups = [group for group in fusion_groups(self._program, plan) if group.outputs]
         homes = [self._devices[plan.devices[plan.placement[group.nodes[0]]]] for group in groups]
         keys = [self._key(group, home) for group, home in zip(groups, homes, strict=True)]
@@ -99,7 +97,7 @@ class LaneGroups:
         return [(group, self._structures[key]) for group, key in zip(groups, keys, strict=True)]
 
     def _key(self, group: Group, home: Device) -> tuple[object, torch.device]:
-        """What groups of one structure have in common; the group itself where an operation has no form in a file."""
+        """Return a key that groups of one structure share; the group itself if an operation has no form in a file."""
         of_node = layouts(self._program, home.torch_device)
         inputs = [of_node[node] for node in group.inputs]
         try:
@@ -132,7 +130,8 @@ class LaneGroups:
 
 
 def _call(group: Group, structure: Structure, values: Values) -> Iterator[tuple[int, Any]]:
-    """Nodes and values of a group's outputs. Inputs of another layout than the examples' are not for compiled code."""
+    """Yield nodes and values of a group's outputs. Compiled code serves only inputs with the layouts of the
+    examples."""
     inputs = [values[node] for node in group.inputs]
     is_alike = tuple(map(layout, inputs)) == structure.layouts
     function = structure.compiled if is_alike and structure.compiled is not None else structure.operations
@@ -140,7 +139,8 @@ def _call(group: Group, structure: Structure, values: Values) -> Iterator[tuple[
 
 
 def _times_us(functions: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
-    """The least time of a call of each function, in turns; on an accelerator from graphs of `BATCH` calls."""
+    """Return the least time of a call of each function, run alternately; on an accelerator from graphs of `BATCH`
+    calls."""
 
     def batch(function: Callable[[], Any]) -> list[Any]:
         for _ in range(BATCH):

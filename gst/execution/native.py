@@ -86,8 +86,8 @@ class NativeExecutor:
         torch.set_num_threads(self._threads)
 
     def compile(self, plan: Plan) -> Scheduled:
-        """Work out a plan once; the most recent are remembered. Groups that the plan fuses are compiled and measured
-        if this machine never saw their like, and run compiled if that is faster (see `gst.execution.groups.fused`).
+        """Schedule a plan once; the most recent plans are kept. New structures of groups that the plan fuses are
+        compiled and measured, and run compiled if that is faster (`gst.execution.groups.fused`).
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
@@ -110,11 +110,11 @@ class NativeExecutor:
         return self._schedules[key]
 
     def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None) -> list[Any]:
-        """Run the program once as `plan` says, and wait for all of it; `last_timeline` tells of it.
+        """Run the program once under a plan, and wait for all of it; `last_timeline` describes the run.
 
         Args:
             plan: for this program, on this executor's devices.
-            inputs: flat inputs; the examples if None. They are not changed.
+            inputs: flat inputs, which are not changed; the examples if None.
 
         Returns:
             Flat outputs (`program.unflatten` gives them structure).
@@ -138,7 +138,7 @@ class NativeExecutor:
 
     @property
     def last_timeline(self) -> Timeline:
-        """Of the last run. Operations that ran as one have the times and bytes of that one."""
+        """Timeline of the last run. Operations that ran as one have the times and bytes of that one."""
         assert self._last is not None, "nothing has run"
         ran = self._machine
         node_of = slice(None) if self._last.node_of is None else self._last.node_of
@@ -153,7 +153,7 @@ class NativeExecutor:
 
 
 def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:
-    """Run plans in turns, equal ones once; the runs of each of `plans`, in order, without what memory they took."""
+    """Run plans alternately, equal ones once; return the runs of each plan, in order, without their memory."""
     distinct = {plan.key: plan for plan in plans}
     runs: dict[str, list[Timeline]] = {key: [] for key in distinct}
     for _ in range(repetitions):

@@ -27,7 +27,7 @@ Run = Callable[[], list[Any]]
 
 
 def as_written(step: Step, device: torch.device) -> Run:
-    """The step with its inputs on a device; the tensors that it makes too, where it does not see to that itself."""
+    """Return a function that runs the step with its inputs on a device, where it also makes its tensors."""
     inputs = pytree.tree_map_only(Tensor, lambda value: value.detach().to(device), step.inputs)
 
     def run() -> list[Any]:
@@ -45,11 +45,11 @@ def as_written(step: Step, device: torch.device) -> Run:
 
 
 def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | None = None) -> Callable[[], Any]:
-    """What runs, recorded on one stream as one graph of an accelerator, as PyTorch's users record a training step.
+    """Record a function on one stream as one graph of an accelerator, as users of PyTorch record a training step.
 
     Args:
-        run: computes; what it returns lies where each replay overwrites it.
-        device: of what it computes.
+        run: computes; each replay overwrites its results.
+        device: of the computation.
         graph: makes an empty graph, see `graph_maker`.
 
     Raises:
@@ -78,8 +78,8 @@ def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | No
 
 @contextmanager
 def without_cached_casts() -> Iterator[None]:
-    """Within it autocast casts a weight wherever it is read. What it keeps otherwise lies in memory that goes with its
-    context: a graph that was recorded there would read what others write."""
+    """Let autocast cast a weight wherever it is read. Its cache lies in memory that goes with its context: a graph that
+    was recorded there would read other values."""
     was_enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
@@ -90,13 +90,12 @@ def without_cached_casts() -> Iterator[None]:
 
 
 def whole(program: Program, device: torch.device, mode: str | None = None) -> Run:
-    """All operations of a program, one after the other or compiled together.
+    """Return a function that runs all operations of a program on a device, one by one or compiled together.
 
     Args:
-        program: its operations that name a device are given this one.
-        device: where inputs and constants are brought.
-        mode: of `torch.compile`, which the first run does: 'default', 'reduce-overhead' or 'max-autotune'. None: they
-            run one by one.
+        program: operations that name a device get this one.
+        device: for inputs and constants.
+        mode: of `torch.compile`, in the first run: 'default', 'reduce-overhead' or 'max-autotune'; None = one by one.
     """
     module = module_on(program, device)
     function = module if mode is None else torch.compile(module, mode=mode)
@@ -113,7 +112,7 @@ def whole(program: Program, device: torch.device, mode: str | None = None) -> Ru
 
 
 def num_weights(program: Program) -> int:
-    """How many inputs, the first ones, are weights that the program leaves as they are: calls need not copy them.
+    """Return the number of first inputs that are weights which the program does not renew: calls need not copy them.
 
     Examples:
         >>> from gst.programs import capture_module
@@ -127,12 +126,12 @@ def num_weights(program: Program) -> int:
 
 
 def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
-    """A recorded run as a call takes it: inputs of the caller, which lie on the device, are copied to where its graph
-    reads them, and outputs out of where the next run writes them.
+    """Return a recorded run as a call: it copies the caller's inputs to where the graph reads them, and outputs out of
+    where the next run writes them.
 
     Args:
-        run: reads `inputs` wherever it was recorded.
-        inputs: that change from call to call.
+        run: reads `inputs` where it was recorded.
+        inputs: those that change from call to call, on the device.
     """
     given = [copied(value, value.device) for value in inputs]
 
@@ -148,7 +147,7 @@ def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
 
 
 def module_on(program: Program, device: torch.device) -> nn.Module:
-    """`as_module` with its constants, and the tensors that it makes, on a device."""
+    """Return `as_module` with its constants, and the tensors that it makes, on a device."""
     operations = tuple(
         replace(each, kwargs={**each.kwargs, "device": device}) if "device" in each.kwargs else each
         for each in program.operations
@@ -161,13 +160,13 @@ BETWEEN = 2.0  # times the distance between the host and the accelerator: a plan
 
 @dataclass(frozen=True)
 class ReferenceOutputs:
-    """Outputs of a program.
+    """Outputs of a program that plans are compared with.
 
     Args:
-        program: whose they are.
-        want: flat, on the host.
+        program: the program.
+        want: flat outputs, on the host.
         again: outputs for other inputs, computed alike; None where plans round as these do.
-        least: how far each output of a plan may be off in any case; empty where no plan rounds otherwise.
+        least: allowed error of each output; empty where plans round as these do.
     """
 
     program: Program
@@ -176,16 +175,15 @@ class ReferenceOutputs:
     least: Sequence[float] = ()
 
     def difference(self, got: Sequence[Any]) -> str | None:
-        """What differs first between flat outputs and these, where plans round otherwise by more than that; None if
-        they agree."""
+        """Return the first difference between flat outputs and these, beyond rounding; None if they agree."""
         if self.again is None:
             return outputs_differ(got, self.want)
         return differ_beyond_rounding(got, self.want, self.again, self.program.inputs, self.least)
 
 
 def reference(program: Program, devices: Sequence[Device]) -> ReferenceOutputs:
-    """Outputs of all operations in order on the first accelerator among some devices; on the host where there is none,
-    or where it cannot run them all."""
+    """Run all operations in order on the first accelerator of some devices; on the host without one, or if it cannot
+    run them."""
 
     def run(inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
         return pytree.tree_map_only(Tensor, Tensor.cpu, eager(program, inputs, device))

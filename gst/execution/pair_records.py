@@ -1,5 +1,5 @@
-"""Records of what operations of a program take of an accelerator, and of pairs of them that ran there at once;
-`gst.execution.pairs` measures them."""
+"""Records of the shares that operations take of an accelerator, and of pairs of them that ran there at once
+(`gst.execution.pairs`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Pair:
     """Two operations, each called several times on a stream of its own.
 
     Args:
-        parts: of the accelerator that each takes.
-        alone_us: what the calls of each take alone.
-        both_us: what the calls of both take at once.
+        parts: shares of the accelerator that each takes.
+        alone_us: time of the calls of each alone.
+        both_us: time of the calls of both at once.
     """
 
     parts: tuple[Parts, Parts]
@@ -31,15 +31,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """One accelerator, what the operations of a program ask of it, and pairs of them that were timed there.
+    """One accelerator, the demands of a program's operations on it, and pairs of them that were timed there.
 
     Args:
         device: its name in PyTorch, `cuda:0`.
         gb_per_s: rate of its memory.
         gflops: its rate of matrix products.
-        threads: of each node, the part of the accelerator's threads that it wants; 0 where that is not known.
-        flops: of each node, floating-point operations.
-        pairs: that were timed.
+        threads: share of its threads that each node wants; 0 if unknown.
+        flops: floating-point operations of each node.
+        pairs: timed pairs.
     """
 
     device: str
@@ -52,11 +52,11 @@ class Pairs:
     def parts(
         self, times_us: Float64[np.ndarray, " nodes"], traffic_bytes: Float64[np.ndarray, " nodes"]
     ) -> Float64[np.ndarray, "nodes 3"]:
-        """`Parts` of each node.
+        """Return `Parts` of each node.
 
         Args:
-            times_us: of each node alone; 0 for what is not computed, and infinite where it cannot run, take nothing.
-            traffic_bytes: that it reads and writes.
+            times_us: of each node alone; nodes that take 0 or an infinite time have no parts.
+            traffic_bytes: bytes that each node reads and writes.
 
         Examples:
             >>> pairs = Pairs("cuda:0", 100.0, 1000.0, (0.5,), (4e6,), ())
@@ -73,8 +73,8 @@ class Pairs:
         return np.stack([np.array(self.threads), *rates], axis=1) * runs[:, None]
 
     def contracted(self, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Pairs:
-        """The same where groups of nodes are one node: it wants the threads of its largest member, and computes what
-        all of them do.
+        """Return pairs for groups of nodes that become one: it wants the threads of its largest member, and all
+        members' FLOPs.
 
         Args:
             node_of: for each node the new one that computes it.
@@ -92,12 +92,12 @@ class Pairs:
         return replace(self, threads=tuple(threads.tolist()), flops=tuple(flops.tolist()))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` reads it."""
+        """Return a record for JSON; `from_dict` reads it."""
         return asdict(self)
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Pairs:
-        """What `to_dict` gave, with lists for tuples as JSON has them.
+        """Read a record of `to_dict`, with lists for tuples as JSON has them.
 
         Examples:
             >>> pair = Pair(((0.5, 0.2, 0.4), (1.0, 0.1, 0.0)), (9.0, 10.0), 11.0)

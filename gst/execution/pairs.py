@@ -44,11 +44,11 @@ log = logging.getLogger("gst")
 
 
 class Kernels:
-    """Asks for the kernels of calls, one after the other, until one question fails; the log says why.
+    """Reads the kernels of calls, one after the other, until one query fails; a warning gives the reason.
 
     Args:
-        graphs: records calls on the current stream of an accelerator of CUDA, as graphs that can be asked for what they
-            hold (`new_graph` with `is_kept`).
+        graphs: records calls on the current stream of a CUDA device, as graphs that can be inspected (`new_graph` with
+            `is_kept`).
         driver: `cuda.bindings.driver`.
         num_multiprocessors: of the accelerator.
     """
@@ -58,7 +58,7 @@ class Kernels:
         self._is_asked = True
 
     def part_of_threads(self, call: Callable[[], object]) -> float | None:
-        """Of the largest kernel of a call that was made before."""
+        """Return the share of threads that the largest kernel of a call wants; the call was made before."""
         if not self._is_asked or (graph := self._graphs.record(call)) is None:
             return None
         try:
@@ -70,7 +70,7 @@ class Kernels:
 
 
 def kernels_of(device: torch.device) -> Kernels | None:
-    """Who tells of kernels on a device; None where it is not of CUDA and here, or `cuda.bindings` are not installed.
+    """Return `Kernels` of a device; None unless it is a CUDA device of this process and `cuda.bindings` are installed.
 
     Examples:
         >>> kernels_of(torch.device("cpu")) is None
@@ -87,7 +87,8 @@ def kernels_of(device: torch.device) -> Kernels | None:
 
 
 def part_of_threads(graph: int, driver: Any, num_multiprocessors: int) -> float:
-    """The greatest part of an accelerator's blocks that a kernel of a graph wants, at most 1; 0 without a kernel.
+    """Return the largest share of an accelerator's blocks that a kernel of a graph wants, at most 1; 0 without a
+    kernel.
 
     Args:
         graph: address of a `CUgraph`.
@@ -131,13 +132,12 @@ PEAK = 0.95  # quantile of the rates of operations: a gather reads less of a lar
 def pairs_of_lanes(
     program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"], repetitions: int = 5
 ) -> tuple[Pairs, ...]:
-    """Pairs of operations of a program on each accelerator of this process of which several devices are lanes. Of
-    accelerators that are alike those of the first are timed. Pairs make a simulation better, and no more: where an
-    operation fails while it is timed, the log says so and its pair is left out.
+    """Time pairs of operations of a program on each accelerator of this process that several devices share; of equal
+    accelerators on the first. An operation that fails while it is timed is left out, with a warning.
 
     Args:
-        program: whose operations are sampled.
-        devices: that plans name.
+        program: the program.
+        devices: those that plans name.
         times_us: of each operation alone on each device.
         repetitions: of each span, of which the median counts.
     """
@@ -166,18 +166,18 @@ def measured_pairs(
     program: Program, device: torch.device, times_us: Float64[np.ndarray, " nodes"], repetitions: int = 5,
     count: int = NUM_PAIRS, graph: NewGraph | None = None, peak_gb_per_s: float = 0.0, peak_gflops: float = 0.0,
 ) -> Pairs:  # fmt: skip
-    """What operations of a program ask of an accelerator, and times of pairs of them. Pairs that fail or cannot be
-    recorded, or for which memory is short, are left out.
+    """Measure the demands of operations on an accelerator, and times of pairs of them. Pairs that fail, cannot be
+    recorded or lack memory are left out.
 
     Args:
-        program: whose operations are sampled (`sampled_pairs`).
+        program: its operations are sampled (`sampled_pairs`).
         device: an accelerator of this process, or with a `graph` any device.
         times_us: of each operation alone there; infinite where it cannot run.
         repetitions: of each span, of which the median counts.
         count: of pairs.
-        graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
-        peak_gb_per_s: rate of the memory where it was measured; if 0, the quantile `PEAK` of the operations' rates.
-        peak_gflops: rate of matrix products where it was measured; if 0, the greatest rate of an operation.
+        graph: makes an empty graph; see `graph_maker`.
+        peak_gb_per_s, peak_gflops: measured rates of memory and matrix products; if 0, quantiles of the operations'
+            rates.
 
     Raises:
         ValueError: there is no such device here, or nothing can be recorded on it.
@@ -229,13 +229,13 @@ def sampled_pairs(
     times_us: Float64[np.ndarray, " nodes"], output_bytes: Float64[np.ndarray, " nodes"],
     can_be_paired: Bool[np.ndarray, " nodes"], count: int,
 ) -> list[tuple[int, int]]:  # fmt: skip
-    """Pairs of nodes, the same for the same arguments: of short and long ones with small and large results each with
-    each, in turns.
+    """Return pairs of nodes, equal for equal arguments: alternately pairs of short and long ones with small and large
+    results.
 
     Args:
         times_us: of each operation alone.
         output_bytes: of its result.
-        can_be_paired: which may be sampled.
+        can_be_paired: nodes that may be sampled.
         count: of pairs; fewer if there are no operations.
 
     Examples:
@@ -258,8 +258,8 @@ def sampled_pairs(
 def _calls_on_values(
     program: Program, device: torch.device, nodes: set[int], kernels: Kernels | None
 ) -> tuple[dict[int, partial[Any]], dict[int, float]]:
-    """Calls of some operations by node, each with the values that it reads; and of all operations whose kernels are
-    told, the part of the accelerator's threads that they want."""
+    """Return calls of some operations by node, with the values that they read; and the share of threads that each
+    operation wants, if its kernels are known."""
     calls, threads, of_signature = {}, dict[int, float](), dict[Hashable, float | None]()
     for node, call, values, reason in first_runs(program, device):
         if node in nodes:
@@ -282,7 +282,8 @@ def _num_calls(time_us: float, longer_us: float) -> int:
 def _span_us(
     calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane], graphs: Graphs, repetitions: int
 ) -> float | None:
-    """Median microseconds of calls, each on a lane of its own, in one graph; None where they cannot be recorded."""
+    """Return the median microseconds of calls, each on a lane of its own, in one graph; None if they cannot be
+    recorded."""
     for lane, (call, _) in zip(lanes[1:], calls, strict=False):  # libraries take their workspaces for each stream
         with lane.stream or nullcontext():
             repeated(call, 2)
@@ -304,8 +305,8 @@ def _fork(calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane]) -> N
 
 
 def _parts_of_threads(program: Program, device: torch.device) -> tuple[float, ...]:
-    """Part of an accelerator's threads that each operation wants, where nobody tells its kernels: a thread for each 4
-    bytes of its result. 0 where PyTorch does not say how many threads it holds."""
+    """Estimate the share of an accelerator's threads that each operation wants: a thread for each 4 bytes of its
+    result; 0 if PyTorch does not report the number of threads."""
     properties = torch.get_device_module(device).get_device_properties(device) if is_here(device) else None
     each = getattr(properties, "max_threads_per_multi_processor", None)
     count = getattr(properties, "multi_processor_count", None)
@@ -318,13 +319,13 @@ def _quantile_of_rates(
     amount: Float64[np.ndarray, " nodes"], times_us: Float64[np.ndarray, " nodes"],
     is_counted: Bool[np.ndarray, " nodes"], quantile: float,
 ) -> float:  # fmt: skip
-    """Of thousands of what operations read, write or compute in a microsecond: GB/s of bytes, GFLOP/s of operations."""
+    """Return a quantile of amounts per microsecond in thousands: GB/s of bytes, GFLOP/s of operations."""
     return float(np.quantile(amount[is_counted] / times_us[is_counted] / 1e3, quantile)) if is_counted.any() else 0.0
 
 
 def _measured_rates(device: Device) -> tuple[float, float]:
-    """GB/s of element-wise operations and GFLOP/s of matrix products where this machine was measured (`gst devices
-    --measure`), otherwise 0."""
+    """Return GB/s of element-wise operations and GFLOP/s of matrix products of this machine (`gst devices --measure`);
+    0 if not measured."""
     try:
         rates = saved_rates()
     except ValueError:  # a damaged file is no reason to place nothing

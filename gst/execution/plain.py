@@ -37,8 +37,8 @@ from gst.util.process import WAITING, keep_freed_memory
 
 @contextmanager
 def compiled_by_threads() -> Iterator[None]:
-    """Within it Inductor runs as many C++ compilers at a time as this process has cores, and starts no pool of
-    processes, which Triton alone needs. What still waits when it ends, as after Ctrl-C, is not compiled."""
+    """Let Inductor run as many C++ compilers at a time as this process has cores, and start no pool of processes, which
+    only Triton needs. Jobs that still wait at the end, as after Ctrl-C, are dropped."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
@@ -67,16 +67,16 @@ def steps_beside(
     here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
     compile_s: float = START_LIMIT_S,
 ) -> Iterator[dict[str, Callable[[], float]]]:
-    """What runs a step without a plan, to be timed in turns with plans: `pytorch`, `compiled` and what else there is;
-    each call is one step and returns its milliseconds. A step that does not compile, or then gives other outputs,
-    raises the reason (`ExecutionError`) whenever it is called.
+    """Yield the step without a plan, to be timed alternately with plans: `pytorch`, `compiled` and those given; a call
+    runs one step and returns its milliseconds. A step that does not compile, or then gives other outputs, raises the
+    reason (`ExecutionError`) whenever it is called.
 
     Args:
         program: see `PlainPyTorch`.
         skip_reason: why the step is not compiled; it is if empty.
-        here: by name, what runs the step in this process; `pytorch` and `compiled` have processes of their own if they
-            are not among them.
-        compile_s: seconds after which the step that is being compiled is given up.
+        here: by name, functions that run the step in this process; `pytorch` and `compiled` have processes of their own
+            if they are not among them.
+        compile_s: seconds after which compiling is given up.
     """
     with ExitStack() as stack:
         runs: dict[str, Callable[[], float]] = {}
@@ -95,9 +95,8 @@ def steps_beside(
 
 
 def rested(step: Callable[[], object]) -> float:
-    """Milliseconds of a step in this process after one of its own, as in a loop: what ran before may have used another
-    number of threads, which start anew; a long step does not feel that, and runs once. Afterwards a rest, until its
-    idle threads sleep."""
+    """Return the milliseconds of a step in this process after an untimed one, as in a loop: earlier work may have used
+    another number of threads, which start anew. A long step runs once. Then sleep until its idle threads sleep."""
     elapsed_ms = timed(step)
     if elapsed_ms < LONG_MS:
         elapsed_ms = timed(step)
@@ -106,7 +105,7 @@ def rested(step: Callable[[], object]) -> float:
 
 
 def failing(reason: str) -> NoReturn:
-    """Stands for a step that cannot run.
+    """Raise the reason why a step cannot run.
 
     Raises:
         ExecutionError: always, with the reason.
@@ -115,7 +114,7 @@ def failing(reason: str) -> NoReturn:
 
 
 def compiled_step(program: Program) -> Callable[[Sequence[Tensor]], list[Any]]:
-    """A program compiled whole by `torch.compile`, which the first call does: flat inputs to flat outputs."""
+    """Return a program compiled whole by `torch.compile`, in the first call: flat inputs to flat outputs."""
     module = torch.compile(as_module(program))
     compiling: AbstractContextManager[None] = compiled_by_threads()
 
@@ -129,23 +128,22 @@ def compiled_step(program: Program) -> Callable[[Sequence[Tensor]], list[Any]]:
 
 
 class PlainPyTorch:
-    """A child process that runs a step whenever this is called. Use it as a context manager.
+    """Child process that runs a step whenever this is called. Use it as a context manager.
 
     Args:
-        program: name of the step, which runs as written; or the directory of a saved program, whose operations run one
-            by one in order.
-        compiled: run it as `torch.compile` makes it, all of its operations at once. That takes minutes for thousands of
-            them.
+        program: name of the step, which runs as written; or the directory of a saved program, whose operations run in
+            order.
+        compiled: run all operations at once, compiled by `torch.compile`; that takes minutes for thousands of them.
         start_limit_s: seconds until it is ready, compiled included.
-        child: module of another child that answers each line by milliseconds, and the arguments that it takes after the
-            program; then `compiled` does not count.
+        child: module of another child that answers each line by milliseconds, and its arguments after the program;
+            `compiled` then has no effect.
 
     Attributes:
-        said: the line by which the child said that it is ready.
+        said: the line by which the child reported that it is ready.
 
     Raises:
-        ValueError: the child could not start or died, or what is compiled gives other outputs than the program; the
-            message repeats its last words.
+        ValueError: the child could not start or died, or compiled code gives other outputs; the message has its last
+        words.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class PlainPyTorch:
         return self
 
     def __call__(self, what: str = "step") -> float:
-        """Run one step; its milliseconds, by the clock of the child.
+        """Run one step; return its milliseconds, by the clock of the child.
 
         Raises:
             ExecutionError: it failed; the child can be asked again.
@@ -235,7 +233,7 @@ def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
 
 
 def _as_written(step: TrainingStep) -> None:
-    """With the random numbers of the process, as the step would be without a seed."""
+    """Run a step with the random numbers of the process, as without a seed."""
     with unseeded():
         pytorch(step)
 

@@ -40,7 +40,7 @@ LEAST_US = 1e-3  # latency of a copy whose time is all bandwidth: none is free
 
 
 def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float, float]:
-    """Latency and bandwidth whose sum of squared relative errors is least, neither of them negative.
+    """Fit latency and bandwidth to times of copies: least squares of relative errors, neither negative.
 
     Args:
         num_bytes: of each copy; at least two sizes.
@@ -94,11 +94,9 @@ def copy_rates(
 def _copy_us(
     size: int, ways: Sequence[tuple[torch.device, torch.device]], repetitions: int, is_pinned: bool = False
 ) -> float:
-    """Median microseconds until copies of `size` bytes, one on each way, issued at once, are all there.
-
-    What leaves an accelerator is issued first: a copy from pageable memory keeps the thread until it is read. What
-    arrives in pageable memory is written to a tensor that is there: PyTorch makes those that it returns pinned.
-    """
+    """Return median microseconds of copies of `size` bytes, one in each direction, issued at once. A copy that leaves
+    an accelerator goes first: one from pageable memory keeps the thread until it is read. Values arrive in a pageable
+    tensor that exists, as PyTorch returns pinned ones."""
     ways = sorted(ways, key=lambda way: way[0].type == "cpu")
     lanes = [Lane(source, 0) for source, _ in ways]
     ends = [torch.zeros(size, dtype=torch.uint8, device=source) for source, _ in ways]
@@ -124,9 +122,9 @@ def _copy_us(
 def measured_links(
     devices: Sequence[Device], sizes: Sequence[int] = SIZES, repetitions: int = 5
 ) -> tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]:
-    """Latency in microseconds and bytes per microsecond from each device (row) to each (column); 0 and infinite within
-    a memory. From an accelerator to a host they are those to pinned memory, to which plans copy. Devices of one place
-    in PyTorch, such as all cores, share what is measured of it."""
+    """Return latency in microseconds and bytes per microsecond from each device (row) to each (column); 0 and infinite
+    within a memory. Links from an accelerator to a host are those to pinned memory, to which plans copy. Devices of one
+    place in PyTorch, such as all cores, share measurements."""
     count = len(devices)
     latency_us, bytes_per_us = np.zeros((count, count)), np.full((count, count), np.inf)
     known: dict[tuple[torch.device, torch.device], CopyRates | None] = {}
@@ -161,12 +159,12 @@ class Probe:
 
     @property
     def matrix_flops(self) -> int:
-        """A multiplication and an addition for each product."""
+        """FLOPs of the matrix product: a multiplication and an addition for each term."""
         return 2 * self.width**3
 
     @property
     def convolution_flops(self) -> int:
-        """Likewise; kernel positions on padding count too."""
+        """FLOPs of the convolution; kernel positions on padding count too."""
         return 2 * self.images * self.pixels**2 * 9 * self.channels**2
 
 
@@ -197,12 +195,12 @@ def operation_rates(device: Device, probe: Probe, repetitions: int) -> Operation
 
 
 def ping_pong() -> Program:
-    """A chain of operations of which each reads what the one before it made."""
+    """Capture a chain of operations, each of which reads the result of the one before."""
     return capture(Step("chain", _chain, (torch.zeros(8),)))
 
 
 def hand_over_us(chain: Program, source: Device, destination: Device) -> float | None:
-    """Median time between the operations of a chain that goes back and forth between two devices of one memory."""
+    """Return the median time between the operations of a chain that alternates between two devices of one memory."""
     devices = [source] if source == destination else [source, destination]
     if not supports(devices) or compiler() is None:
         return None
@@ -215,7 +213,8 @@ def hand_over_us(chain: Program, source: Device, destination: Device) -> float |
 
 
 def gap_us(timeline: Timeline, chain: Program) -> float:
-    """Median time from the end of an operation to the beginning of the next, of a program that is one chain."""
+    """Return the median time from the end of an operation to the beginning of the next, of a program that is one
+    chain."""
     nodes = [node for node, each in enumerate(chain.operations) if each.kind == "operation"]
     return float(np.median(timeline.begin_us[nodes[1:]] - timeline.end_us[nodes[:-1]]))
 
@@ -263,7 +262,7 @@ def measure_rates(
         pairs: devices whose links are measured, each also with itself.
         repetitions: to take medians of.
         probes: sizes of the operations for CPUs and for accelerators.
-        progress: told what was done, how much of it, of how much.
+        progress: called with the current work, its number, and the count.
     """
     meter, rates, links = LoadMeter(), [], []
     kinds = list({(each.name if each.is_accelerator else each.threads): each for each in devices[::-1]}.values())[::-1]

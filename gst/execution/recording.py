@@ -1,4 +1,4 @@
-"""Graphs of an accelerator: what is launched on a stream is recorded once, and launched again by one call."""
+"""Graphs of an accelerator: work that is launched on a stream is recorded once, and launched again by one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WARM_RUNS = 3  # eager ones before: libraries choose their kernels and take thei
 
 
 class Graph(Protocol):
-    """What is launched between `capture_begin` and `capture_end` on the current stream, launched again by `replay`."""
+    """Record of the work launched between `capture_begin` and `capture_end` on the current stream; `replay` launches it
+    again."""
 
     def capture_begin(self) -> None: ...
 
@@ -27,17 +28,17 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
     def pool(self) -> Any:
-        """The memory of its values, for the graphs behind it."""
+        """Memory of its values, for the graphs after it."""
 
 
 def new_graph(device: torch.device, pool: Any = None, is_kept: bool = False) -> Graph:
-    """An empty graph of an accelerator: of its kind (`CUDAGraph`), or of any (`torch.accelerator.Graph`, from PyTorch
-    2.13 on) where the kind has none. CUDA does not implement the latter there.
+    """Return an empty graph of an accelerator: of its kind (`CUDAGraph`), or of any (`torch.accelerator.Graph`, from
+    PyTorch 2.13 on) if the kind has none. CUDA does not implement the latter there.
 
     Args:
-        device: that records it.
-        pool: memory of the graphs before it, which it may use again where they have freed it.
-        is_kept: whether CUDA keeps what is recorded, for those who ask what it holds (`raw_cuda_graph`).
+        device: the device that records it.
+        pool: memory of earlier graphs, which it may use again where they have freed it.
+        is_kept: keep the record inspectable (`raw_cuda_graph`).
     """
     module = torch.get_device_module(device)
     memory = module.graph_pool_handle() if pool is None else pool  # known also where the recording fails
@@ -54,19 +55,19 @@ def new_graph(device: torch.device, pool: Any = None, is_kept: bool = False) -> 
 
 @contextmanager
 def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
-    """What is launched inside on the current stream becomes the graph, which ends whatever happens.
+    """Record all work launched inside on the current stream into the graph, which ends whatever happens.
 
-    Workspaces of cuBLAS are given up before and after, those of other graphs of this process among them. So the graph
-    takes its own from its own memory: it reads and writes there in every replay, and what others had taken before could
-    be freed meanwhile. `torch.compile` does the same around the graphs that it records.
+    Workspaces of cuBLAS, also those of other graphs of this process, are freed before and after. So the graph takes its
+    own from its own memory: every replay reads and writes there, and earlier workspaces could be freed meanwhile.
+    `torch.compile` does the same around its graphs.
 
-    Where that fails, the graph's memory must not be given to another recording: PyTorch 2.11 goes on believing that
-    pinned memory is allocated for it.
+    After a failure, the graph's memory must not be given to another recording: PyTorch 2.11 keeps assuming that pinned
+    memory is allocated for it.
 
     Args:
         graph: empty.
-        gives_back: whether memory that is cached and not in use is given back first: the graph's own memory cannot take
-            it. That takes milliseconds.
+        gives_back: first give back cached memory that is not in use, since the graph's own memory cannot take it. That
+            takes milliseconds.
     """
     _clear_workspaces()
     if gives_back and torch.accelerator.is_available():
@@ -107,15 +108,15 @@ def _end(graph: Graph) -> None:
 
 
 def _give_up(graph: Graph) -> None:
-    """Undo what an invalid recording began."""
+    """Undo the parts of an invalid recording that began."""
     _invalid.append(graph)
     _end_allocation(graph)
     _end_random_numbers(graph)
 
 
 def _end_allocation(graph: Graph) -> None:
-    """What `capture_end` leaves out where the recording was invalid: until it is done, all that is allocated on the
-    stream goes to the graph's memory, which is never given back."""
+    """Do what `capture_end` omits after an invalid recording: until then, all that is allocated on the stream goes to
+    the graph's memory, which is never given back."""
     kind = torch.accelerator.current_accelerator()
     names = ("endAllocateToPool", "releasePool")
     calls = [None if kind is None else getattr(torch._C, f"_{kind.type}_{name}", None) for name in names]
@@ -126,8 +127,8 @@ def _end_allocation(graph: Graph) -> None:
 
 
 def _end_random_numbers(graph: Graph) -> None:
-    """The generator of the device goes on believing that a graph is being recorded, and refuses to draw, until the end
-    of one that is valid: an empty one (PyTorch 2.11)."""
+    """Reset the device's generator, which assumes that a graph is being recorded and refuses to draw until a valid
+    recording ends: an empty one (PyTorch 2.11)."""
     if (device := getattr(graph, "device", None)) is None:  # it stands for a graph
         return
     with warnings.catch_warnings(), suppress(RuntimeError):
@@ -139,7 +140,8 @@ def _end_random_numbers(graph: Graph) -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """What dies in a cycle while a graph is recorded would wait for the device, which is forbidden then."""
+    """Collect no garbage inside: an object that dies in a cycle while a graph is recorded would wait for the device,
+    which is forbidden then."""
     gc.collect()
     is_on = gc.isenabled()
     gc.disable()

@@ -25,7 +25,7 @@ class Resident:
     Args:
         example: that value.
         device: where the memory is.
-        is_input: whether other values may be written there; a constant on its own device is not copied.
+        is_input: True if other values may be written there; a constant on its own device is not copied.
     """
 
     def __init__(self, example: Tensor, device: torch.device, is_input: bool) -> None:
@@ -36,15 +36,15 @@ class Resident:
             self.value = self._example if is_there else laid_out(copied(self._example, device), self._example)
 
     def hold(self, value: Tensor, is_steady: bool) -> None:
-        """Copy a value there. A steady one is copied only if it is another tensor than the one that was copied last,
-        or was written to since (by its `_version`)."""
+        """Copy a value there. A steady one is copied only if it is another tensor than the last, or was written to
+        since (by its `_version`)."""
         source = _Source(value) if is_steady else None
         if source is None or not source.is_as(self._source):
             self._copy(value.detach())
         self._source, self._is_example = source, False
 
     def hold_example(self) -> None:
-        """Copy the value of the program there, unless it is there."""
+        """Copy the program's own value there, unless it is there."""
         if not self._is_example:
             self._copy(self._example)
         self._source, self._is_example = None, True
@@ -58,19 +58,19 @@ class Resident:
             self.value.copy_(value)
 
     def forget(self) -> None:
-        """Whatever it holds next is copied there: it was written to."""
+        """Let the next value be copied there in any case: the memory was written to."""
         self._source, self._is_example = None, False
 
 
 class Residents:
-    """Memory of the inputs and constants of one program, by node and device. Each lives as long as somebody holds it.
+    """Memory of the inputs and constants of one program, by node and device. Each lives as long as a caller holds it.
 
     Args:
-        program: whose inputs and constants they are.
+        program: the program.
 
     Attributes:
-        writes: whether an operation of the program writes into a value, and so perhaps into an input: then nobody can
-            rely on what was copied before the last run.
+        writes: True if an operation writes into a value, and so perhaps into an input: then earlier copies are
+            unreliable.
         num_fills: runs before which other values than the program's own were copied there.
 
     Examples:
@@ -89,7 +89,7 @@ class Residents:
         self._all: WeakValueDictionary[tuple[int, torch.device], Resident] = WeakValueDictionary()
 
     def at(self, node: int, device: torch.device) -> Resident:
-        """That of an input or constant on a device."""
+        """Return the resident of an input or constant on a device."""
         resident = self._all.get((node, device))
         if resident is None:
             resident = Resident(self._examples[node], device, node < self._num_inputs)
@@ -97,7 +97,7 @@ class Residents:
         return resident
 
     def of(self, streams: StreamProgram, devices: list[torch.device]) -> dict[tuple[int, int], Resident]:
-        """Those that lie there when a run begins, by node and memory.
+        """Return the residents of a stream program when a run begins, by node and memory.
 
         Args:
             streams: a stream program.
@@ -107,13 +107,13 @@ class Residents:
 
 
 class _Source:
-    """An input as it was copied. It is held, so that no other tensor can lie where it does."""
+    """An input at the time it was copied. It is held, so that no other tensor can lie in its memory."""
 
     def __init__(self, value: Tensor) -> None:
         self._value, self._version = value.detach(), None if value.is_inference() else value._version
 
     def is_as(self, other: _Source | None) -> bool:
-        """Whether it is the other one, and nothing was written to it in between."""
+        """True if it is the other one, and nothing was written to it in between."""
         return other is not None and self._version is not None and self._state() == other._state()
 
     def _state(self) -> tuple[object, ...]:

@@ -19,11 +19,11 @@ from gst.util.compiled import compiled
 def transient_bytes(
     edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints, allocated: Storages, own_bytes: Ints | None
 ) -> Ints:
-    """What each group takes while it runs, beside the buffers of what it writes.
+    """Return the bytes that each group takes while it runs, in addition to the buffers that it writes.
 
     Args:
         edges, group, results: as in `Work`.
-        allocated: who allocates what, and which values lie in it.
+        allocated: storages, and the values in them.
         own_bytes: the most that each operation takes while it runs; its results alone if None.
     """
     made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, len(group)).astype(np.int64)
@@ -39,8 +39,8 @@ def transient_bytes(
 
 
 def buffers_of(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints]:
-    """Buffers of each value that a run makes, and their bytes: one for each storage, and one for each copy. A view lies
-    in the storage of its base, or, where that was computed elsewhere, in the copy of its base."""
+    """Return the buffers of each value that a run makes, and their bytes: one for each storage, and one for each copy.
+    A view lies in the storage of its base or, where that was computed elsewhere, in the copy of its base."""
     nodes, allocated = len(work.group), len(work.storages.num_bytes)
     made_by = np.concatenate([work.storages.made_by, np.arange(nodes)])
     num_storages = len(made_by)  # those of inputs last
@@ -84,8 +84,8 @@ def buffers_of(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, In
 
 
 def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
-    """Holds of inputs, constants and their views, whose storages no operation allocates, as keys of `buffers_of`;
-    storage `first + node` is that of an input."""
+    """Return holds of inputs, constants and their views, whose storages no operation allocates, as keys of
+    `buffers_of`; storage `first + node` is that of an input."""
     nodes = len(work.group)
     in_input = np.bincount(work.storages.held[1], minlength=nodes) == 0
     in_input &= (work.group < 0) | (work.output_bytes > 0)
@@ -108,9 +108,9 @@ def behind_readers(
     holds: Rows,
     stays: Ints,
 ) -> Ints:
-    """The task behind which each value is freed: the first on a lane of its readers that knows all of them to be done,
-    so that no lane stands still for a free; the last of the lane of the last reader if none does. Values that lie in
-    one buffer and in no other are freed together, behind those that lie in it and in others: one step gives it back.
+    """Return the task after which each value is freed: the first on a lane of its readers that knows all of them to be
+    done, so that no lane waits for a free; otherwise the last task of the last reader's lane. Values that lie in one
+    buffer alone are freed together, after those that also lie in others: one step gives the buffer back.
 
     Args:
         lane: of each task.
@@ -137,7 +137,8 @@ def behind_readers(
     task = np.concatenate([writer[unread], reader])
 
     def known(sets: Ints, tasks: Ints, frees: Bool[np.ndarray, " touches"]) -> Ints:
-        """For each set the first task that knows `tasks`, and what is freed behind those marked `frees`, to be done."""
+        """Return for each set the first task that knows `tasks`, and the frees behind those marked `frees`, to be
+        done."""
         keys, inverse = np.unique(sets * lanes + lane[tasks], return_inverse=True)
         last = np.zeros(len(keys), np.int64)
         np.maximum.at(last, inverse.reshape(-1), 2 * tasks + frees)
@@ -158,12 +159,12 @@ def behind_readers(
 @compiled
 @no_type_check
 def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
-    """For each set of tasks the first task that is on a lane of one of them and behind which all are done for certain.
+    """Return for each set of tasks the first task on a lane of one of them after which all are surely done.
 
     Args:
-        lane, bounds, needs, lanes: of all tasks, as `_waits` in `waits.py` has them.
+        lane, bounds, needs, lanes: of all tasks, see `gst.lowering.common_order._waits`.
         set_bounds, last: the last task of a set on each of its lanes, set by set.
-        frees: 1 if what is freed behind that task must be done too, as the next task of its lane tells.
+        frees: 1 if the free after that task must be done too, as the next task of its lane shows.
     """
     count, sets = len(lane), len(set_bounds) - 1
     clocks = np.zeros((lanes, lanes), np.int32)
@@ -238,7 +239,7 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
 
 
 def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
-    """The last free of the values of each buffer waits for the others, so that one step gives the buffer back.
+    """Let the last free of the values of each buffer wait for the others, so that one step gives the buffer back.
 
     Args:
         holds: buffers of each value.
@@ -255,12 +256,12 @@ def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2
 
 
 def frees_before_late(behind: Ints, free: Ints, late: Ints, awaited: Ints, tasks: int) -> Int64[np.ndarray, "2 needs"]:
-    """Copies that wait for room: pairs (copy, free behind the task that it waits for).
+    """Return pairs (copy, free after the task that it waits for) of copies that wait for memory.
 
     Args:
-        behind: the task behind which each value is freed.
+        behind: the task after which each value is freed.
         free: action that frees each value; -1 for results.
-        late, awaited: of each such copy its task, and the task that it waits for.
+        late, awaited: task of each such copy, and the task that it waits for.
         tasks: their number.
     """
     freed = np.flatnonzero(free >= 0)

@@ -35,10 +35,10 @@ class Storages:
 
 
 def storages(program: Program) -> Storages:
-    """Which values of the program lie in the same memory, as fake tensors tell: nothing is computed or allocated.
+    """Find the values of a program that share memory, by fake tensors: nothing is computed or allocated.
 
-    What operators declare of aliases is not enough: `_unsafe_view` and `contiguous` return their argument's memory.
-    What fake tensors cannot compute is taken to lie in memory of its own: a group that is compiled, say.
+    Aliases that operators declare are not enough: `_unsafe_view` and `contiguous` return their argument's memory. An
+    operation that fake tensors cannot compute, such as a compiled group, is assumed to have memory of its own.
     """
     fake = FakeTensorMode()
     values: Values = [None if each is None else fake.from_tensor(each) for each in fixed_values(program)]
@@ -69,12 +69,12 @@ def storages(program: Program) -> Storages:
 
 
 def fixed_values(program: Program) -> list[Any]:
-    """Values of inputs and constants, None for operations."""
+    """Return values of inputs and constants, None for operations."""
     return [*program.inputs, *(operation.constant for operation in program.operations[len(program.inputs) :])]
 
 
 def _memory(value: Any) -> Sequence[tuple[int, int]]:
-    """Identity and bytes of the storage of each tensor in a value."""
+    """Return identity and bytes of the storage of each tensor in a value."""
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
         return [(storage._cdata, storage.nbytes())] if storage.nbytes() else []
@@ -89,10 +89,10 @@ Step = tuple[int, Call, tuple[int, ...]]  # node, its call, nodes whose values n
 
 @lru_cache(maxsize=16)
 def bind(program: Program, device: torch.device) -> tuple[Call | None, ...]:
-    """For each operation a function of the list of values; None for inputs and constants.
+    """Return for each operation a function of the list of values; None for inputs and constants.
 
     Each is one generated lambda, `lambda v: f(v[3], v[7], [1], dim=0)`: no loop over arguments while it runs.
-    Operations that name a device (`zeros`, `arange`, `_to_copy`) are given `device` instead.
+    Operations that name a device (`zeros`, `arange`, `_to_copy`) get `device` instead.
     """
     names: dict[str, Any] = {}
     lambdas = [_lambda(node, operation, device, names) for node, operation in enumerate(program.operations)]
@@ -121,7 +121,7 @@ def _lambda(node: int, operation: Operation, device: torch.device, names: dict[s
 
 
 def steps_in_order(program: Program, calls: Sequence[Call | None], order: Sequence[int]) -> list[Step]:
-    """The operations in `order` with what can be freed after each; outputs of the program are never freed."""
+    """Return the operations in `order` with the values to free after each; outputs of the program are never freed."""
     kept = {each.node for each in program.outputs if isinstance(each, Reference)}
     last_reader: dict[int, int] = {}
     for node in order:
@@ -155,21 +155,16 @@ def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """`value` with the strides of `like`, for which views were captured and groups compiled: itself if it has them, or
-    if `like` is expanded, whose layout other values cannot have."""
+    """Return `value` with the strides of `like`, for which views were captured and groups compiled: itself if it has
+    them, or if `like` is expanded, a layout that other values cannot have."""
     if value.stride() == like.stride() or is_expanded(like):
         return value
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device).copy_(value)
 
 
 def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
-    """A copy on a device, in which what was expanded is expanded again: written out, it would have other strides than
-    those for which views were captured, and so would all that is computed from it.
-
-    Args:
-        value: on any device.
-        device: where the copy lies; that of the value too.
-        non_blocking: an accelerator may still be at work when this returns.
+    """Return a copy on a device, in which expanded dimensions are expanded again: written out, its strides would differ
+    from those of the capture. With `non_blocking` an accelerator may still be copying afterwards.
 
     Examples:
         >>> copied(torch.ones(2, 1, 3).expand(2, 4, 3), torch.device("cpu")).stride()
@@ -181,7 +176,7 @@ def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> T
 
 
 def is_expanded(value: Tensor) -> bool:
-    """Whether several elements of a tensor are one place in memory.
+    """True if several elements of a tensor share one place in memory.
 
     Examples:
         >>> is_expanded(torch.ones(2, 1).expand(2, 4)), is_expanded(torch.ones(2, 4))
@@ -191,7 +186,7 @@ def is_expanded(value: Tensor) -> bool:
 
 
 def unexpanded(value: Tensor) -> Tensor:
-    """A view of a tensor in which what was expanded is there once.
+    """Return a view of a tensor that has each expanded dimension once.
 
     Examples:
         >>> unexpanded(torch.ones(2, 1, 3).expand(2, 4, 3)).shape
@@ -202,10 +197,10 @@ def unexpanded(value: Tensor) -> Tensor:
 
 
 def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torch.device = HOST) -> list[Any]:
-    """Run the program in order on the calling thread, with PyTorch's own threads; flat outputs.
+    """Run the program in order on the calling thread, with PyTorch's own threads; return flat outputs.
 
     Args:
-        program: what to run.
+        program: the program.
         inputs: in the memory of the host, or for an accelerator anywhere; those of the program if None.
         device: of all operations and of the outputs.
 
@@ -224,7 +219,7 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torc
 
 
 def pytorch(step: TrainingStep) -> list[Any]:
-    """Run the step as written, not captured, with PyTorch's own threads: the line to beat; flat outputs.
+    """Run the step as written, not captured, with PyTorch's own threads: the baseline; return flat outputs.
 
     Examples:
         >>> from gst.programs import inference_step
@@ -236,6 +231,6 @@ def pytorch(step: TrainingStep) -> list[Any]:
 
 @lru_cache(maxsize=16)
 def in_program_order(program: Program, device: torch.device = HOST) -> list[Step]:
-    """Every operation in the order of the program, on one device."""
+    """Return every operation in the order of the program, on one device."""
     order = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
     return steps_in_order(program, bind(program, device), order)

@@ -17,18 +17,18 @@ from gst.util.compiled import compiled
 
 
 class Work(NamedTuple):
-    """What is to be lowered, as arrays.
+    """Program to be lowered, as arrays.
 
     Args:
         edges: (2, edges); producer -> consumer, each pair once.
         group: (nodes); group of each operation, -1 for inputs and constants.
         lane: (groups); lane of each group.
-        rank: (groups); of the groups that can run, the one of least rank stands first in the order. Distinct.
-        home: (nodes); memory of each input that is copied to its other readers; -1 for what lies wherever it is read.
+        rank: (groups), distinct; of the groups that can run, the one of least rank comes first.
+        home: (nodes); memory of each input that is copied to its other readers; -1 if it lies wherever it is read.
         results: nodes whose values are returned, each once.
         output_bytes: (nodes); of the value of each node.
-        transient_bytes: (groups); that a group takes while it runs, beside what it writes.
-        storages: who allocates what, and which values lie in it.
+        transient_bytes: (groups); bytes that a group takes while it runs, in addition to its results.
+        storages: allocations, and the values in them.
     """
 
     edges: np.ndarray
@@ -43,14 +43,13 @@ class Work(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Where values are, and who reads them. A value in a memory has the key `node * memories + memory`.
+    """Memories and readers of values. A value in a memory has the key `node * memories + memory`.
 
     Args:
-        home: (nodes); memory where each value is made or lies from the start; -1 for one that lies wherever it is read.
+        home: (nodes); memory where each value is made or lies from the start; -1 if it lies wherever it is read.
         written: nodes that groups write, increasing.
-        read: key of the value that a group reads, in the memory of the group.
-        reader: that group.
-        residents, copies: keys of what lies there from the start, and of what is copied there, increasing.
+        read, reader: key of each value that a group reads, in the memory of the group, and that group.
+        residents, copies: keys of values that are there from the start, and of copies, increasing.
     """
 
     home: np.ndarray
@@ -62,7 +61,7 @@ class Values(NamedTuple):
 
 
 def values_of(work: Work, group_memory: Ints, count: int) -> Values:
-    """Values in `count` memories, of groups that are in these memories."""
+    """Return the values in `count` memories, of groups that are in these memories."""
     nodes, num_groups = len(work.group), len(work.lane)
     crosses = (work.group[work.edges[0]] != work.group[work.edges[1]]) & (work.group[work.edges[1]] >= 0)
     pairs = np.unique(work.edges[0, crosses] * num_groups + work.group[work.edges[1, crosses]])
@@ -87,13 +86,13 @@ def values_of(work: Work, group_memory: Ints, count: int) -> Values:
 
 
 def crossing(edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints) -> Ints:
-    """Operations whose values others than their group read, or the program returns."""
+    """Return operations whose values are read outside their group, or returned by the program."""
     crosses = (group[edges[0]] != group[edges[1]]) & (group[edges[0]] >= 0)
     return np.unique(np.concatenate([edges[0, crosses], results[group[results] >= 0]]))
 
 
 def positions(keys: Ints, wanted: Ints) -> Ints:
-    """Where each of `wanted` is among increasing `keys`; -1 where it is not."""
+    """Return the position of each of `wanted` among increasing `keys`; -1 if it is not there."""
     at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
     return np.where(keys[at] == wanted, at, -1) if len(keys) else np.full(len(wanted), -1)
 
@@ -112,13 +111,13 @@ class Actions(NamedTuple):
     lane: np.ndarray
 
     def at(self, order: Ints) -> Actions:
-        """The same in another order."""
+        """Return the same actions in another order."""
         return Actions(*(column[order] for column in self))
 
 
 def order_of(work: Work) -> Ints:
-    """Place of each group in an order in which every value is made before it is read; of the groups that can come next
-    the one of least rank does."""
+    """Return the place of each group in an order in which every value is made before it is read. Of the groups that can
+    come next the one of least rank does."""
     num_groups = len(work.rank)
     both = (work.group[work.edges[0]] >= 0) & (work.group[work.edges[1]] >= 0)
     producer, consumer = work.group[work.edges[0, both]], work.group[work.edges[1, both]]
@@ -147,7 +146,7 @@ def order_of(work: Work) -> Ints:
 
 
 def anchors(work: Work, values: Values, place: Ints, ahead: Ints) -> Ints:
-    """For each copy the group that it waits for, so as not to lie in its memory too early; -1 if it need not.
+    """Return for each copy the group that it waits for, so as not to take memory too early; -1 if it need not wait.
 
     Args:
         place: of each group in the common order.
@@ -170,7 +169,7 @@ def anchors(work: Work, values: Values, place: Ints, ahead: Ints) -> Ints:
 
 
 def _first_readers(values: Values, place: Ints) -> Ints:
-    """Place of the first group that reads each copy; their number if none does."""
+    """Return the place of the first group that reads each copy; their number if none does."""
     first = np.full(len(values.copies), len(place))
     copy = positions(values.copies, values.read)
     np.minimum.at(first, copy[copy >= 0], place[values.reader[copy >= 0]])
@@ -180,8 +179,8 @@ def _first_readers(values: Values, place: Ints) -> Ints:
 def tasks_of(
     work: Work, values: Values, place: Ints, senders: Ints, num_lanes: int, count: int, anchor: Ints
 ) -> tuple[Actions, Ints, Ints]:
-    """Runs and copies in the common order, and the place in it of each group and of each copy. A copy stands behind the
-    group that makes its value, or that it waits for; of several, the one that is read first stands first."""
+    """Return runs and copies in the common order, and the place in it of each group and of each copy. A copy comes
+    after the group that makes its value, or that it waits for; of several, the one that is read first comes first."""
     num_groups = len(work.lane)
     node, destination = np.divmod(values.copies, count)
     made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
@@ -199,14 +198,15 @@ def tasks_of(
 
 
 def inverse(order: Ints) -> Ints:
-    """Place of each number in an order of all numbers 0, 1, ..."""
+    """Return the place of each number in an order of all numbers 0, 1, ..."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return place
 
 
 def steps_of(actions: Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Actions with waits for the earlier ones that each needs, lane by lane: bounds, kinds, arguments and targets.
+    """Return actions with waits for the earlier ones that each needs, lane by lane: bounds, kinds, arguments and
+    targets.
 
     Args:
         actions: in the common order.
@@ -234,7 +234,7 @@ def steps_of(actions: Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Int
 @compiled
 @no_type_check
 def _waits(lane, bounds, needs, lanes):
-    """Pairs (action that waits, action that it waits for) that are not implied by others: the transitive reduction.
+    """Return pairs (action that waits, action that it waits for) that others do not imply: the transitive reduction.
 
     Args:
         lane: of each action, in the common order.

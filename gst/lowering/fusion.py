@@ -33,7 +33,7 @@ class Group:
 
 
 def fusion_groups(program: Program, plan: Plan) -> list[Group]:
-    """The groups that a plan asks for, made legal, in the order of their first nodes.
+    """Return the groups of a plan, made legal, in the order of their first nodes.
 
     Examples:
         >>> import torch
@@ -58,16 +58,16 @@ def fusion_groups(program: Program, plan: Plan) -> list[Group]:
 def legalise(
     program: Program, fusion: Int64[np.ndarray, " nodes"], placement: Int64[np.ndarray, " nodes"]
 ) -> Int64[np.ndarray, " nodes"]:
-    """The nearest legal groups: each is part of one that was asked for, and a legal one stays as it is.
+    """Return the nearest legal groups: each is part of a requested one, and a legal one stays as it is.
 
-    Legal means: a group holds at least two nodes, all of them operations and on one device; only tensors cross its
-    border, so an item is with what it is an item of; and the graph in which each group is one node has no circle, so
-    that an order exists in which each group runs at once. Groups on a circle are split by the number of borders on the
-    longest path to each of their operations: along an edge this number never falls, and rises where a border is
-    crossed, so what is left has no circle. Everything takes linear time.
+    A legal group holds at least two nodes, all of them operations and on one device. Only tensors cross its border, so
+    an item is with its base. The graph in which each group is one node has no circle, so that groups can run one after
+    the other. Groups on a circle are split by the number of borders on the longest path to each operation. Along an
+    edge this number never falls, and rises where a border is crossed, so the result has no circle. Everything takes
+    linear time.
 
     Args:
-        program: whose operations are grouped.
+        program: the program.
         fusion: equal numbers >= 0 for one group, -1 for alone.
         placement: index of the device of each node.
 
@@ -103,7 +103,8 @@ def _group(program: Program, nodes: Sequence[int], read_outside: set[int]) -> Gr
 
 
 def _numbered(groups: Int64[np.ndarray, " nodes"], parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Groups cut into their parts, numbered in the order of their first nodes; parts of one node are left alone."""
+    """Return groups cut into their parts, numbered in the order of their first nodes; parts of one node are left
+    alone."""
     pairs = np.stack([groups, np.where(groups >= 0, parts, 0)], axis=1)
     _, first, index, counts = np.unique(pairs, axis=0, return_index=True, return_inverse=True, return_counts=True)
     stays = (groups[first] >= 0) & (counts >= 2)
@@ -113,7 +114,7 @@ def _numbered(groups: Int64[np.ndarray, " nodes"], parts: Int64[np.ndarray, " no
 
 
 def _with_all_items(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Leave alone each value that is no tensor, with what reads it, unless it stays within one group."""
+    """Leave alone each value that is no tensor, with its readers, unless it stays within one group."""
     operations = program.operations
     several = {each.producers[0] for each in operations if each.target is operator.getitem}
     several |= {node for node, each in enumerate(operations) if len(each.shapes) != 1}
@@ -130,7 +131,8 @@ def _with_all_items(program: Program, groups: Int64[np.ndarray, " nodes"]) -> In
 
 
 def _levels(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Borders on the longest path to each node, counted within circles of the quotient graph; 0 outside of circles."""
+    """Return the number of borders on the longest path to each node, within circles of the quotient graph; 0
+    outside."""
     nodes = len(groups)
     part = np.where(groups >= 0, groups, groups.max(initial=-1) + 1 + np.arange(nodes))
     producers, consumers = program.graph.edges
@@ -150,19 +152,19 @@ LEAST = 3  # operations of a group
 
 
 def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Maximal legal groups of at least three element-wise operations, with the views between them.
+    """Return maximal legal groups of at least three element-wise operations, with the views between them.
 
-    Along each edge between two candidates, in program order, their groups are joined if both are on one device, make as
-    many elements, and no other path leads from the one to the other: such a path would become a circle. Groups so
-    joined remain one node of an acyclic graph, and what cannot be joined now never can, since paths do not vanish.
-    Without the rule about elements the few numbers that Adam computes of its step would tie all parameters together.
+    Along each edge between two candidates, in program order, their groups are joined if both are on one device, have as
+    many elements, and no other path leads from one to the other, which would become a circle. Groups so joined remain
+    one node of an acyclic graph, and groups that cannot be joined now never can, since paths do not vanish. Without the
+    rule about elements the few numbers that Adam computes of its step would tie all parameters together.
 
     Args:
-        program: whose operations are grouped.
+        program: the program.
         placement: index of the device of each node.
 
     Returns:
-        What `Plan.fusion` takes: numbers 0, 1, ... in the order of first nodes, -1 for alone.
+        Numbers for `Plan.fusion`: 0, 1, ... in the order of first nodes, -1 for alone.
 
     Examples:
         >>> import torch
@@ -236,7 +238,7 @@ class Quotient:
 
 
 def _kind(operation: Operation, device: int) -> tuple[int, int] | None:
-    """The device and the number of elements of an operation that may be in a group; None if it may not."""
+    """Return the device and the number of elements of an operation that may be in a group; None if it may not."""
     is_view = operation.is_view and hasattr(operation.target, "_schema")  # no item of several results
     if not (is_elementwise(operation) or is_view) or len(operation.shapes) != 1:
         return None

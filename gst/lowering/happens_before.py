@@ -24,7 +24,8 @@ from gst.util.compiled import compiled
 
 
 class RaceError(RuntimeError):
-    """A stream program whose outcome depends on luck, or which never ends. The message names the two steps."""
+    """Error of a stream program whose outcome depends on timing, or which never ends. The message names the two
+    steps."""
 
 
 class Clocks(NamedTuple):
@@ -34,7 +35,7 @@ class Clocks(NamedTuple):
         lane: of each step.
         position: of each step on its lane.
         row: row of `clocks` of each step.
-        clocks: (rows, lanes); how many steps of each other lane have been taken for certain.
+        clocks: (rows, lanes); number of steps of each other lane that have surely been taken.
         when: place of each step in an order of all steps that the events allow.
     """
 
@@ -45,18 +46,18 @@ class Clocks(NamedTuple):
     when: np.ndarray
 
     def before(self, first: Int64[np.ndarray, " pairs"], second: Int64[np.ndarray, " pairs"]) -> np.ndarray:
-        """For pairs of steps whether the first happens before the second in every run."""
+        """Return for pairs of steps True if the first happens before the second in every run."""
         same = self.lane[first] == self.lane[second]
         seen = np.where(same, self.position[second], self.clocks[self.row[second], self.lane[first]])
         return self.position[first] < seen
 
     def taken(self, steps: Int64[np.ndarray, " steps"], lane: int) -> Int64[np.ndarray, " steps"]:
-        """How many steps of a lane happen before each of `steps`."""
+        """Return the number of steps of a lane that happen before each of `steps`."""
         return np.where(self.lane[steps] == lane, self.position[steps], self.clocks[self.row[steps], lane])
 
 
 def happens_before(program: StreamProgram) -> Clocks:
-    """Clocks of all steps.
+    """Return the clocks of all steps.
 
     Raises:
         RaceError: an event is recorded twice or never, or lanes wait for each other.
@@ -86,7 +87,8 @@ def happens_before(program: StreamProgram) -> Clocks:
 @compiled
 @no_type_check
 def _walk(bounds, kind, argument, num_events):
-    """Take steps until all are taken or every lane waits: row and time of each step, clocks, and where lanes stand."""
+    """Take steps until all are taken or every lane waits; return row and time of each step, clocks, and positions of
+    lanes."""
     lanes, steps = len(bounds) - 1, len(kind)
     waits = 0
     for step in range(steps):
@@ -131,7 +133,7 @@ def _walk(bounds, kind, argument, num_events):
 
 
 class Accesses(NamedTuple):
-    """Which step writes, reads and frees which value of which memory; values are numbers in the order of `keys`.
+    """Steps that write, read and free each value in each memory; values are numbers in the order of `keys`.
 
     Args:
         keys: node times the number of memories, plus the memory, of every value; in increasing order.
@@ -139,7 +141,7 @@ class Accesses(NamedTuple):
         written, writers: value and step of every write.
         read, readers: value and step of every read.
         freed, frees: value and step of every free.
-        resident: whether each value is there from the start.
+        resident: True for values that are there from the start.
     """
 
     keys: np.ndarray
@@ -180,7 +182,7 @@ def accesses_of(program: StreamProgram) -> Accesses:
 
 
 def _of_groups(lists: Rows, groups: Int64[np.ndarray, " runs"]) -> tuple[np.ndarray, np.ndarray]:
-    """Which run, and which node, of the lists of the groups that are run."""
+    """Return the run, and the node, of each entry in the lists of the groups that are run."""
     sizes = np.diff(lists.bounds)[groups]
     run = np.repeat(np.arange(len(groups)), sizes)
     offset = np.arange(len(run)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -199,7 +201,7 @@ class Stretches:
         round: of each stretch; even for computations, odd for copies.
         memory: of each stretch: where it computes, or from where it copies.
         steps: of each stretch, in an order in which one thread can issue them.
-        needs: earlier stretches for each, which must be done before it begins.
+        needs: earlier stretches that must be done before each one begins.
     """
 
     of_step: Int64[np.ndarray, " steps"]
@@ -210,16 +212,17 @@ class Stretches:
 
     @property
     def is_copy(self) -> Bool[np.ndarray, " stretches"]:
-        """Whether a stretch copies from its memory to others."""
+        """True for stretches that copy from their memory to others."""
         return self.round % 2 == 1
 
 
 def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
-    """Cut a stream program. Waits belong to the step that they hold up, records to the step that they tell of.
+    """Cut a stream program into stretches. Waits belong to the step that they delay, records to the step that they
+    announce.
 
     Args:
-        streams: what is cut.
-        last: memories that come last in each round, such as that of the host, whose thread hands the others their work.
+        streams: the stream program.
+        last: memories that come last in each round, such as that of the host, whose thread launches the others' work.
 
     Raises:
         RaceError: lanes wait for each other, or an event is recorded twice or never.
@@ -257,7 +260,7 @@ def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
 
 
 def _parity(streams: StreamProgram) -> Ints:
-    """1 for copies, their waits and their records; 0 for all other steps."""
+    """Return 1 for copies, their waits and their records; 0 for all other steps."""
     index, lane = np.arange(streams.num_steps), streams.lane_of_step
     is_action = (streams.kind != WAIT) & (streams.kind != RECORD)
     copies = (streams.kind == COPY).astype(np.int64)
@@ -273,15 +276,14 @@ def _parity(streams: StreamProgram) -> Ints:
 @compiled
 @no_type_check
 def _rounds(order, before, awaited, parity, memory):
-    """The first round of its parity for each step in which all that it needs is done: what stands before it on its
-    lane, and the record that it waits for. Within a round only steps of one memory and parity know of each other.
+    """Return the first round of its parity for each step in which its needs are done: the step before it on its lane,
+    and the record that it waits for. Within a round only steps of one memory and parity know of each other.
 
     Args:
         order: of the steps, in which they can happen.
         before: step before each on its lane, -1 for none.
         awaited: record for which each step waits, -1 for none.
-        parity: of each step.
-        memory: of each step.
+        parity, memory: of each step.
     """
     turn = np.zeros(len(order), np.int64)
     for step in order:
@@ -296,7 +298,7 @@ def _rounds(order, before, awaited, parity, memory):
 
 
 def inner_steps(streams: StreamProgram, cut: Stretches, stretch: int) -> Ints:
-    """Steps of a stretch without waits for other stretches, and without records for which only others wait.
+    """Return the steps of a stretch without waits for other stretches, and without records for which only others wait.
 
     Examples:
         >>> from gst.lowering.stream_program import example

@@ -55,14 +55,13 @@ def stream_program(
     """Lower a plan: a lane for each device, and a lane of copies for each memory that another one reads from.
 
     Args:
-        program: what is run.
+        program: the program.
         plan: device, priority and fusion group of every operation; groups are made legal (`legalise`).
         devices: those that the plan may name; each is a lane of its memory.
-        allocated: which values lie in the same memory, as `gst.execution.costs.storages` tells; it is asked if
-            None, which takes longer than lowering.
+        allocated: result of `gst.lowering.calls.storages`, which takes longer than lowering; computed if None.
         own_bytes: the most that each operation takes while it runs on each device; its results alone if None.
-        rank: of two groups that can run, the one of least rank stands first; by the priorities of the plan if None.
-            Begin times of a simulation, ranked, give the order in which a run is expected.
+        rank: of two groups that can run, the one of least rank comes first; by the plan's priorities if None. Ranked
+            begin times of a simulation give the order in which a run is expected.
 
     Raises:
         ValueError: the plan is for another number of nodes, or names a device that is not in `devices`.
@@ -111,10 +110,10 @@ def stream_program(
 
 
 class ProvenLowering:
-    """Lowers plans of one program, see `stream_program`, and proves that their lanes do not race.
+    """Lowering of plans of one program (`stream_program`) that proves that their lanes do not race.
 
     Args:
-        program: what plans place.
+        program: the program that plans place.
         devices: those that plans may name.
     """
 
@@ -135,7 +134,7 @@ def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]
     limits, they are exceeded by as little as possible.
 
     Args:
-        work: what is lowered.
+        work: the program to lower.
         memories: names.
         devices: the lanes that compute, with memory limits.
     """
@@ -160,14 +159,15 @@ def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]
 
 
 def _excess(streams: StreamProgram, limit: Ints) -> Ints:
-    """Bytes by which each memory can exceed its limit."""
+    """Return the bytes by which each memory can exceed its limit."""
     checked = check(streams)
     taken = [checked.peak_bytes[name] + checked.resident_bytes[name] for name in streams.memories]
     return np.maximum(np.array(taken) - limit, 0)
 
 
 def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
-    """Group of each operation, numbered in the order of first nodes; each alone unless the plan fuses it."""
+    """Return the group of each operation, numbered in the order of first nodes; each is alone unless the plan fuses
+    it."""
     computed = np.array([each.kind == "operation" for each in program.operations])
     label = np.arange(program.num_nodes)
     if plan.fusion is not None:
@@ -182,8 +182,9 @@ def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
 
 
 def _homes(program: Program, group: Ints, results: Ints, memory: Ints) -> Ints:
-    """Memory of each input that other memories get copies of: renewed parameters, where their new value is made, and
-    data of the step, where the plan has them. Other parameters and constants lie wherever they are read: -1."""
+    """Return the memory of each input that other memories get copies of: of renewed parameters, where their new value
+    is made; of data of the step, where the plan has them. Other parameters and constants lie wherever they are read:
+    -1."""
     home = np.full(program.num_nodes, -1)
     inputs = np.arange(len(program.inputs))
     data = inputs[program.parameter_home[: len(inputs)] < 0]
@@ -196,15 +197,15 @@ def _homes(program: Program, group: Ints, results: Ints, memory: Ints) -> Ints:
 def lowered(
     work: Work, memories: Sequence[str], lanes: Sequence[str], lane_memory: Ints, ahead: Ints | None = None
 ) -> StreamProgram:
-    """Lower arrays, see `stream_program`, which makes them of a program and a plan.
+    """Lower arrays, which `stream_program` makes of a program and a plan.
 
     Args:
-        work: what is lowered.
+        work: the program to lower.
         memories: names.
         lanes: names of the lanes that compute.
         lane_memory: memory of each of these.
-        ahead: for each memory how many groups of a lane before their first reader copies arrive there; 0: as soon as
-            they can. As soon as they can everywhere if None.
+        ahead: for each memory the number of groups of a lane by which copies arrive before their first reader there; 0
+            or None: as soon as they can.
     """
     count, num_groups = len(memories), len(work.lane)
     values = values_of(work, lane_memory[work.lane], count)

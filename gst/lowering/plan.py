@@ -1,4 +1,4 @@
-"""Plans, the device, priority and fusion group of every operation of a program; timelines and errors of their runs."""
+"""Plans: the device, priority and fusion group of every operation of a program; timelines and errors of their runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_MEMORY = (
 
 
 def says_no_memory(words: str) -> bool:
-    """Whether an error, of whatever library, says that memory is short.
+    """True if the message of an error, of any library, reports that memory is short.
 
     Examples:
         >>> says_no_memory("CUDA error: out of memory"), says_no_memory("CUBLAS_STATUS_ALLOC_FAILED")
@@ -38,10 +38,10 @@ def says_no_memory(words: str) -> bool:
 
 
 class ExecutionError(RuntimeError):
-    """A run of a program or plan failed. What ran it can be used again.
+    """Failure of a run of a program or plan. The executor can be used again.
 
     Args:
-        reason: what was raised, or how the process that ran it ended.
+        reason: the error, or the way in which the process ended.
         device: name of the device on which an operation failed; empty if the run failed as a whole.
         node: that operation, or -1 if the device failed before its first.
 
@@ -98,11 +98,11 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """The same for equal plans, whatever made them: 16 hexadecimal digits."""
+        """16 hexadecimal digits that are equal for equal plans."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict:
-        """For JSON; `from_dict` reads it."""
+        """Return a record for JSON; `from_dict` reads it."""
         as_list = lambda values: None if values is None else values.tolist()  # noqa: E731
         return {
             "schema": SCHEMA,
@@ -114,7 +114,7 @@ class Plan:
 
     @staticmethod
     def from_dict(record: Any) -> Plan:
-        """What `to_dict` gave.
+        """Read a record of `to_dict`.
 
         Raises:
             ValueError: it is something else, or of another version.
@@ -132,13 +132,13 @@ class Plan:
         return Plan(tuple(devices), _numbers(record, "placement"), optional("priority"), optional("fusion"))
 
     def save(self, path: Path) -> None:
-        """Write `path` at once or not at all."""
+        """Write `path` completely or not at all."""
         with atomic_write(path) as file:
             json.dump(self.to_dict(), file)
 
     @staticmethod
     def load(path: Path) -> Plan:
-        """What `save` wrote.
+        """Read a file of `save`.
 
         Raises:
             ValueError: it is missing or no plan; the message names the file.
@@ -151,15 +151,14 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When each operation of a plan ran, or is simulated to run, and on which device.
+    """Begin and end of each operation in a run of a plan, executed or simulated, and its device.
 
     Args:
         device: position of the device of each node among those of the executor or the simulator.
-        begin_us: when each operation began, since the start of the run; 0 for inputs and constants.
-        end_us: when it ended.
-        live_bytes: bytes of intermediate values, outputs included, when it had ended; empty if they were not counted.
+        begin_us, end_us: of each operation, since the start of the run; 0 for inputs and constants.
+        live_bytes: bytes of intermediate values, outputs included, at its end; empty if they were not counted.
         own_bytes: the most that the operation itself took while it ran, its result included; empty likewise.
-        peak_bytes: the most bytes at any moment, what operations take only while they run included; None likewise.
+        peak_bytes: the most bytes at any moment, including those only taken while operations run; None likewise.
     """
 
     device: Int64[np.ndarray, " nodes"]
@@ -171,7 +170,7 @@ class Timeline:
 
     @property
     def makespan_us(self) -> float:
-        """When the last operation ends."""
+        """End of the last operation."""
         return float(self.end_us.max(initial=0.0))
 
     @property
@@ -182,10 +181,10 @@ class Timeline:
 
 @dataclass(frozen=True, eq=False)
 class RunsInTurns:
-    """Runs of several plans, which took turns.
+    """Runs of several plans, which alternated.
 
     Args:
-        runs: of each plan, in the order in which they ran; empty where nobody writes down when operations begin.
+        runs: of each plan, in order; empty if the executor keeps no timelines.
         load: share of the cores that other processes took meanwhile, 0 .. 1.
     """
 
@@ -193,8 +192,8 @@ class RunsInTurns:
     load: float
 
     def with_more(self, later: RunsInTurns) -> RunsInTurns:
-        """These and later runs of the same plans. The load is the lesser one: who takes the shortest run of each
-        operation has what it takes while the cores are least busy.
+        """Return these and later runs of the same plans. The load is the lesser one: the shortest run of each operation
+        is its time while the cores are least busy.
 
         Examples:
             >>> one = Timeline(np.zeros(1, np.int64), np.zeros(1), np.ones(1))
@@ -214,7 +213,7 @@ def _numbers(record: dict[str, Any], key: str) -> Int64[np.ndarray, " nodes"]:
 
 
 def positions_of_nodes(plan: Plan, program: Program, devices: Sequence[Device]) -> Int64[np.ndarray, " nodes"]:
-    """For each node the position of its device in `devices`.
+    """Return for each node the position of its device in `devices`.
 
     Raises:
         ValueError: the plan has another number of nodes than the program, or names a device not in `devices`.
@@ -232,8 +231,8 @@ def positions_of_nodes(plan: Plan, program: Program, devices: Sequence[Device]) 
 
 
 def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
-    """Ranks 0 .. nodes - 1 of the nodes, distinct: of ready operations the one of least rank runs first. A greater
-    priority gives a lesser rank; equal priorities keep the order of the program.
+    """Return ranks 0 .. nodes - 1 of the nodes, distinct: of ready operations the one of least rank runs first. A
+    greater priority gives a lesser rank; equal priorities keep the order of the program.
 
     Examples:
         >>> ranks(Plan(("cpu:0",), np.array([0, 0, 0]), priority=np.array([1, 7, 1]))).tolist()
@@ -246,7 +245,7 @@ def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
 
 
 def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """`Plan.priority` of an order of all nodes: the first gets the greatest number, the last 0.
+    """Return `Plan.priority` of an order of all nodes: the first gets the greatest number, the last 0.
 
     Examples:
         >>> priority_of(np.array([2, 0, 1])).tolist()
@@ -258,8 +257,8 @@ def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes
 
 
 def in_order_of(plan: Plan, run: Timeline) -> Plan:
-    """The plan whose priorities are the order in which operations began in a run of it. Lanes that take operations in
-    the order of their priorities, without looking which of them are ready, then stand still no more than that run.
+    """Return the plan whose priorities are the order in which operations began in a run of it. Lanes take operations in
+    the order of their priorities, ready or not; then they wait no more than that run.
 
     Examples:
         >>> plan = Plan(("cpu:0",), np.array([0, 0, 0]))
@@ -271,8 +270,8 @@ def in_order_of(plan: Plan, run: Timeline) -> Plan:
 
 
 def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:
-    """The plan of a program in which several nodes became one, which runs where they did, with the greatest of their
-    priorities; nothing more is fused.
+    """Return the plan of a program in which several nodes became one: it runs where they did, with the greatest of
+    their priorities, and fuses nothing more.
 
     Args:
         plan: of the old program; nodes that became one are on one device.

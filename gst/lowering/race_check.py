@@ -18,12 +18,12 @@ from gst.util.compiled import compiled
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checker knows of a program that is free of races.
+    """Memory of a program that is free of races.
 
     Args:
-        peak_bytes: for each memory the most bytes that values made by the run, and groups while they run, take there at
-            any moment of any run that the events allow; see `peaks`.
-        resident_bytes: for each memory what lies there from the beginning to the end: inputs and constants.
+        peak_bytes: for each memory the most bytes that values made by the run, and groups while they run, take at any
+            moment of any run that the events allow; see `peaks`.
+        resident_bytes: bytes of inputs and constants in each memory.
     """
 
     peak_bytes: dict[str, int]
@@ -31,7 +31,7 @@ class Checked:
 
 
 def check(program: StreamProgram) -> Checked:
-    """Prove that every run of a program computes the same, and how much memory a run can take.
+    """Prove that every run of a program computes the same, and bound the memory that a run can take.
 
     In every memory each value is written once and freed at most once; every read happens after the write and before the
     free; every result is there at the end; every event is recorded once, and no lanes wait for each other; and each
@@ -184,7 +184,7 @@ def _extreme(
     verb: str,
     last: bool,
 ) -> Int64[np.ndarray, " buffers"]:
-    """For each buffer the first or the last of its steps, in every run the same; -1 without any."""
+    """Return for each buffer the first or the last of its steps, equal in every run; -1 without any."""
     result = np.full(len(program.buffer_bytes), -1)
     order = np.argsort(clocks.when[step], kind="stable")
     if not last:
@@ -203,7 +203,7 @@ def _extreme(
 
 
 def _peak(clocks: Clocks, requests: Int64[np.ndarray, " steps"], releases: Int64[np.ndarray, " steps"]) -> int:
-    """All bytes requested minus those that can be served by earlier releases, see `peaks`."""
+    """Return all bytes requested minus those that can be served by earlier releases, see `peaks`."""
     wanting = np.flatnonzero(requests)
     wanting = wanting[np.argsort(clocks.when[wanting], kind="stable")]
     giving = np.flatnonzero(releases)  # steps of one lane are neighbours, in its order
@@ -233,7 +233,7 @@ def _transport(requests, releases, usable, start, own):
         own: lane of each request.
 
     Returns:
-        Bytes not served, and which requests and releases are reached from requests not served in full.
+        Bytes not served, and the requests and releases that are reached from requests not served in full.
     """
     num_requests, num_releases, lanes = len(requests), len(releases), usable.shape[1]
     unserved, left = requests.copy(), releases.copy()
@@ -338,7 +338,7 @@ def _transport(requests, releases, usable, start, own):
 @compiled
 @no_type_check
 def _twice(release_of, request_of, amount, following):
-    """The same arrays with room for as much again."""
+    """Return the same arrays with room for as much again."""
     return (
         np.concatenate((release_of, release_of)),
         np.concatenate((request_of, request_of)),

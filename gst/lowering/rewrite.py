@@ -38,7 +38,7 @@ class Rewritten:
 
 
 def alone(program: Program, group: Group, inputs: Sequence[Tensor]) -> Program:
-    """The operations of a group as a program of their own, with these values of its inputs."""
+    """Return the operations of a group as a program of their own, with these values of its inputs."""
     number = {node: position for position, node in enumerate([*group.inputs, *group.nodes])}
     given = [
         Operation(f"input_{position}", "input", None, (), {}, (tuple(value.shape),), (value.dtype,))
@@ -54,7 +54,7 @@ def alone(program: Program, group: Group, inputs: Sequence[Tensor]) -> Program:
 
 
 def rewritten(program: Program, compiled: Mapping[Group, CompiledGroup]) -> Rewritten:
-    """The program with each of these groups, legal together, as one node."""
+    """Return the program with each of these groups, legal together, as one node."""
     group_of = {node: group for group in compiled for node in group.nodes}
     node_of = np.zeros(program.num_nodes, np.int64)
     value_of: dict[int, int] = {}  # node of the new program that has the value of each that others read
@@ -89,7 +89,7 @@ def rewritten(program: Program, compiled: Mapping[Group, CompiledGroup]) -> Rewr
 
 
 def renumbered(template: Any, number: Mapping[int, int]) -> Any:
-    """A template of arguments with other numbers of nodes."""
+    """Return a template of arguments with other numbers of nodes."""
     if isinstance(template, Reference):
         return Reference(number[template.node])
     if isinstance(template, list | tuple):
@@ -121,7 +121,8 @@ def _item(operation: Operation, made: int, position: int) -> Operation:
 
 
 def _order(program: Program, group_of: Mapping[int, Group]) -> list[int]:
-    """Nodes outside of groups and the first node of each group, none before what it reads; else in program order."""
+    """Return nodes outside of groups and the first node of each group, none before its inputs; else in program
+    order."""
 
     def stands_for(node: int) -> int:
         return group_of[node].nodes[0] if node in group_of else node
@@ -154,7 +155,7 @@ def _graph(operations: Sequence[Operation]) -> Graph:
 
 @dataclass(frozen=True)
 class CompiledGroup:
-    """What a node calls that stands for a group of operations: a library that Inductor compiled ahead of time.
+    """Callable of a node that stands for a group of operations: a library that Inductor compiled ahead of time.
 
     Args:
         library: the shared library.
@@ -165,7 +166,7 @@ class CompiledGroup:
     num_operations: int
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        """One tensor, or a list of several."""
+        """Return one tensor, or a list of several."""
         with torch.no_grad():
             outputs = self._run(list(inputs))
         return outputs[0] if len(outputs) == 1 else outputs

@@ -1,8 +1,8 @@
-"""Stream programs: for each lane of each memory the steps it takes, as flat arrays; from lowering to text, JSON, runs.
+"""Stream programs: the steps of each lane of each memory, as flat arrays, with their text and JSON.
 
 A lane is a thread or a stream: it takes its steps one after the other, and other lanes know of them by events alone.
-Each memory (of a GPU, of a host) has lanes of its own, one for each device that computes there and one for the copies
-that leave it. A value is what one node makes; in each memory that it reaches it is written once, read, and freed.
+Each memory (of a GPU, of a host) has its own lanes, one for each device that computes there and one for the copies that
+leave it. Each node makes a value. In each memory that it reaches, a value is written once, read, and freed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gst.util.untrusted import shown
 SCHEMA = 1
 RUN, COPY, RECORD, WAIT, FREE = range(5)
 LARGEST = 2**40  # node or number of bytes in a file: products of them with numbers of memories fit into 64 bits
+PAIRS = ("residents", "results", "made", "members", "reads", "writes", "holds")  # fields that are two lists
 VERBS = ("run", "copy", "record", "wait", "free")
 Ints = Int64[np.ndarray, " _"]
 
@@ -36,13 +37,13 @@ class Rows(NamedTuple):
     items: np.ndarray
 
     def lists(self) -> list[list[int]]:
-        """The lists as Python's."""
+        """Return the lists as Python's."""
         bounds, items = self.bounds.tolist(), self.items.tolist()
         return [items[begin:end] for begin, end in pairwise(bounds)]
 
 
 def rows(keys: Ints, items: Ints, count: int) -> Rows:
-    """The items of each key 0 .. count - 1, in their order.
+    """Return the items of each key 0 .. count - 1, in their order.
 
     Examples:
         >>> rows(np.array([1, 0, 1]), np.array([7, 8, 9]), 3).lists()
@@ -55,7 +56,7 @@ def rows(keys: Ints, items: Ints, count: int) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class StreamProgram:
-    """What every lane does in one run of a program under a plan. Frozen: a changed program is a new one.
+    """Steps of every lane in one run of a program under a plan. Frozen: a changed program is a new one.
 
     Args:
         memories: names of the memories.
@@ -111,7 +112,7 @@ class StreamProgram:
         return np.repeat(np.arange(len(self.lanes)), np.diff(self.bounds))
 
     def step_words(self, step: int, name: Callable[[int], str] = str) -> str:
-        """One step in words; `name` gives the name of a node.
+        """Return one step in words; `name` gives the name of a node.
 
         Examples:
             >>> example().step_words(3, lambda node: "wxy"[node])
@@ -125,12 +126,12 @@ class StreamProgram:
         return f"{VERBS[kind]} {name(argument) if kind == FREE else f'event {argument}'}"
 
     def place_words(self, step: int) -> str:
-        """Where a step stands: 'step 3 of cpu:0 (free 7)'."""
+        """Return a step and its place: 'step 3 of cpu:0 (free 7)'."""
         lane = int(np.searchsorted(self.bounds, step, "right")) - 1
         return f"step {step - self.bounds[lane]} of {self.lanes[lane]} ({self.step_words(step)})"
 
     def text(self, name: Callable[[int], str] = str, most: int = 1_000) -> str:
-        """The program for people: each lane that has steps, one step a line, at most `most` of each lane.
+        """Return the program for people: each lane that has steps, one step a line, at most `most` of each lane.
 
         Examples:
             >>> print(example().text(lambda node: "wxy"[node]))
@@ -171,7 +172,7 @@ class StreamProgram:
                     yield f"  and {end - begin - most:,} more"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` reads it."""
+        """Return a record for JSON; `from_dict` reads it."""
         record: dict[str, Any] = {"schema": SCHEMA}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -183,7 +184,7 @@ class StreamProgram:
 
     @staticmethod
     def from_dict(record: Any) -> StreamProgram:
-        """What `to_dict` gave. `gst.lowering.race_check.check` says whether it can be run.
+        """Read a record of `to_dict`; `gst.lowering.race_check.check` proves that it can be run.
 
         Raises:
             ValueError: it is something else, of another version, or its numbers do not fit each other.
@@ -200,7 +201,7 @@ class StreamProgram:
         return program
 
     def _check(self) -> None:
-        """Every number names something that is there: whoever runs a program of a file relies on it."""
+        """Check that every number names something that is there: runs of a program from a file rely on it."""
         steps, groups, memories = self.num_steps, len(self.transient_bytes), len(self.memories)
         _within("lane_memory", self.lane_memory, memories, len(self.lanes))
         _bounds("bounds", self.bounds, len(self.lanes), steps)
@@ -209,7 +210,7 @@ class StreamProgram:
             lists = getattr(self, label)
             _bounds(label, lists.bounds, count, len(lists.items))
             _within(label, lists.items, len(self.buffer_bytes) if label == "holds" else LARGEST)
-        for label in ("residents", "results", "made"):
+        for label in PAIRS[:3]:
             _within(label, getattr(self, label)[1], memories)
             _within(label, getattr(self, label)[0], LARGEST)
         _within("argument", self.argument, LARGEST, steps)
@@ -223,7 +224,8 @@ class StreamProgram:
 
 
 def example() -> StreamProgram:
-    """Two lanes in two memories and one for copies: `x` is made of `w` on the host, copied, and `y` made of it."""
+    """Return two lanes in two memories and one for copies: `x` is made of `w` on the host, copied, and `y` made of
+    it."""
     numbers = lambda *values: np.array(values, np.int64)  # noqa: E731
     return StreamProgram(
         memories=("host", "gpu"), lanes=("cpu:0", "copies of host", "gpu:0"), lane_memory=numbers(0, 0, 1),
@@ -246,18 +248,16 @@ def _read(label: str, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise ValueError(f"{label} of a stream program are {shown(value)}, want a list of names")
         return tuple(value)
-    if label in ("members", "reads", "writes", "holds"):
-        if not isinstance(value, list) or len(value) != 2:
-            raise ValueError(f"{label} of a stream program are {shown(value)}, want two lists")
-        return Rows(_numbers(label, value[0]), _numbers(label, value[1]))
-    if label in ("residents", "results", "made"):
-        if not isinstance(value, list) or len(value) != 2:
-            raise ValueError(f"{label} of a stream program are {shown(value)}, want two lists")
-        nodes, memories = (_numbers(label, each) for each in value)
-        if len(nodes) != len(memories):
-            raise ValueError(f"{label} of a stream program are {len(nodes)} nodes in {len(memories)} memories")
-        return np.stack([nodes, memories])
-    return _numbers(label, value)
+    if label not in PAIRS:
+        return _numbers(label, value)
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"{label} of a stream program are {shown(value)}, want two lists")
+    first, second = (_numbers(label, each) for each in value)
+    if label not in PAIRS[:3]:
+        return Rows(first, second)
+    if len(first) != len(second):
+        raise ValueError(f"{label} of a stream program are {len(first)} nodes in {len(second)} memories")
+    return np.stack([first, second])
 
 
 def _numbers(label: str, value: Any) -> Ints:

@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,14 +24,13 @@ other bits say that it idles, or that somebody set its clocks."""
 
 @dataclass(frozen=True)
 class Clocks:
-    """State of the clocks of one accelerator at one moment. None stands for what its driver does not report.
+    """State of the clocks of one accelerator at one moment. None stands for values that its driver does not report.
 
     Args:
-        sm_mhz: clock of the multiprocessors, MHz.
-        most_sm_mhz: highest clock that the multiprocessors can have, MHz.
+        sm_mhz, most_sm_mhz: clock of the multiprocessors, and the highest that they can have, MHz.
         celsius: temperature.
-        slowed_by: reasons for which the accelerator runs slower than it was asked to, at this moment: the driver clears
-            them as soon as the accelerator idles.
+        slowed_by: reasons why it runs slower than requested, at this moment: the driver clears them as soon as it
+            idles.
     """
 
     sm_mhz: float | None
@@ -42,7 +39,7 @@ class Clocks:
     slowed_by: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a record for JSON."""
         return {**asdict(self), "slowed_by": list(self.slowed_by)}
 
 
@@ -51,10 +48,7 @@ ReadClocks = Callable[[Sequence[str]], Mapping[str, Clocks]]
 
 
 def slowed_by(bits: int) -> tuple[str, ...]:
-    """Reasons for which an accelerator is slow, in words.
-
-    Args:
-        bits: of `nvmlClocksEventReasons`.
+    """Return reasons why an accelerator is slow, in words, from the bits of `nvmlClocksEventReasons`.
 
     Examples:
         >>> slowed_by(0x24), slowed_by(0x1)
@@ -71,25 +65,18 @@ REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active"
 
 @dataclass
 class Source:
-    """What NVML is asked by in one process: a way that failed once is not tried again.
+    """Access to `nvidia-smi` in one process: a field that failed once is not tried again.
 
     Args:
-        package: whether `pynvml` is to be tried.
-        reason_fields: names of `REASON_FIELDS` that nvidia-smi is to be tried with; none once it failed with all.
+        reason_fields: names of `REASON_FIELDS` to try with nvidia-smi; none once it failed with all.
         stuck: a process of nvidia-smi that was killed and is not waited for: inside a driver that hangs it cannot end.
     """
 
-    package: bool = True
     reason_fields: tuple[str, ...] = REASON_FIELDS
     stuck: subprocess.Popen[bytes] | None = None
 
     def clocks(self, uuids: Sequence[str]) -> dict[str, Clocks]:
-        """Clocks of accelerators by UUID, `GPU-8d3c...`."""
-        if self.package:
-            try:
-                return _by_package(uuids)
-            except Exception:  # it is not installed, or has no driver, or is another package of this name
-                self.package = False
+        """Return clocks of accelerators by UUID, `GPU-8d3c...`."""
         for name in self.reason_fields:
             command = [f"--query-gpu={','.join((*FIELDS, name))}", "-i", ",".join(uuids)]
             answer = self._answer(command)
@@ -102,7 +89,7 @@ class Source:
         return {}
 
     def _answer(self, arguments: Sequence[str]) -> str | None:
-        """What nvidia-smi prints; None where it is not there, fails, or takes longer than `LIMIT_S`."""
+        """Return the output of nvidia-smi; None if it is not there, fails, or takes longer than `LIMIT_S`."""
         program = shutil.which("nvidia-smi")
         if program is None:
             return None
@@ -126,11 +113,7 @@ SOURCE = Source()
 
 
 def read_clocks(names: Sequence[str], source: Source = SOURCE) -> dict[str, Clocks]:
-    """Clocks of accelerators by name; those whose clocks cannot be read are left out.
-
-    Args:
-        names: as PyTorch calls them, `xpu:0`.
-        source: what NVML is asked by.
+    """Return clocks of accelerators by their names in PyTorch (`xpu:0`); those that cannot be read are left out.
 
     Examples:
         >>> read_clocks([])
@@ -142,7 +125,7 @@ def read_clocks(names: Sequence[str], source: Source = SOURCE) -> dict[str, Cloc
 
 
 def _uuid(name: str) -> str:
-    """UUID of an accelerator as NVML writes it; empty where PyTorch has none for it."""
+    """Return the UUID of an accelerator as NVML writes it; empty if PyTorch has none for it."""
     device = torch.device(name)
     if torch.accelerator.current_accelerator(check_available=True) is None:
         return ""
@@ -150,42 +133,9 @@ def _uuid(name: str) -> str:
     return f"GPU-{uuid}" if uuid else ""
 
 
-def _by_package(uuids: Sequence[str]) -> dict[str, Clocks]:
-    nvml: Any = import_module("pynvml")
-    nvml.nvmlInit()
-    try:
-        handles = {uuid: _value(partial(nvml.nvmlDeviceGetHandleByUUID, uuid)) for uuid in uuids}
-        return {uuid: _of_handle(nvml, handle) for uuid, handle in handles.items() if handle is not None}
-    finally:
-        _value(lambda: nvml.nvmlShutdown())
-
-
-def _of_handle(nvml: Any, handle: Any) -> Clocks:
-    bits = _value(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    if bits is None:
-        bits = _value(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-    return Clocks(
-        _value(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        _value(lambda: float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
-        _value(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
-        slowed_by(int(bits or 0)),
-    )
-
-
-def _value(ask: Callable[[], Any]) -> Any:
-    """What `ask` returns, or None where this accelerator, driver or release of the package has no answer."""
-    try:
-        return ask()
-    except Exception:
-        return None
-
-
 def parsed(lines: str) -> dict[str, Clocks]:
-    """Clocks by UUID from the output of nvidia-smi. Lines of another form are left out, and numbers that it does not
-    report (`[N/A]`, `[Not Supported]`) are None.
-
-    Args:
-        lines: of `FIELDS` and one of `REASON_FIELDS`, one for each accelerator.
+    """Return clocks by UUID from output of nvidia-smi: `FIELDS` and one of `REASON_FIELDS` in a line for each
+    accelerator. Other lines are left out, and numbers that it does not report (`[N/A]`, `[Not Supported]`) are None.
 
     Examples:
         >>> parsed("GPU-8d3c, 1410, [N/A], 61, 0x0000000000000004")

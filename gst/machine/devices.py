@@ -21,7 +21,7 @@ from gst.util.compiled import cache_directory
 
 
 def accelerator_names() -> dict[str, str]:
-    """Name of each accelerator here (`xpu:0`), and what its maker calls it; empty without one.
+    """Return the name of each accelerator here (`xpu:0`), and its maker's name for it; empty without one.
 
     Examples:
         >>> all(name.endswith(f":{number}") for number, name in enumerate(accelerator_names()))
@@ -37,7 +37,7 @@ def accelerator_names() -> dict[str, str]:
 
 
 def synchronise_accelerators() -> None:
-    """Wait for all work on the accelerators that this process uses; one that it does not use yet is left alone."""
+    """Wait for all work on the accelerators that this process uses already."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or not _module(accelerator).is_initialized():
         return
@@ -48,13 +48,13 @@ def synchronise_accelerators() -> None:
 
 
 def limit_memory(device: torch.device, limit: int | None) -> None:
-    """Let this process take no more than `limit` bytes of the memory of an accelerator, from now on; None = all."""
+    """Limit the memory of an accelerator that this process takes from now on, in bytes; None = no limit."""
     share = 1.0 if limit is None else min(1.0, limit / torch.accelerator.get_memory_info(device)[1])
     _module(device).set_per_process_memory_fraction(share, device)
 
 
 def _module(device: torch.device) -> Any:
-    """What PyTorch has for one kind of device, such as `torch.xpu`: some of it has no neutral name."""
+    """Return PyTorch's module of one kind of device, such as `torch.xpu`: some functions have no neutral name."""
     return torch.get_device_module(device)
 
 
@@ -69,17 +69,17 @@ BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Device:
-    """A CPU core, a set of cores or a stream of a GPU, which runs one operation at a time. CPU devices may share cores:
+    """A CPU core, a set of cores or a stream of a GPU, which runs one operation at a time. CPU devices may share cores;
     then one of them waits.
 
     Args:
-        name: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'xpu:0', 'xpu:0/stream:1': what plans call it.
-        kind: 'cpu', or that of an accelerator as PyTorch calls it.
-        cores: numbers of the CPU cores its worker may use; empty = any.
+        name: in plans: 'cpu:0', 'cpu:0-1' (both cores at once), 'cpu:0-3+8-11', 'xpu:0', 'xpu:0/stream:1'.
+        kind: 'cpu', or PyTorch's name of an accelerator.
+        cores: numbers of the CPU cores that its worker may use; empty = any.
         threads: intra-operation threads of its worker.
         memory: name of its memory; within one memory a value is handed over as it is, otherwise copied.
         description: for people.
-        memory_limit: bytes that a plan may take of its memory; None = all there is.
+        memory_limit: bytes that a plan may take of its memory; None = all.
     """
 
     name: str
@@ -92,21 +92,21 @@ class Device:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether it is no CPU core."""
+        """True if it is no CPU core."""
         return self.kind != "cpu"
 
     @property
     def torch_device(self) -> torch.device:
-        """Where its tensors live."""
+        """Device of its tensors."""
         return torch.device(self.name.partition("/")[0] if self.is_accelerator else "cpu")
 
 
 def discover(separate_memory: bool = False) -> list[Device]:
-    """One device of one thread for each CPU core this process may use, then every accelerator.
+    """Return one device of one thread for each CPU core this process may use, then every accelerator.
 
     Args:
-        separate_memory: give each CPU device its own memory, so that every value that crosses is really
-            copied, as between accelerators; otherwise they share the memory 'host'.
+        separate_memory: give each CPU device its own memory, so that every value that crosses is copied, as between
+            accelerators; otherwise they share the memory 'host'.
 
     Examples:
         >>> {device.threads for device in discover()}
@@ -122,8 +122,8 @@ def discover(separate_memory: bool = False) -> list[Device]:
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
     """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3, `cpu:0-1+8-9`
-    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `xpu:0/stream:1` is
-    one more stream of `xpu:0`, in its memory.
+    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `xpu:0/stream:1` is one
+    more stream of `xpu:0`, in its memory.
 
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.
@@ -152,7 +152,7 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
 
 
 def overlap(devices: Sequence[Device]) -> bool:
-    """Whether two devices share a core.
+    """True if two devices share a core.
 
     Examples:
         >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example") for core in range(2)]
@@ -164,8 +164,8 @@ def overlap(devices: Sequence[Device]) -> bool:
 
 
 def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
-    """The cores of each device, numbered 0, 1, ... in the order of the system's numbers, as bits of the simulator and
-    of the interpreter; a device free to use any core has a number of its own. The first is that of the thread which
+    """Return the cores of each device, numbered 0, 1, ... in the order of the system's numbers, as bits of the
+    simulator and of the interpreter; a device free to use any core has a number of its own. The thread of the first one
     runs the device."""
     number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
     own = count(len(number))
@@ -173,13 +173,14 @@ def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
 
 
 def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
-    """Sets of 2, 4, 8, ... neighbouring CPU devices of one memory, side by side, and the set of all of them, smallest
-    first: the `MOST_SETS` or fewer of most cores, as all sets of a size are left out together. `select` makes any other
-    by its name.
+    """Return sets of 2, 4, 8, ... neighbouring CPU devices of one memory, and the set of all of them, smallest first:
+    the `MOST_SETS` or fewer of most cores, as all sets of a size are left out together. `select` makes any other set by
+    its name.
 
     Args:
+        devices: among them CPU devices of one core each.
         domains: cores that share a cache, a NUMA node or more (`shared_domains`): each is a set, and no other set
-            reaches over the border of one.
+            crosses the border of one.
     """
     cpus = {device.cores[0]: device for device in devices if SINGLE.fullmatch(device.name) and device.cores}
     if len(cpus) < 2 or len({device.memory for device in cpus.values()}) > 1:
@@ -192,7 +193,7 @@ def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
+    """Return the bytes of '512MiB', '2GiB', '1.5GB' (powers of ten), '4096'.
 
     Raises:
         ValueError: the text is no size, or its size is 0.
@@ -226,7 +227,7 @@ def _core_set(name: str, found: Mapping[str, Device]) -> Device:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Numbers of the cores this process may run on."""
+    """Return the numbers of the cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -234,8 +235,8 @@ def usable_cores() -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """The processor's name as far as the system tells, its family and model, and the widest instructions that torch
-    uses: virtual machines call many by one name, though times differ and code compiled for one can fail on another."""
+    """Return the processor's name, its family and model, and the widest instructions that torch uses: virtual machines
+    call many by one name, though times differ and code compiled for one can fail on another."""
     path, said = Path("/proc/cpuinfo"), dict[str, str]()
     if path.exists():
         first, _, _ = path.read_text().partition("\n\n")
@@ -246,14 +247,15 @@ def cpu_model() -> str:
 
 
 def supports(devices: Sequence[Device]) -> bool:
-    """Are these CPU devices that hand values over within one memory?"""
+    """True for CPU devices that hand values over within one memory: those of the compiled interpreter."""
     numbers = {number for mine in core_numbers(devices) for number in mine}
     in_one_memory = len({device.memory for device in devices}) == 1
     return in_one_memory and all(device.kind == "cpu" for device in devices) and len(numbers) <= MOST_CORES
 
 
 def least_memory_limit(devices: Sequence[Device]) -> int | None:
-    """The least memory limit of devices, in bytes, which holds for a run that uses all of them; None without any.
+    """Return the least memory limit of devices, in bytes, which holds for a run that uses all of them; None without
+    any.
 
     Examples:
         >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example", 2**30 >> core) for core in range(2)]
@@ -264,7 +266,7 @@ def least_memory_limit(devices: Sequence[Device]) -> int | None:
 
 
 def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
-    """Devices of this machine by name, or all of them, its cores in sets that follow caches and NUMA nodes
+    """Return devices of this machine by name, or all of them with sets of cores that follow caches and NUMA nodes
     (`with_core_sets`); with a limit of their memory."""
     found = discover()
     chosen = with_core_sets(found, shared_domains()) if names is None else select(names, found)
@@ -272,8 +274,8 @@ def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None)
 
 
 def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
-    """Devices, as many as are simulated, and sets of their cores (`core_sets`); beside accelerators all cores as one
-    device, so that plans run by graphs (`gst.execution.graph_executor`)."""
+    """Return devices and sets of their cores (`core_sets`), as many as can be simulated. With accelerators all cores
+    are one device, so that plans run by graphs (`gst.execution.graph_executor`)."""
     cores = [device for device in devices if device.kind == "cpu"]
     others = [device for device in devices if device.kind != "cpu"]
     cores = cores[: MOST_CORES - len(others)]
@@ -286,18 +288,18 @@ def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) ->
 
 
 def this_machine() -> dict[str, Any]:
-    """`machine_record` without the number of threads, which is the caller's affair."""
+    """Return `machine_record` without the number of threads, which callers choose."""
     return {key: value for key, value in machine_record().items() if key != "threads"}
 
 
 def machine_file(what: str, directory: Path | None = None) -> Path:
-    """The JSON file of this machine in `directory`; in `what` below `cache_directory()` if None."""
+    """Return the JSON file of this machine in `directory`; in `what` below `cache_directory()` if None."""
     digest = hashlib.sha256(json.dumps(this_machine(), sort_keys=True).encode()).hexdigest()[:16]
     return (directory or cache_directory() / what) / f"{digest}.json"
 
 
 def machine_record() -> dict[str, Any]:
-    """What a reader of a time must know of the machine; no names of hosts or people.
+    """Return the properties of the machine that times depend on; no names of hosts or people.
 
     Examples:
         >>> {"cpu", "cores", "torch", "threads"} <= set(machine_record())

@@ -22,11 +22,11 @@ ReadBusy = Callable[[], tuple[float, float]]
 
 
 def read_busy() -> tuple[float, float]:
-    """Seconds this process's cores have been busy since boot, and seconds of this process, its children and theirs.
+    """Return the seconds this process's cores have been busy since boot, and those of this process and its descendants.
 
-    From /proc/stat rather than /proc/pressure/cpu: pressure is missing in many containers, remembers our own
-    load, and does not see a neighbour who keeps one core busy while we sleep. Time stolen by a hypervisor is
-    busy. Without /proc (macOS) nothing is seen: no other process is ever found.
+    From /proc/stat rather than /proc/pressure/cpu: pressure is missing in many containers, remembers our own load, and
+    misses a neighbour who keeps one core busy while we sleep. Time stolen by a hypervisor counts as busy. Without /proc
+    (macOS) no other process is ever seen.
     """
     wanted = {f"cpu{core}" for core in usable_cores()}
     path = Path("/proc/stat")
@@ -43,7 +43,7 @@ def read_busy() -> tuple[float, float]:
 
 
 def _ticks_of_descendants() -> int:
-    """Ticks that living children and theirs took, with those of children that they waited for."""
+    """Return the ticks of living children and theirs, with those of children that they waited for."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -63,7 +63,7 @@ def _ticks_of_descendants() -> int:
 
 
 class LoadMeter:
-    """Share of the cores that other processes took since `start` (0 = none, 1 = all)."""
+    """Meter of the share of the cores that other processes took since `start` (0 = none, 1 = all)."""
 
     def __init__(self, read: ReadBusy = read_busy, clock: Callable[[], float] = time.perf_counter) -> None:
         self._read, self._clock, self._cores = read, clock, len(usable_cores())
@@ -74,7 +74,7 @@ class LoadMeter:
         self._since, (self._busy, self._own) = self._clock(), self._read()
 
     def share(self) -> float:
-        """The share since `start`; the kernel counts in ticks (10 ms), so short intervals are coarse."""
+        """Return the share since `start`; the kernel counts in ticks (10 ms), so short intervals are coarse."""
         elapsed, (busy, own) = self._clock() - self._since, self._read()
         others = (busy - self._busy) - (own - self._own)
         return min(1.0, max(0.0, others / max(elapsed * self._cores, 1e-9)))
@@ -92,12 +92,12 @@ class LoadGate:
 
     Args:
         threshold: share of the cores that others may take.
-        patience_s: after waiting so long in all, go on and say that it was loaded.
+        patience_s: seconds of waiting in all, after which it reports that the cores are loaded.
         interval_s: length of one look; this process sleeps meanwhile.
-        read: where busy times come from.
-        sleep: how to wait.
+        read: source of busy times.
+        sleep: waits.
         clock: seconds, increasing.
-        progress: told after each look at busy cores what it waits for, and how many seconds more at most.
+        progress: called after each look at busy cores with a description, and the seconds that are left.
     """
 
     threshold: float = BUSY
@@ -112,7 +112,7 @@ class LoadGate:
         """Look until it is quiet, at most `patience_s` (the gate's own if None), at least once.
 
         Returns:
-            Seconds spent, and whether it was quiet at the end.
+            Seconds spent, and True if it was quiet at the end.
         """
         start, patience = self.clock(), self.patience_s if patience_s is None else patience_s
         meter = LoadMeter(self.read, self.clock)
@@ -128,7 +128,7 @@ class LoadGate:
 
 
 class Loaded(Protocol):
-    """What was measured; `load` is the share of the cores that other processes took meanwhile, None = unknown."""
+    """Result of a measurement; `load` is the share of the cores that other processes took meanwhile, None = unknown."""
 
     @property
     def load(self) -> float | None: ...
@@ -142,11 +142,12 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int
 
     Args:
         measure: called at least once, at most `most` times.
-        gate: says how much others may take; its patience is for all that follows the first result, waits and
-            measurements, if these take as long as the one before.
+        gate: its patience is for all waits and measurements after the first result, if these take as long as the one
+            before.
+        most: results.
 
     Returns:
-        The results in order. The last one may still be of busy cores: patience has ended, or it was the last attempt.
+        The results in order. The last one may still be of busy cores.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -171,7 +172,7 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int
 
 
 def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Names of the accelerators that devices are streams of, each once.
+    """Return the names of the accelerators that devices are streams of, each once.
 
     Examples:
         >>> lanes = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "example") for lane in range(2)]
@@ -183,10 +184,10 @@ def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:
 
 @contextmanager
 def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
-    """Lock the cores and GPUs of devices against other processes of this user, after those that hold them now.
+    """Lock the cores and GPUs of devices against other processes of this user, after the current holders.
 
-    Every process takes the locks in one order, so that none waits in a circle; they are free again at the end, also
-    of a process that is killed. Threads of one process exclude each other too.
+    Every process takes the locks in one order, so that none waits in a circle; they are free again at the end, also of
+    a process that is killed. Threads of one process exclude each other too.
     """
     directory = cache_directory() / "locks"
     directory.mkdir(parents=True, exist_ok=True)
@@ -197,7 +198,7 @@ def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
 
 
 def physical(devices: Sequence[Device]) -> list[str]:
-    """Names of the cores and GPUs that devices use, in order; a device free to use any core uses all."""
+    """Return the names of the cores and GPUs that devices use, in order; a device free to use any core uses all."""
     names = set()
     for device in devices:
         if device.is_accelerator:

@@ -13,7 +13,6 @@ from gst.util.untrusted import plain, read_object
 from gst.util.writing import atomic_write
 
 SCHEMA = 3
-OF_CORES = 2  # an earlier one, which holds the same of cores; links to accelerators were measured otherwise
 
 
 @dataclass(frozen=True)
@@ -21,12 +20,10 @@ class CopyRates:
     """Copies from one memory to another take `latency_us` and their bytes over `gb_per_s`, fitted to several sizes.
 
     Args:
-        latency_us: of a copy from or to pageable memory of a host, or between accelerators.
-        gb_per_s: of it, alone.
-        both_gb_per_s: of it, while one thread copies as much the other way. From and to pageable memory that is hardly
-            at the same time: the thread waits until an accelerator has written there.
-        pinned_latency_us: from or to pinned memory of a host; None between devices of one kind.
-        pinned_gb_per_s: likewise, alone.
+        latency_us, gb_per_s: of a copy from or to pageable memory of a host, or between accelerators, alone.
+        both_gb_per_s: while one thread copies as much the other way. With pageable memory that is hardly at the same
+            time: the thread waits until an accelerator has written there.
+        pinned_latency_us, pinned_gb_per_s: from or to pinned memory of a host; None between devices of one kind.
         pinned_both_gb_per_s: likewise, while as much is copied the other way.
     """
 
@@ -40,11 +37,11 @@ class CopyRates:
 
 @dataclass(frozen=True)
 class Link:
-    """From one device to another, or from an operation to the next on the same device.
+    """Link from one device to another, or from an operation to the next on the same device.
 
     Args:
         source: name of the device that has a value.
-        destination: name of the one that wants it.
+        destination: name of the one that reads it.
         hand_over_us: from the end of an operation to the start of the next, which reads its value, within a memory;
             None between memories, or without a C++ compiler.
         copies: if the two had memories of their own; None within a GPU.
@@ -58,14 +55,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured of a machine.
+    """Measured rates of a machine.
 
     Args:
-        machine: processor, cores, version of torch and GPUs; rates are those of no other.
+        machine: processor, cores, version of torch and GPUs; rates are valid for no other.
         operations: one for each number of threads that was measured, and for each GPU.
         links: for each pair of devices.
         load: share of the cores that others took meanwhile, 0 .. 1.
-        time: when, UTC, ISO 8601.
+        time: UTC, ISO 8601.
     """
 
     machine: Mapping[str, Any]
@@ -75,7 +72,7 @@ class Rates:
     time: str
 
     def of(self, device: Device) -> OperationRates | None:
-        """Of a device like this one, if one was measured."""
+        """Return the rates of a device like this one, if one was measured."""
         for each in self.operations:
             if each.device == device.name or (each.kind == device.kind == "cpu" and each.threads == device.threads):
                 return each
@@ -83,12 +80,12 @@ class Rates:
 
 
 def rates_path(directory: Path | None = None) -> Path:
-    """Where rates of this machine lie: `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) if no directory is given."""
+    """Return the file of this machine's rates: in `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) by default."""
     return machine_file("rates", directory)
 
 
 def save_rates(rates: Rates, directory: Path | None = None) -> Path:
-    """Write them at once or not at all."""
+    """Write rates completely or not at all; return the file."""
     path, record = rates_path(directory), asdict(rates)
     with atomic_write(path) as file:
         json.dump({"schema": SCHEMA, **record}, file, indent=1)
@@ -96,7 +93,7 @@ def save_rates(rates: Rates, directory: Path | None = None) -> Path:
 
 
 def saved_rates(directory: Path | None = None) -> Rates | None:
-    """What was measured before on this machine with this version of torch; None if nothing was.
+    """Read earlier rates of this machine with this version of torch; None if there are none.
 
     Raises:
         ValueError: the file is damaged; the message names it.
@@ -106,13 +103,10 @@ def saved_rates(directory: Path | None = None) -> Rates | None:
         return None
     try:
         record = read_object(path)
-        schema = record.pop("schema")
-        if schema not in (OF_CORES, SCHEMA) or record["machine"] != this_machine():
+        if record.pop("schema") != SCHEMA or record["machine"] != this_machine():
             return None
         operations = tuple(OperationRates(**each) for each in record.pop("operations"))
         links = tuple(map(_link, record.pop("links")))
-        if schema == OF_CORES and any(each.copies and each.copies.pinned_gb_per_s is not None for each in links):
-            return None
         return Rates(operations=operations, links=links, **record)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged rates of devices ({plain(error)}); run gst devices --measure") from error
@@ -125,19 +119,17 @@ def _link(record: dict[str, Any]) -> Link:
 
 @dataclass(frozen=True)
 class OperationRates:
-    """Of one device, and so of every device of its kind with as many threads; fp32.
+    """Rates of one device, and so of every device of its kind with as many threads; fp32.
 
     Args:
-        device: that was measured.
-        kind: see `Device`.
-        threads: of it.
-        matrix_gflops: of matrix products.
-        convolution_gflops: of convolutions.
+        device: name of the measured one.
+        kind, threads: see `Device`.
+        matrix_gflops, convolution_gflops: of matrix products and convolutions.
         elementwise_gb_per_s: read and written by element-wise operations.
         reduction_gb_per_s: read by sums.
-        small_us: of an operation on eight elements; on a CPU the call is all there is to it.
-        launch_us: that an operation takes longer on an accelerator if the host launches it alone instead of in a graph;
-            None on CPUs, and where nothing was recorded.
+        small_us: of an operation on eight elements; on a CPU this is the call.
+        launch_us: additional time of an operation on an accelerator if the host launches it alone instead of in a
+            graph; None on CPUs, and where nothing was recorded.
     """
 
     device: str

@@ -1,4 +1,5 @@
-"""Topology of the CPU: which cores share a physical core, a cache, a die, a socket or a NUMA node, as Linux tells."""
+"""Topology of the CPU: cores that share a physical core, a cache, a die, a socket or a NUMA node, as reported by
+Linux."""
 
 from __future__ import annotations
 
@@ -16,19 +17,15 @@ Domain = frozenset[int]
 
 
 def shared_domains(root: Path = SYSFS) -> list[Domain]:
-    """Sets of two cores or more that share something, each once, the smallest first; none where the system does not
-    tell.
-
-    Args:
-        root: directory that holds `cpu` and `node`.
-    """
+    """Return sets of two cores or more that share something, each once, the smallest first; none without `cpu` and
+    `node` in the directory `root`."""
     texts = {path.read_text().strip() for pattern in SHARED for path in root.glob(pattern)}
     domains = {frozenset(cores_of(text)) for text in texts}
     return sorted((each for each in domains if len(each) > 1), key=lambda each: (len(each), min(each)))
 
 
 def cores_of(text: str) -> list[int]:
-    """The cores of a list as Linux writes it.
+    """Return the cores of a list as Linux writes it.
 
     Examples:
         >>> cores_of("0-2,64-65")
@@ -39,12 +36,12 @@ def cores_of(text: str) -> list[int]:
 
 
 def core_groups(cores: Sequence[int], domains: Iterable[Domain]) -> list[tuple[int, ...]]:
-    """Groups of cores that may work as one, smallest first: each domain, 2, 4, 8, ... neighbours within the smallest
-    domain around them, side by side, and all cores. Neighbours are the cores or smaller domains of a domain, in order.
+    """Return groups of cores that may work as one, smallest first: each domain, 2, 4, 8, ... neighbours within the
+    smallest domain around them, and all cores. Neighbours are the cores or smaller domains of a domain, in order.
 
     Args:
         cores: numbers of the cores that may be used.
-        domains: what they share; of two that overlap without one inside the other the larger is left out.
+        domains: cores that share something; of two that overlap without one inside the other the larger is left out.
 
     Examples:
         >>> core_groups(range(4), [])
@@ -62,7 +59,7 @@ def core_groups(cores: Sequence[int], domains: Iterable[Domain]) -> list[tuple[i
 
 
 def _within(domain: Domain, inside: Sequence[Domain]) -> Iterator[Domain]:
-    """A domain, and groups of 2, 4, 8, ... of its parts."""
+    """Yield a domain, and groups of 2, 4, 8, ... of its parts."""
     parts: list[Domain] = []
     for smaller in reversed(inside):  # the largest first
         if smaller < domain and not any(smaller <= part for part in parts):
@@ -78,7 +75,7 @@ def _within(domain: Domain, inside: Sequence[Domain]) -> Iterator[Domain]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Increasing numbers as ranges with `+` between them; `numbers_of` reads them.
+    """Return increasing numbers as ranges with `+` between them; `numbers_of` reads them.
 
     Examples:
         >>> ranges([0, 1, 2, 8, 10, 11])
@@ -90,7 +87,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def numbers_of(text: str) -> list[int]:
-    """The numbers that `ranges` wrote, in the order of the text.
+    """Return the numbers of `ranges`, in the order of the text.
 
     Examples:
         >>> numbers_of("0-2+8")

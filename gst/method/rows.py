@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -22,6 +22,7 @@ Known = Bool[Tensor, "segments configs"]
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
+@runtime_checkable
 class Push(Protocol):
     """A write that waits for the end of its step."""
 
@@ -29,6 +30,7 @@ class Push(Protocol):
         """Write the rows only if `condition` holds."""
 
 
+@runtime_checkable
 class StepRows(Protocol):
     """Rows of the table for the segments of one step, in this process."""
 

@@ -1,4 +1,7 @@
-"""Encoders and heads of the project; any other GNN fits beside them."""
+"""Encoders and heads of the project; any other GNN works too.
+
+A `SegmentBatch` goes in; embeddings of its segments come out, each state computed once. Read `encoders.py` first.
+"""
 
 from gst.nn.encoders import GAT, GCN, GIN, SAGE
 from gst.nn.fusion import FusedSAGE

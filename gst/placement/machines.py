@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from gst.cost.step_time.estimate import operation_times_us
-from gst.cost.step_time.machines import machine_of
 from gst.execution.costs import Costs, profiled_costs
 from gst.machine.devices import Device
 from gst.placement.task import Task
@@ -99,7 +97,7 @@ class Machine:
         read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
         computed = np.array([each.kind == "operation" for each in program.operations])
         view = np.array([each.is_view for each in program.operations])
-        models = {name: operation_times_us(program, name) for name in {chip.model for chip in self.chips} if name}
+        models = {name: _estimated_us(program, name) for name in {chip.model for chip in self.chips} if name}
         rows = [
             (models[chip.model] if chip.model else chip.times_us(arithmetic, read + size, view)) * computed
             for chip in self.chips
@@ -153,7 +151,15 @@ def machine(name: str) -> Machine:
     return Machine((CORE,) * count, *CORE_LINK, name) if found[1] == "cores" else Machine((GPU,) * count, *BUS, name)
 
 
+def _estimated_us(program: Program, name: str) -> Float64[np.ndarray, " nodes"]:
+    from gst.cost.step_time.estimate import operation_times_us
+
+    return operation_times_us(program, name)
+
+
 def _estimated(name: str, known: str, count: int) -> Machine:
+    from gst.cost.step_time.machines import machine_of
+
     try:
         rates = machine_of(known)
     except ValueError as error:

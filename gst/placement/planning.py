@@ -107,10 +107,7 @@ def plan_by(settings: Settings, task: Task, objective: Objective, log: Path, pro
 
 
 def place_simulated(
-    task: Task,
-    out: Path,
-    settings: Settings = DEFAULT_SETTINGS,
-    progress: Progress = no_progress,
+    task: Task, out: Path, settings: Settings = DEFAULT_SETTINGS, progress: Progress = no_progress
 ) -> PlacementResult:
     """Return the fastest plan of all baselines and methods by the simulator, without measurements.
 

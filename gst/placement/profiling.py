@@ -143,9 +143,9 @@ def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Ca
     path = out / COSTS
     if not path.exists():
         task = make()
-        record = {"program": program.key, "devices": list(task.names), "contention": task.contention.to_dict()}
+        names = {"program": program.key, "devices": list(task.names), "contention": task.contention.to_dict()}
         with atomic_write(path) as file:
-            file.write(json.dumps(record | costs_record(task.costs), allow_nan=False))
+            file.write(json.dumps(names | costs_record(task.costs), allow_nan=False))
     record = read_object(path)
     check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
     try:

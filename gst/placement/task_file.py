@@ -56,7 +56,10 @@ class CostGraph:
         """Return the task on the devices of the file."""
         if machine is not None:
             raise ValueError(f"{self.path} has devices of its own; leave --machine away")
-        devices = [self._device(each) for each in self._entry("devices", [])]
+        entries = self._entry("devices")
+        devices = [self._device(each) for each in entries] if isinstance(entries, list) else []
+        if not devices or len({device.name for device in devices}) < len(devices):
+            raise ValueError(f"{self.path}: devices is {shown(entries)}, want a list with a name for each")
         times = self._numbers("times_us", (len(devices), -1))
         count = times.shape[1]
         edges = self._numbers("edges", (-1, 2)).astype(np.int64).T
@@ -64,9 +67,11 @@ class CostGraph:
             self._numbers(key, (count,), default).astype(np.int64)
             for key, default in (("output_bytes", None), ("resident_bytes", [0] * count), ("colocation", range(count)))
         )
-        if not count or not devices or (edges[0] >= edges[1]).any() or (edges[1] >= count).any():
-            raise ValueError(f"{self.path}: want devices, operations, and edges to greater numbers below {count}")
+        if not count or (edges[0] >= edges[1]).any() or (edges[1] >= count).any():
+            raise ValueError(f"{self.path}: want operations, and edges to greater numbers below {count}")
         latency_us, bytes_per_us = (float(self._numbers(key, ())) for key in ("latency_us", "bytes_per_us"))
+        if not bytes_per_us:
+            raise ValueError(f"{self.path}: bytes_per_us is 0, want more")
         apart = np.array([[one.memory != other.memory for other in devices] for one in devices])
         made = np.flatnonzero(output_bytes)
         costs = Costs(

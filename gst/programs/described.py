@@ -35,11 +35,11 @@ THREADS_OF_AUTOGRAD = "Unable to handle autograd's threading in combination with
 
 
 def run_described(function: Callable[[], None]) -> None:
-    """Call `function` in a fork of this process in which `cuda:0` is where new tensors lie; it leaves files behind.
-    With a GPU it is called in this process.
+    """Call `function` in a fork of this process in which `cuda:0` is where new tensors lie; its results are files. With
+    a GPU it is called in this process.
 
     Args:
-        function: does nothing but trace with fake tensors.
+        function: traces with fake tensors, and nothing else.
 
     Raises:
         ValueError: it raised, with the same message; or there is no fork or no C++ compiler here; or gradients of this
@@ -78,7 +78,7 @@ def run_described(function: Callable[[], None]) -> None:
 
 
 def is_foreign(operator: str) -> bool:
-    """Does only a CPU run this operator?
+    """True if only a CPU runs this operator.
 
     Examples:
         >>> is_foreign("aten::_scaled_dot_product_flash_attention_for_cpu"), is_foreign("aten::mm")
@@ -89,7 +89,8 @@ def is_foreign(operator: str) -> bool:
 
 @contextmanager
 def _tracing_for_cuda() -> Iterator[None]:
-    """New tensors lie on `DEVICE`, attention runs on devices of all kinds, and gradients need no thread of it."""
+    """Put new tensors on `DEVICE`, use attention that devices of all kinds run, and compute gradients without
+    threads."""
     limit, capability = proxy_tensor.CONSTANT_NUMEL_LIMIT, torch.cuda.get_device_capability
     cudnn, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False  # else operators that it alone has
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY

@@ -1,4 +1,4 @@
-"""What is computed from a list of operations: features and FLOPs of each node, opcodes, colocation groups."""
+"""Features and FLOPs of each node of a list of operations, opcodes, kinds and colocation groups."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NUMBER = {name: 2 + position for position, name in enumerate(KNOWN_OPERATIONS)}
 
 
 def opcode(operation: Operation) -> int:
-    """Kind of an operation, 0 .. NUM_OPCODES - 1, the same in every process; overloads count as one kind."""
+    """Return the kind of an operation, 0 .. NUM_OPCODES - 1, the same in every process; overloads count as one kind."""
     if operation.kind != "operation":
         return 0 if operation.kind == "input" else 1
     packet = getattr(operation.target, "overloadpacket", operation.target)
@@ -66,7 +66,8 @@ def opcode(operation: Operation) -> int:
 def node_features(
     operations: Sequence[Operation], edges: Int64[np.ndarray, "2 edges"]
 ) -> Float32[np.ndarray, "nodes features"]:
-    """Columns as in `FEATURE_NAMES`. Logarithms are natural, of 1 + the number; depth and height are 0 .. 1.
+    """Return features with columns as in `FEATURE_NAMES`. Logarithms are natural, of 1 + the number; depth and height
+    are 0 .. 1.
 
     Args:
         operations: nodes in topological order.
@@ -103,11 +104,11 @@ ATTENTION: dict[Any, Callable[..., int]] = {
 
 
 def flops(operations: Sequence[Operation]) -> Float64[np.ndarray, " nodes"]:
-    """Floating point operations of each node.
+    """Return the floating point operations of each node.
 
-    Exact for what PyTorch's flop counter knows (products of matrices, convolutions, attention, and their
-    derivatives; a multiplication and an addition are two); 0 for inputs, constants and views; otherwise one
-    per element of the largest of inputs and output.
+    Exact for operators that PyTorch's flop counter knows (products of matrices, convolutions, attention, and their
+    derivatives; a multiplication and an addition are two); 0 for inputs, constants and views; otherwise one per element
+    of the largest of inputs and output.
     """
     return np.array([_flops(operation, operations) for operation in operations], np.float64)
 
@@ -126,14 +127,14 @@ def _flops(operation: Operation, operations: Sequence[Operation]) -> float:
 
 
 def _convolution_backward_flops(operation: Operation, operations: Sequence[Operation]) -> float:
-    """As many as the convolution for each wanted derivative (PyTorch 2.13 counts only if all are)."""
+    """Return as many FLOPs as the convolution's for each wanted derivative (PyTorch 2.13 counts only if all are)."""
     gradient, inputs, weight = (operations[each.node].shapes[0] for each in operation.args[:3])
     transposed, wanted = operation.args[7], operation.args[10]
     return float(sum(wanted[:2]) * conv_flop_count(list(inputs), list(weight), list(gradient), transposed))
 
 
 def _shapes_of(template: Any, operations: Sequence[Operation]) -> Any:
-    """The template with each reference replaced by the shape of what it stands for."""
+    """Return the template with each reference replaced by the shape of its value."""
     if isinstance(template, Reference):
         return operations[template.node].shapes[0]
     if isinstance(template, list | tuple):
@@ -148,7 +149,7 @@ def _elements(operation: Operation) -> int:
 def _longest_paths(
     nodes: int, edges: Int64[np.ndarray, "2 edges"]
 ) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
-    """Edges on the longest path from a source, and to a sink, as a share of the longest in the program."""
+    """Return edges on the longest path from a source, and to a sink, as a share of the longest in the program."""
     depth, height = np.zeros(nodes), np.zeros(nodes)
     for producer, consumer in edges[:, np.argsort(edges[1], kind="stable")].T:
         depth[consumer] = max(depth[consumer], depth[producer] + 1)
@@ -189,12 +190,11 @@ def kind_of(operation: Operation) -> str:
 def colocate(
     operations: Sequence[Operation], updates: Mapping[int, int], ties: Sequence[tuple[int, int]] = ()
 ) -> Int64[np.ndarray, " nodes"]:
-    """Number the groups 0, 1, ... in the order of their first nodes.
+    """Number the colocation groups 0, 1, ... in the order of their first nodes.
 
-    Views and `getitem` follow their producer. The update of a parameter follows the parameter, with the
-    element-wise operations that only feed it. A tiny element-wise operation follows the last of the
-    operations it reads. An input, a constant or an operation without inputs follows its consumers if these
-    are in one group.
+    Views and `getitem` follow their producer. The update of a parameter follows the parameter, with the element-wise
+    operations that only feed it. A tiny element-wise operation follows the last of the operations it reads. An input, a
+    constant or an operation without inputs follows its consumers if these are in one group.
 
     Args:
         operations: nodes in topological order.
@@ -251,7 +251,7 @@ def _feeding_updates(
 
 
 def is_elementwise(operation: Operation) -> bool:
-    """One output element for each input element, as PyTorch tags it, or its derivative."""
+    """True for one output element per input element, as PyTorch tags it, and for derivatives of such operations."""
     tags = getattr(operation.target, "tags", ())
     return torch.Tag.pointwise in tags
 

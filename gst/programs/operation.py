@@ -21,7 +21,7 @@ KINDS = ("cpu", ACCELERATOR)
 
 
 def kind_for(kinds: Iterable[str]) -> str:
-    """The kind to capture a step for, so that devices of all these kinds can run the program.
+    """Return the kind to capture a step for, so that devices of all these kinds can run the program.
 
     Examples:
         >>> kind_for(["cpu", "cpu"]), kind_for(["cpu", "cuda"])
@@ -36,7 +36,7 @@ TORCH_VALUES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": t
 
 @dataclass(frozen=True)
 class Reference:
-    """Stands in a template of arguments for the value of node `node`."""
+    """Placeholder of the value of node `node` in a template of arguments."""
 
     node: int
 
@@ -48,13 +48,11 @@ class Operation:
     Args:
         name: unique within the program, for messages.
         kind: 'input' (a tensor given to the step), 'constant' (a tensor captured with it) or 'operation'.
-        target: what is called; None for inputs and constants.
-        args: positional arguments, with `Reference` where another node's value belongs (also inside lists).
-        kwargs: keyword arguments, likewise.
-        shapes: of each tensor it makes (several for an operation with several results).
-        dtypes: of each tensor it makes.
+        target: the operator; None for inputs and constants.
+        args, kwargs: arguments, with `Reference` for another node's value (also inside lists).
+        shapes, dtypes: of each tensor it makes (several for an operation with several results).
         constant: the tensor, of a constant only.
-        is_view: its value shares memory with its first argument or is an item of it; nothing is computed.
+        is_view: True if its value shares memory with its first argument or is an item of it; nothing is computed.
     """
 
     name: str
@@ -69,7 +67,7 @@ class Operation:
 
     @property
     def producers(self) -> tuple[int, ...]:
-        """The nodes it reads, each once, in the order of its arguments."""
+        """Nodes it reads, each once, in the order of its arguments."""
         return tuple(dict.fromkeys(references(self.args, tuple(self.kwargs.values()))))
 
     @property
@@ -80,7 +78,7 @@ class Operation:
 
 
 def references(*templates: Any) -> Iterator[int]:
-    """Nodes named in templates of arguments, in order, with repeats."""
+    """Yield the nodes named in templates of arguments, in order, with repeats."""
     for template in templates:
         if isinstance(template, Reference):
             yield template.node
@@ -89,7 +87,7 @@ def references(*templates: Any) -> Iterator[int]:
 
 
 def form_of_target(target: Callable[..., Any] | None) -> str:
-    """The qualified name of an operator: 'aten::add.Tensor', 'getitem'.
+    """Return the qualified name of an operator: 'aten::add.Tensor', 'getitem'.
 
     Raises:
         ValueError: it is no registered operator.
@@ -103,7 +101,7 @@ def form_of_target(target: Callable[..., Any] | None) -> str:
 
 
 def target_of_form(form: str) -> Callable[..., Any]:
-    """The operator of that name.
+    """Return the operator of that name.
 
     Raises:
         ValueError: it is not registered.
@@ -122,7 +120,7 @@ def target_of_form(form: str) -> Callable[..., Any]:
 
 
 def form_of(value: Any) -> Any:
-    """A template of arguments as JSON: what JSON does not know is a dictionary with its kind as the only key.
+    """Return a template of arguments as JSON: a value that JSON lacks is a dictionary with its kind as the only key.
 
     Raises:
         ValueError: there is no form for a value.
@@ -148,7 +146,7 @@ def form_of(value: Any) -> Any:
 
 
 def value_of(form: Any) -> Any:
-    """What `form_of` made this of.
+    """Return the template of a form of `form_of`.
 
     Raises:
         ValueError: it is no such form.

@@ -77,13 +77,13 @@ class Program:
 
     @cached_property
     def output_bytes(self) -> Int64[np.ndarray, " nodes"]:
-        """Bytes each node hands to another memory: a view counts what it shows."""
+        """Bytes that each node hands to another memory: a view counts the elements it shows."""
         return np.array([operation.output_bytes for operation in self.operations], np.int64)
 
     @cached_property
     def key(self) -> str:
-        """16 hexadecimal digits, the same wherever operations, arguments, shapes, dtypes, constants and outputs are
-        the same; names and the values of inputs do not count. A plan made for one such program fits the other.
+        """16 hexadecimal digits, equal for equal operations, arguments, shapes, dtypes, constants and outputs; names
+        and the values of inputs do not count. A plan made for one such program fits the other.
 
         Raises:
             ValueError: an argument of an operation has no form in a file.
@@ -98,7 +98,7 @@ class Program:
         return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
-        """Write the new directory `directory`, at once or not at all; nothing in it is pickled Python code.
+        """Write the new directory `directory`, completely or not at all; nothing in it is pickled Python code.
 
         Raises:
             ValueError: it is there already, or an operation or argument has no form in a file.
@@ -116,7 +116,7 @@ class Program:
 
     @staticmethod
     def load(directory: Path) -> Program:
-        """Read what `save` wrote; the program has the same key and computes the same.
+        """Read a directory of `save`; the program has the same key and computes the same.
 
         Raises:
             ValueError: it is no saved program, one of another version, a file of it is missing or damaged, or it
@@ -138,11 +138,11 @@ class Program:
             ) from error
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """Give flat outputs the structure in which the step returned them."""
+        """Return flat outputs in the structure in which the step returned them."""
         return pytree.tree_unflatten(list(outputs), self.output_spec)
 
     def check_inputs(self, inputs: Sequence[Tensor] | None) -> Sequence[Tensor]:
-        """`inputs`, or the examples if None.
+        """Return `inputs`, or the examples if None.
 
         Raises:
             ValueError: their number, a shape or a dtype is not that of the examples.
@@ -161,7 +161,7 @@ class Program:
 
 
 def as_module(program: Program) -> fx.GraphModule:
-    """A module that takes the flat inputs of a program and returns its flat outputs, as a tuple; constants are
+    """Return a module that takes the flat inputs of a program and returns its flat outputs, as a tuple; constants are
     buffers.
 
     Examples:
@@ -187,7 +187,7 @@ def as_module(program: Program) -> fx.GraphModule:
 
 
 def _with(template: Any, values: dict[int, fx.Node]) -> Any:
-    """A template of arguments with nodes of the graph for references."""
+    """Return a template of arguments with nodes of the graph for references."""
     if isinstance(template, Reference):
         return values[template.node]
     if isinstance(template, dict):
@@ -198,12 +198,12 @@ def _with(template: Any, values: dict[int, fx.Node]) -> Any:
 def differ_beyond_rounding(
     got: Sequence[Any], want: Sequence[Any], run: Callable[[Any], Any], inputs: Any, least: Sequence[float] = ()
 ) -> str | None:
-    """What differs first between flat outputs, as of `outputs_differ`, and by more than `rounding_margins` allows. What
-    returns something else from call to call has no margins.
+    """Return the first difference between flat outputs, as `outputs_differ`, that exceeds `rounding_margins`; None
+    without one. Functions whose results vary from call to call have no margins.
 
     Args:
         got: of other code.
-        want: what `run` makes of `inputs`, flat.
+        want: results of `run` for `inputs`, flat.
         run: called with inputs as one argument, and only if outputs differ.
         inputs: tensors in any structure.
         least: margins of the outputs that are allowed in any case; none if empty.
@@ -216,10 +216,12 @@ def differ_beyond_rounding(
 
 
 def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]) -> list[float]:
-    """How far each output may be off by rounding alone: `MARGIN` times what it moves by when each number of the inputs
-    moves by a unit in the last place, up or down at random. What Adam's first step makes of a gradient near zero moves
-    much. That is the measure of backward error (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
-    1.5): outputs are right that are exact for inputs a few roundings away.
+    """Return the error of each output that rounding alone may cause: `MARGIN` times its change when each number of the
+    inputs moves by a unit in the last place, up or down at random.
+
+    Adam's first step turns a gradient near zero into large changes. This is the measure of backward error (Higham,
+    Accuracy and Stability of Numerical Algorithms, 2002, section 1.5): outputs are right that are exact for inputs a
+    few roundings away.
 
     Args:
         run: called with inputs as one argument.
@@ -246,7 +248,7 @@ def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]
 
 
 def distances(got: Sequence[Any], want: Sequence[Any]) -> list[float]:
-    """The largest difference between the numbers of each two outputs; 0 where they are no floating-point numbers.
+    """Return the largest difference between the numbers of each two outputs; 0 if they are no floating-point numbers.
 
     Examples:
         >>> distances([torch.tensor([1.0, 2.5]), torch.tensor(3)], [torch.tensor([1.0, 2.0]), torch.tensor(4)])
@@ -261,11 +263,11 @@ def distances(got: Sequence[Any], want: Sequence[Any]) -> list[float]:
 
 
 def outputs_differ(got: Sequence[Any], want: Sequence[Any], margins: Sequence[float] = ()) -> str | None:
-    """What differs first between two lists of flat outputs; None if they agree within their `TOLERANCE`.
+    """Return the first difference between two lists of flat outputs; None if they agree within their `TOLERANCE`.
 
     An output near zero may be a difference of numbers as large as the other outputs (the gradient of a bias before a
-    normalisation, say), so no output need agree better than `ROUNDING` units of the last place of the largest one, nor
-    better than its margin, see `rounding_margins`.
+    normalisation, say). So no output must agree better than `ROUNDING` units of the last place of the largest one, nor
+    better than its margin (`rounding_margins`).
 
     Examples:
         >>> outputs_differ([torch.ones(2)], [torch.ones(2) + 1e-6]) is None
@@ -298,13 +300,13 @@ def outputs_differ(got: Sequence[Any], want: Sequence[Any], margins: Sequence[fl
 
 
 def _real(value: Tensor) -> Tensor:
-    """On the CPU; complex numbers as pairs of real ones."""
+    """Return a value on the CPU; complex numbers as pairs of real ones."""
     value = value.detach().cpu()
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _scale(value: Tensor) -> float:
-    """The largest finite magnitude; 1e-6 if there is none above."""
+    """Return the largest finite magnitude, at least 1e-6."""
     finite = torch.nan_to_num(value.detach().cpu().double(), nan=0.0, posinf=0.0, neginf=0.0)
     return max(finite.abs().max().item() if value.numel() else 0.0, 1e-6)
 
@@ -360,8 +362,8 @@ def _program(record: dict[str, Any], arrays: dict[str, Any], tensors: dict[str, 
 
 
 def structure(text: str) -> pytree.TreeSpec:
-    """A structure of inputs or outputs, as `pytree.treespec_dumps` wrote it. Two forms are refused of which torch
-    imports the module that they name.
+    """Return a structure of inputs or outputs from the text of `pytree.treespec_dumps`. Two forms for which torch would
+    import a module are refused.
 
     Raises:
         LookupError: it is of one of these forms; damaged text raises other errors too.
@@ -394,7 +396,7 @@ def _operation(record: dict[str, Any], constants: Any) -> Operation:
 
 
 def _checked(directory: Path) -> dict[str, Any]:
-    """What `program.json` holds, if all files are as they were written."""
+    """Return the content of `program.json`, if all files are unchanged since they were written."""
     if not directory.is_dir():
         raise ValueError("there is no such directory")
     checksums = json.loads((directory / "checksums.json").read_bytes())
@@ -408,7 +410,7 @@ def _checked(directory: Path) -> dict[str, Any]:
 
 
 def _check_program(program: Program) -> None:
-    """Everything that whoever runs or plans a program relies on."""
+    """Check all properties that runs and plans of a program rely on."""
     nodes, kinds = program.num_nodes, [operation.kind for operation in program.operations]
     groups, homes = program.colocation, program.parameter_home
     if program.graph.num_nodes != nodes or any(each.shape != (nodes,) for each in (groups, homes)):

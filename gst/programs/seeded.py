@@ -26,11 +26,11 @@ aten = torch.ops.aten
 
 
 def drawn_from(seed: Tensor) -> AbstractContextManager[Any]:
-    """Within it dropout and other random operations draw from `seed`: the same seed gives the same numbers, another
-    seed gives others, and so does each further draw.
+    """Let dropout and other random operations draw from `seed`: equal seeds give equal numbers, other seeds and each
+    further draw give others.
 
-    It replaces `dropout`, `bernoulli`, `rand`, `randn`, `uniform_`, `normal_` and what is made of them, such as
-    attention with dropout. Each operation within it takes some microseconds longer while the step runs as written.
+    It replaces `dropout`, `bernoulli`, `rand`, `randn`, `uniform_`, `normal_` and compositions of them, such as
+    attention with dropout. Each operation takes some microseconds longer while the step runs as written.
 
     Args:
         seed: a whole number, `torch.tensor(0)`: an input of the step.
@@ -53,7 +53,7 @@ def drawn_from(seed: Tensor) -> AbstractContextManager[Any]:
 
 @contextmanager
 def unseeded() -> Iterator[None]:
-    """Within it `drawn_from` does nothing: a step takes as long as one that draws from the generator of the process."""
+    """Disable `drawn_from`: a step takes as long as one that draws from the generator of the process."""
     token = _is_seeded.set(False)
     try:
         yield
@@ -104,7 +104,7 @@ def _of_size(kind: str, draws: _Draws, size: Sequence[int], *, dtype: torch.dtyp
 
 
 def _keeps(draws: _Draws, value: Tensor, probability: Any) -> Tensor:
-    """Ones with a probability, zeros otherwise, of the dtype of a value."""
+    """Return ones with a probability, zeros otherwise, of the dtype of a value."""
     below = aten.lt.Tensor if isinstance(probability, Tensor) else aten.lt.Scalar
     kept = below(draws.drawn("uniform", value.shape, torch.float32), probability)
     return aten._to_copy.default(kept, dtype=value.dtype)
@@ -131,7 +131,7 @@ def _in_place(draw: Callable[..., Tensor], draws: _Draws, value: Tensor, *argume
 
 
 def _dropout(draws: _Draws, value: Tensor, probability: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """`native_dropout`: the scaled values that are kept, and the mask."""
+    """Return the result of `native_dropout`: the scaled values that are kept, and the mask."""
     if train is False:
         return value.clone(), torch.ones_like(value, dtype=torch.bool)
     mask = aten.lt.Scalar(draws.drawn("uniform", value.shape, torch.float32), 1 - probability)

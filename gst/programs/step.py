@@ -37,11 +37,10 @@ class Step:
 
     Args:
         name: unique within a dataset of programs.
-        function: what is computed; it leaves its inputs as they are. A step of training is
-            `function(state, *tensors) -> (loss, new_state)`, where `state` is a dictionary of parameters and whatever
-            else the step renews, and `new_state` has the same keys in the same order. A step of inference takes and
-            returns any structure of tensors.
-        inputs: what `function` is called with: tensors in tuples, lists and dictionaries.
+        function: leaves its inputs as they are. A step of training is `function(state, *tensors) -> (loss, new_state)`,
+            where `state` is a dictionary of parameters and other renewed tensors, and `new_state` has the same keys in
+            the same order. A step of inference takes and returns any structure of tensors.
+        inputs: of `function`: tensors in tuples, lists and dictionaries.
     """
 
     name: str
@@ -73,10 +72,10 @@ def training_step(
     rate: float = 0.1,
     seed: int | None = None,
 ) -> TrainingStep:
-    """The step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
+    """Return the step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
 
-    The state holds the parameters and buffers of the model by name and, for each parameter that is trained, what the
-    optimizer remembers (`weight/momentum`). A tied weight is one entry; a frozen one (`requires_grad` is False) stays.
+    The state holds the parameters and buffers of the model by name and, for each trained parameter, the optimizer's
+    memory (`weight/momentum`). A tied weight is one entry; a frozen one (`requires_grad` is False) stays.
 
     Args:
         name: of the step.
@@ -85,8 +84,8 @@ def training_step(
         tensors: one batch of data.
         optimizer: one of `gst.programs.step.OPTIMIZERS`.
         rate: learning rate.
-        seed: that dropout and other random operations of the first step draw from, see `drawn_from`; the state holds it
-            as `random/seed`, and each step adds 1. None = there are none.
+        seed: for dropout and other random operations of the first step, see `drawn_from`; the state holds it as
+            `random/seed`, and each step adds 1. None = there are none.
 
     Raises:
         ValueError: there is no such optimizer, or nothing to train.
@@ -125,11 +124,11 @@ def training_step(
 
 
 def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:
-    """The step `(parameters and buffers, *inputs) -> output of the model`, without gradients.
+    """Return the step `(parameters and buffers, *inputs) -> output of the model`, without gradients.
 
     Args:
         model: in the mode in which it is to be captured; `model.eval()` switches dropout off.
-        inputs: what the model is called with.
+        inputs: of the model.
         name: of the step; the name of the model's class if not given.
 
     Examples:
@@ -151,7 +150,7 @@ def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = N
 
 
 def first_state(optimizer: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `optimizer` remembers before the first step: zeros `parameter/slot`, and Adam's number of steps.
+    """Return the memory of `optimizer` before the first step: zeros `parameter/slot`, and Adam's number of steps.
 
     Raises:
         ValueError: there is no such optimizer.
@@ -167,7 +166,7 @@ def first_state(optimizer: str, parameters: Mapping[str, Tensor]) -> dict[str, T
 def updated(
     optimizer: str, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float
 ) -> dict[str, Tensor]:
-    """New parameters and new memories, by the keys they have in `state`."""
+    """Return new parameters and new memories, by their keys in `state`."""
     new: dict[str, Tensor] = {}
     if optimizer == "adam":
         steps = new["steps"] = state["steps"] + 1
@@ -194,10 +193,8 @@ def _adam(
 
 
 def drawn(build: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
-    """A model with weights from `generator`, uniform within +-1/sqrt(fan in), and biases 0.
-
-    PyTorch draws while it builds: the global generator is put back.
-    """
+    """Return a model with weights from `generator`, uniform within +-1/sqrt(fan in), and biases 0. PyTorch draws while
+    it builds: the global generator is put back."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build()
         for name, value in model.named_parameters():
@@ -212,13 +209,13 @@ def drawn(build: Callable[[], nn.Module], generator: torch.Generator) -> nn.Modu
 def tokens(
     steps: int, batch: int, vocabulary: int, generator: torch.Generator
 ) -> tuple[Int64[Tensor, "steps batch"], Int64[Tensor, "steps batch"]]:
-    """Random tokens, and random targets for them: numbers 0 .. vocabulary - 1."""
+    """Return random tokens, and random targets for them: numbers 0 .. vocabulary - 1."""
     first, second = (torch.randint(vocabulary, (steps, batch), generator=generator) for _ in range(2))
     return first, second
 
 
 def divided(width: int, parts: int, what: str) -> int:
-    """`width / parts`.
+    """Return `width / parts`.
 
     Raises:
         ValueError: there is a remainder.

@@ -37,11 +37,13 @@ STARTED = time.time()  # of this process, nearly
 
 
 def resolve(name: str) -> Step:
-    """The step of a name:
+    """Return the step of a name:
 
     - `rnnlm`, a bundled workload, or with arguments `rnnlm:layers=8,hidden=512`;
+
     - `transformers:gpt2`, a model of the transformers library (extra `models`), or `transformers:gpt2:n_layer=2`;
-    - `module:function`, what that function returns when called without arguments.
+
+    - `module:function`, the result of that function without arguments.
 
     Raises:
         ValueError: no such program, argument, model, module or function, or it does not return a `Step`.
@@ -65,7 +67,7 @@ def resolve(name: str) -> Step:
 
 
 def _arguments(name: str, text: str) -> dict[str, Any]:
-    """`layers=8,optimizer=adam` as a dictionary; numbers are whole and, but for the seed, at least 1."""
+    """Return `layers=8,optimizer=adam` as a dictionary; numbers are whole and, except for the seed, at least 1."""
     arguments: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
@@ -111,11 +113,11 @@ def _from_function(name: str, module_name: str, function_name: str) -> Step:
 
 
 def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
-    """The program of a step by its name (see `resolve`), for a kind of device, from `cache` if it was traced before.
+    """Return the program of a step by its name (`resolve`), for a kind of device, from `cache` if it was traced before.
 
-    It is traced again once a source file changed that the step is made of (found by import statements, outside of
-    installed packages), and by another version of torch, of this package or of transformers. Files that a step reads
-    by itself are not watched.
+    It is traced again after a change of a source file of the step (found by import statements, outside of installed
+    packages), and by another version of torch, of this package or of transformers. Files that a step reads by itself
+    are not watched.
 
     Raises:
         ValueError: as `resolve` and `capture`; a damaged trace is made again instead.
@@ -139,7 +141,8 @@ def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
 
 
 def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
-    """Where `traced` keeps the program of that name, as made by these versions and by the module of that name here.
+    """Return the directory of the program of that name in the cache of `traced`, for these versions and the module of
+    that name here.
 
     Examples:
         >>> trace_path("rnnlm:layers=1", Path("traces")).name[:14]
@@ -171,12 +174,12 @@ def _is_current(directory: Path) -> bool:
 
 
 def _changed_since_import(files: Iterable[Path]) -> bool:
-    """May this process run older code than these files hold?"""
+    """True if this process may run older code than these files hold."""
     return any(path.stat().st_mtime > STARTED for path in files)
 
 
 def _keep(program: Program, directory: Path, sources: Iterable[Path]) -> None:
-    """Put the trace in place of what is there, at once, and remove what a kill left of earlier ones."""
+    """Replace an earlier trace at once, and remove the leftovers of killed processes."""
     for left in directory.parent.glob(f".partial-{directory.name}-*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > LEFT_S:
@@ -196,9 +199,8 @@ def _keep(program: Program, directory: Path, sources: Iterable[Path]) -> None:
 
 
 def own_sources(modules: Iterable[str]) -> list[Path]:
-    """Source files of imported modules and of all that their import statements reach and that was imported, sorted;
-    without the standard library and installed packages.
-    """
+    """Return source files of imported modules and of all imported modules that their import statements reach, sorted;
+    without the standard library and installed packages."""
     waiting, seen, files = list(modules), set[str](), set[Path]()
     while waiting:
         name = waiting.pop()
@@ -215,7 +217,8 @@ def own_sources(modules: Iterable[str]) -> list[Path]:
 
 
 def source_of(module: str) -> Path | None:
-    """Source file of an imported module; None if it has none, or is of the standard library or an installed package."""
+    """Return the source file of an imported module; None without one, or in the standard library or an installed
+    package."""
     name = getattr(sys.modules[module], "__file__", None)
     if not name or not name.endswith(".py"):
         return None
@@ -224,12 +227,12 @@ def source_of(module: str) -> Path | None:
 
 
 def digests(files: Iterable[Path]) -> dict[str, str]:
-    """Path -> SHA-256 of the content; '' for a file that is not there."""
+    """Return path -> SHA-256 of the content; '' for a file that is not there."""
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in files}
 
 
 def _imports(path: Path, module: ModuleType) -> Iterator[str]:
-    """Names of modules that the statements of a source file may import, also inside functions."""
+    """Yield names of modules that the statements of a source file may import, also inside functions."""
     package = module.__package__ or ""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):

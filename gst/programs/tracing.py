@@ -42,7 +42,7 @@ def capture(step: Step, kind: str = "cpu") -> Program:
     weight) are dropped, as they compute nothing.
 
     Args:
-        step: what is traced; its inputs lie on the CPU.
+        step: its inputs lie on the CPU.
         kind: one of `KINDS`, of the device that operations are chosen for; it need not be here. A program for an
             accelerator has no operators of CPUs, and attention by operators that devices of every kind run.
 
@@ -73,7 +73,7 @@ def _flat_inputs(step: Step) -> tuple[Tensor, ...]:
 
 
 def _without_values(program: Program) -> Program:
-    """With inputs of one element, shown in the shape that is wanted: little is written to the disk.
+    """Return a program with inputs of one element, expanded to their shapes: little is written to the disk.
 
     Raises:
         ValueError: an operator is one of CPUs alone.
@@ -148,7 +148,7 @@ def capture_module(model: nn.Module, inputs: Sequence[Any], name: str | None = N
 
     Args:
         model: in the mode in which it is to be captured; `model.eval()` switches dropout off.
-        inputs: examples of what the model is called with.
+        inputs: examples.
         name: of the program; the name of the model's class if not given.
 
     Raises:
@@ -163,7 +163,7 @@ def capture_module(model: nn.Module, inputs: Sequence[Any], name: str | None = N
 
 
 def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], tuple[Any, ...]]:
-    """One `Operation` per node of the traced module, inputs first, and the flat outputs."""
+    """Return one `Operation` per node of the traced module, inputs first, and the flat outputs."""
 
     def template(value: Any) -> Any:
         return fx.node.map_arg(value, lambda node: number_of[node])  # type: ignore[arg-type, return-value]
@@ -195,7 +195,7 @@ def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], 
 
 
 def _is_moved_constant(operations: Sequence[Operation], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Is it the copy of a constant to `DEVICE`, and nothing else?"""
+    """True for a copy of a constant to `DEVICE`, and nothing else."""
     constant = operations[args[0].node].constant
     if constant is None or kwargs.get("device") != DEVICE:
         return False
@@ -240,13 +240,13 @@ def _constant(value: Any, node: fx.Node, name: str) -> Tensor:
 
 
 def _sizes(value: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
-    """Shapes and dtypes of the tensors in a (possibly nested) value."""
+    """Return shapes and dtypes of the tensors in a (possibly nested) value."""
     tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     return tuple(tuple(map(int, each.shape)) for each in tensors), tuple(each.dtype for each in tensors)
 
 
 def _is_view(target: Any) -> bool:
-    """Does the value share memory with the first argument, without any work?"""
+    """True if the value shares memory with the first argument, without any work."""
     if target is operator.getitem:
         return True
     schema = getattr(target, "_schema", None)
@@ -262,15 +262,15 @@ def _edges(operations: tuple[Operation, ...]) -> Int64[np.ndarray, "2 edges"]:
 
 
 def _is_state(path: KeyPath) -> bool:
-    """Is it an entry of a dictionary that is the first input: a parameter, or what goes with one?"""
+    """True for an entry of a dictionary that is the first input: a parameter, or state of one."""
     return path[0] == pytree.SequenceKey(0) and isinstance(path[1], pytree.MappingKey)
 
 
 def _updates(
     inputs: Sequence[KeyPath], results: Sequence[KeyPath], outputs: Sequence[Any]
 ) -> Iterator[tuple[int, int]]:
-    """(node that makes the new value of a parameter, input node of that parameter): the first input and the second
-    output are dictionaries, and their names agree."""
+    """Yield (node of the new value of a parameter, input node of that parameter): the first input and the second output
+    are dictionaries, and their names agree."""
     numbers = {path[1:]: number for number, path in enumerate(inputs) if len(path) > 1 and _is_state(path)}
     for path, output in zip(results, outputs, strict=True):
         is_new = len(path) > 1 and path[0] == pytree.SequenceKey(1) and path[1:] in numbers
@@ -279,7 +279,7 @@ def _updates(
 
 
 def _ties(flat: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Pairs of inputs that are the same memory: a weight given under two names."""
+    """Return pairs of inputs that share memory: a weight given under two names."""
     first: dict[tuple[int, torch.Size], int] = {}
     numbered = [(number, (value.data_ptr(), value.shape)) for number, value in enumerate(flat) if value.numel()]
     return [(first[home], number) for number, home in numbered if first.setdefault(home, number) != number]
@@ -303,8 +303,8 @@ def _parameter_homes(
 
 
 def trace(function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str) -> fx.GraphModule:
-    """Trace `function` with fake tensors; nothing is computed. It is traced again, functionalised, only where it
-    writes in place, so that `x += y` becomes `x + y` and later reads see the sum.
+    """Trace `function` with fake tensors; nothing is computed. Only a function that writes in place is traced again,
+    functionalised, so that `x += y` becomes `x + y` and later reads see the sum.
 
     Args:
         function: of flat tensors, returns a list.
@@ -349,7 +349,7 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
 
 
 def _is_symbolic(value: Any) -> bool:
-    """Is it a number that only values of tensors tell, or a tensor of such a shape?"""
+    """True for a number that depends on values of tensors, or a tensor of such a shape."""
     if isinstance(value, list | tuple):
         return any(map(_is_symbolic, value))
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
@@ -359,7 +359,7 @@ def _is_symbolic(value: Any) -> bool:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """A trace makes hundreds of thousands of objects that all stay: looking for garbage among them takes longer."""
+    """Collect no garbage: a trace makes hundreds of thousands of objects that all stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -394,7 +394,7 @@ def _refuse_random(module: fx.GraphModule, name: str) -> None:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Not if the operation has a dropout whose probability is 0 or that is switched off."""
+    """True unless the operation has a dropout whose probability is 0 or that is switched off."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     given = {argument.name: argument.default_value for argument in arguments}
     given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
@@ -402,7 +402,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes into whose values `node` writes."""
+    """Yield the nodes into whose values `node` writes."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     for position, argument in enumerate(arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -422,7 +422,7 @@ def _refuse_writes_into_constants(module: fx.GraphModule, name: str) -> None:
 
 
 def _drop_returned_copies(module: fx.GraphModule, inputs: Sequence[Tensor], labels: Sequence[str], name: str) -> None:
-    """Functionalised code ends by copying new values into the inputs it changed: needless if they are returned."""
+    """Drop the copies of new values into changed inputs at the end of functionalised code, if they are returned."""
     returned = set(module.graph.output_node().args[0])  # type: ignore[arg-type]
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     homes = [value.untyped_storage()._cdata for value in inputs]  # fake ones have no address

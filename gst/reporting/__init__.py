@@ -1,1 +1,4 @@
-"""HTML reports of placements and trainings: a record as JSON holds it in, one page out."""
+"""HTML reports of placements, trainings and the demo.
+
+A record of JSON values goes in; the text of one HTML page comes out. Read `page.py`, then `placement.py`.
+"""

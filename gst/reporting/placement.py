@@ -49,10 +49,7 @@ from gst.reporting.timeline import timeline
 AFTER = (1, 10, 100, 1_000)
 """Numbers of plans asked, at which the table under the curves shows the best so far."""
 
-TITLE = {
-    "measured": "Plans, measured again at the end",
-    "simulated": "Plans, simulated",
-}
+TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
 TOLD = {
     "measured": "Runs of all plans took turns, so that a busy moment of the machine hits them alike. Intervals are "

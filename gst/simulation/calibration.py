@@ -22,14 +22,13 @@ def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UN
 
     Args:
         costs: of the program, on the devices that ran it.
-        runs: of each plan, all in turns (`runs_in_turns`); a dozen plans that keep several devices busy will do.
-        start: what is not fitted, and what stands for times that no run shows.
+        runs: of each plan, run alternately (`runs_in_turns`); a dozen plans that keep several devices busy suffice.
+        start: values that are not fitted, and defaults for times that no run shows.
 
-    An operation loses a share of its speed for as long as another runs beside it, so what its duration exceeds its time
-    alone by is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
-    least. Each operation counts in the run of its plan in which it was shortest: other processes interrupt some
-    operations of every run, but seldom the same one in all. Times from one operation to the next are medians over the
-    quickest run of each plan.
+    An operation loses a share of its speed for as long as another runs, so the excess of its duration over its time
+    alone is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
+    least. Each operation counts in the run of its plan in which it was shortest, see `shortest_us`. Times from one
+    operation to the next are medians over the quickest run of each plan.
     """
     from scipy.optimize import nnls
 
@@ -61,14 +60,14 @@ def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UN
 
 
 def _shortest(rows: Sequence[Float64[np.ndarray, "operations 5"]]) -> Float64[np.ndarray, "operations 5"]:
-    """Of the rows of each operation, one for each run of a plan, those of the run in which it took least."""
+    """Return the row of each operation, of several runs of a plan, from the run in which it took least."""
     of_runs = np.stack(rows)
     return of_runs[of_runs[:, :, -1].argmin(0), np.arange(of_runs.shape[1])]
 
 
 def _rows(simulator: Simulator, run: Timeline, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:
-    """For each operation: microseconds beside others, the same times the traffic of both, bytes read from another
-    thread, whether its helpers slept, and by how much it took longer than alone."""
+    """Return for each operation: microseconds during which others ran, the same times the traffic of both, bytes read
+    from another thread, 1 if its helpers slept, and its time beyond that alone."""
     costs = simulator.costs
     nodes = np.flatnonzero(costs.computed)
     alone = costs.times_us[run.device[nodes], nodes]
@@ -94,7 +93,7 @@ def _helpers_asleep(
     wide: Bool[np.ndarray, " nodes"],
     helper_spin_us: float,
 ) -> Float64[np.ndarray, " nodes"]:
-    """1 for each operation of several threads whose thread has run none for `helper_spin_us`."""
+    """Return 1 for each operation of several threads whose thread has run none for `helper_spin_us`."""
     asleep = np.zeros(len(worker))
     until: dict[int, float] = {}
     for node in order[wide[order]].tolist():
@@ -106,7 +105,8 @@ def _helpers_asleep(
 @compiled
 @no_type_check
 def _overlaps(order, begin, end, intensity):
-    """Time each node of `order` (by begin) ran beside others, and that time weighted by the intensities of both."""
+    """Return the time during which each node of `order` (by begin) ran with others, and the same weighted by both
+    intensities."""
     beside, traffic = np.zeros(len(begin)), np.zeros(len(begin))
     for position in range(len(order)):
         node = order[position]
@@ -125,7 +125,7 @@ def _overlaps(order, begin, end, intensity):
 
 @dataclass(frozen=True)
 class _Gaps:
-    """Microseconds from the event that allows an operation to start until it does, by who was waiting."""
+    """Microseconds from the event that allows an operation to start until it does, by the state of its thread."""
 
     same: np.ndarray
     awake: np.ndarray
@@ -133,7 +133,8 @@ class _Gaps:
 
 
 def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
-    """An operation may start when its inputs are there and its cores are free; whichever came last wakes its thread."""
+    """Return gaps. An operation may start when its inputs are there and its cores are free; the later one wakes its
+    thread."""
     costs = simulator.costs
     worker, leader = simulator.worker[run.device], simulator.leader.tolist()
     leading = [[core for core in mine if core in leader] for mine in simulator.cores]

@@ -1,4 +1,4 @@
-"""Copies of a simulated run: which value goes to which memory, from when until when."""
+"""Copies of a simulated run: each value that goes to another memory, with its begin and end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from gst.util.compiled import compiled
 
 
 class Copies(NamedTuple):
-    """Values under way from memory to memory, each once for each memory where it is read.
+    """Values that are copied from memory to memory, each once for each memory where it is read.
 
     Args:
-        node: whose value it is.
+        node: of the value.
         device: of its first reader there.
-        begin_us: when it leaves.
-        end_us: when it is there.
+        begin_us, end_us: of the copy.
     """
 
     node: Int64[np.ndarray, " copies"]
@@ -29,8 +28,8 @@ class Copies(NamedTuple):
 
 
 def copies_of(costs: Costs, run: Timeline) -> Copies:
-    """The copies of a simulated run. Where copies queue, they go in the order of the run's stream program: by the begin
-    of the operation that made the value, then by that of the first reader.
+    """Return the copies of a simulated run. Where copies queue, they go in the order of the run's stream program: by
+    the begin of the operation that made the value, then by that of the first reader.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -65,7 +64,8 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
 @compiled
 @no_type_check
 def _in_turn(lane, made, latency, took, lanes):
-    """Begin and end of copies: each begins when its value is made and the copy before it in its lane has ended."""
+    """Return begin and end of copies: each begins when its value is made and the copy before it in its lane has
+    ended."""
     begin, end, free = np.empty(len(lane)), np.empty(len(lane)), np.zeros(lanes)
     for copy in range(len(lane)):
         begin[copy] = max(made[copy], free[lane[copy]])

@@ -27,8 +27,8 @@ class Work(NamedTuple):
         times: float64 (devices, nodes); microseconds of each operation alone.
         traffic: float64 (nodes); bytes that each operation reads and writes, in units of 10 kB.
         num_bytes: float64 (nodes); of the value of each node.
-        shares: float64 (devices, nodes); of an accelerator of which the device is a lane, that each operation takes
-            (`gst.simulation.simulator`). Empty where no device is one.
+        shares: float64 (devices, nodes); share of an accelerator, used by several devices, that each operation takes.
+            Empty without such devices.
     """
 
     indptr: np.ndarray
@@ -79,7 +79,7 @@ class Cores(NamedTuple):
 @compiled
 @no_type_check
 def simulate(home, rank, work, machine, contention):
-    """Begin and end of each node, in microseconds.
+    """Return begin and end of each node, in microseconds.
 
     Args:
         home: device of each node, int64.

@@ -1,8 +1,8 @@
-"""Memory of simulated runs: the most bytes that one run takes, and the stream program whose runs it is one of.
+"""Memory of simulated runs: the most bytes that one run takes, and a stream program that allows this run.
 
-A simulation decides in which order the operations of each device begin. Lowered in this order the plan is a stream
-program, and the simulated run is one of those that its events allow. So it takes at most the peak over all of them that
-`gst.lowering.race_check.check` proves, and just this peak where one device computes alone.
+A simulation determines the order in which the operations of each device begin. Lowered in this order the plan is a
+stream program whose events allow the simulated run. So the run takes at most the peak over all runs that
+`gst.lowering.race_check.check` proves, and exactly this peak where one device computes alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gst.util.compiled import compiled
 
 
 def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
-    """The stream program of a simulated run: each device takes its operations in the order in which they began. Inputs
-    lie wherever they are read; where a program is known, `gst.placement.streams.plan_streams` knows better.
+    """Return the stream program of a simulated run: each device takes its operations in the order in which they began.
+    Inputs lie wherever they are read; with a known program, `gst.placement.streams.plan_streams` is more precise.
 
     Args:
-        costs: of what was simulated.
+        costs: of the simulation.
         simulation: of a plan.
 
     Examples:
@@ -55,10 +55,10 @@ def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
 
 
 class Holds(NamedTuple):
-    """Which values lie in memory that another node allocated, by increasing node.
+    """Values that lie in memory that another node allocated, by increasing node.
 
     Args:
-        node: whose value it is.
+        node: of the value.
         storage: in which it lies; -1 for that of an input.
         parent: the hold of the value that it is a view of; -1 where its own node allocates, -2 for a view of an input.
     """
@@ -72,7 +72,7 @@ _HOLDS: WeakKeyDictionary[Costs, Holds] = WeakKeyDictionary()
 
 
 def _holds(costs: Costs) -> Holds:
-    """Worked out once for each `costs`."""
+    """Return the holds of costs, computed once."""
     if costs in _HOLDS:
         return _HOLDS[costs]
     holders: dict[int, list[int]] = {}
@@ -103,12 +103,12 @@ def _holds(costs: Costs) -> Holds:
 
 
 def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
-    """The most bytes of intermediate values, outputs included, that each memory holds at any moment.
+    """Return the most bytes of intermediate values, outputs included, that each memory holds at any moment.
 
-    An operation takes its `own_bytes` while it runs, and at least what it makes, and leaves the storages it made. A
+    An operation takes its `own_bytes` while it runs, and at least its results, and leaves the storages it made. A
     storage is freed when the last reader of the last value in it has ended. A value read in another memory is copied
-    there (`gst.simulation.copies.copies_of`): the value itself lies where it is until the copy has arrived, and
-    the copy from when it begins until the last reader there of it, or of a view of it that was made there, has ended.
+    there (`copies_of`). The value itself stays until the copy has arrived; the copy stays from its begin until the last
+    reader there of it, or of a view of it that was made there, has ended.
     """
     begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
     names = list(dict.fromkeys(each.memory for each in costs.devices))
@@ -141,7 +141,7 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
 @compiled
 @no_type_check
 def _last_uses(edges, computed, kept, end, until, memory, memories, storages, holds):
-    """When each storage is freed, and each copy in each memory (0 where there is none).
+    """Return the time when each storage is freed, and each copy in each memory (0 without one).
 
     Args:
         until: when each value has been made and has arrived in all other memories; overwritten.

@@ -60,7 +60,7 @@ def enqueue(node, queue, first, size, begin, end):
 @compiled
 @no_type_check
 def _precedes(node, other, begin, end):
-    """Whether a node comes before another in a lane of copies: by begin, of equals by end, then by number."""
+    """Return True if a node comes before another in a lane of copies: by begin, then by end, then by number."""
     if begin[node] != begin[other]:
         return begin[node] < begin[other]
     return end[node] < end[other] or (end[node] == end[other] and node < other)
@@ -69,7 +69,7 @@ def _precedes(node, other, begin, end):
 @compiled
 @no_type_check
 def is_next(node, lane, begin, home, memory, active, running, indptr, consumers, away):
-    """Whether no operation that still runs in the memory of a lane makes a value that its copies wait for."""
+    """Return True if no operation that still runs in the memory of a lane makes a value that its copies wait for."""
     for device in active:
         other = running[device]
         is_before = memory[device] == lane and begin[other] < begin[node]
@@ -81,7 +81,8 @@ def is_next(node, lane, begin, home, memory, active, running, indptr, consumers,
 @compiled
 @no_type_check
 def next_reader(node, last, home, memory, indptr, consumers, away):
-    """The first reader of a value in the next memory that gets a copy of it, in program order; -1 if there is none.
+    """Return the first reader of a value in the next memory that gets a copy of it, in program order; -1 if there is
+    none.
 
     Args:
         last: first reader in the memory that got a copy last; -1 at the beginning.

@@ -20,7 +20,7 @@ from gst.simulation.event_kernel import Cores, Work, simulate
 
 
 class Factors(NamedTuple):
-    """What makes shares of parts of an accelerator.
+    """Factors from parts of an accelerator to the share of it that an operation takes.
 
     Args:
         threads: times the part of its threads.
@@ -36,7 +36,7 @@ class Factors(NamedTuple):
 
 
 def shares_of(parts: Float64[np.ndarray, "*operations 3"], factors: Factors) -> Float64[np.ndarray, "*operations"]:
-    """Shares of operations that take these parts.
+    """Return the shares of operations that take these parts of an accelerator.
 
     Examples:
         >>> shares_of(np.array([[0.5, 0.2, 0.4], [0.1, 0.0, 0.0]]), Factors(1.0, 2.0, 2.0, 0.25)).tolist()
@@ -46,7 +46,8 @@ def shares_of(parts: Float64[np.ndarray, "*operations 3"], factors: Factors) -> 
 
 
 def node_shares(costs: Costs, factors: Factors) -> Float64[np.ndarray, "devices nodes"]:
-    """Of each operation on each device. Of a device of which nothing was measured it is the least."""
+    """Return the share of an accelerator that each operation takes on each device; the least one on devices without
+    measurements."""
     measured = {each.device: each for each in costs.pairs}
     shares = np.full(costs.times_us.shape, min(factors.least, 1.0))
     for row, device, times_us in zip(shares, costs.devices, costs.times_us, strict=True):
@@ -56,8 +57,7 @@ def node_shares(costs: Costs, factors: Factors) -> Float64[np.ndarray, "devices 
 
 
 class Contention(NamedTuple):
-    """What operations cost each other, learned from runs by `gst.simulation.calibration`, and from pairs
-    of operations by `gst.simulation.share_fit`.
+    """Costs that operations cause each other, fitted by `gst.simulation.calibration` and `gst.simulation.share_fit`.
 
     Args:
         slowdown: share of its speed that an operation loses to each other one that runs.
@@ -91,11 +91,11 @@ class Contention(NamedTuple):
 
     @property
     def factors(self) -> Factors:
-        """Of shares of accelerators."""
+        """Factors of shares of accelerators."""
         return Factors(*self[-len(SHARES) :])
 
     def with_factors(self, factors: Factors) -> Contention:
-        """The same with other factors of shares.
+        """Return the same with other factors of shares.
 
         Examples:
             >>> Contention().with_factors(Factors(least=0.5)).least_share
@@ -104,7 +104,7 @@ class Contention(NamedTuple):
         return self._replace(**dict(zip(SHARES, factors, strict=True)))
 
     def to_dict(self) -> dict[str, float]:
-        """For JSON; `Contention(**record)` reads it. Shares that are 0 are left out, for releases that know none.
+        """Return a record for JSON; `Contention(**record)` reads it. Shares that are 0 are left out.
 
         Examples:
             >>> "least_share" in Contention().to_dict(), Contention(least_share=0.5).to_dict()["least_share"]
@@ -156,7 +156,7 @@ class Simulator:
         return Timeline(home, begin, end)
 
     def makespans(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
-        """Microseconds that each plan takes."""
+        """Return the microseconds that each plan takes."""
         return np.array([self.run(plan).makespan_us for plan in plans])
 
     def _home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
@@ -169,7 +169,7 @@ class Simulator:
 
 
 def _work(costs: Costs, factors: Factors | None) -> Work:
-    """Operations of costs, with their shares if there are factors."""
+    """Return the operations of costs, with their shares if there are factors."""
     edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
     indptr, consumers = neighbour_lists(edges, costs.num_nodes)
     producer_indptr, producers = neighbour_lists(edges[::-1], costs.num_nodes)
@@ -206,8 +206,8 @@ def _machine(costs: Costs) -> Cores:
 
 
 def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, " devices"], int]:
-    """For each device the number of the accelerator that it shares with others, -1 for the rest; and how many such
-    accelerators there are."""
+    """Return for each device the number of the accelerator that it shares with others, -1 for the rest; and the number
+    of such accelerators."""
     lanes = Counter(device.memory for device in devices if device.is_accelerator)
     shared = [memory for memory, count in lanes.items() if count > 1]
     of_device = [shared.index(each.memory) if each.is_accelerator and each.memory in shared else -1 for each in devices]
@@ -215,7 +215,7 @@ def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, "
 
 
 def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
-    """The cores of each device as bits, 64 to a word, of as many words as the greatest number needs.
+    """Return the cores of each device as bits, 64 to a word, of as many words as the greatest number needs.
 
     Examples:
         >>> core_words([[0, 2], [65]]).tolist()
@@ -231,7 +231,7 @@ def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices 
 def neighbour_lists(
     edges: Int64[np.ndarray, "2 edges"], num_nodes: int
 ) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " edges"]]:
-    """Where the list of each node begins and ends, and the heads of its edges one list after the other.
+    """Return the bounds of each node's list, and the heads of its edges one list after the other.
 
     Args:
         edges: from a node to one of its list; reversed (`edges[::-1]`) they give the lists of the heads.

@@ -1,6 +1,7 @@
 """Training with Lightning: the LightningModule, the datamodule, `gst fit`, sweeps, runs of W&B.
 
-Names are imported when they are first used: a sweep, whose trainings are other processes, does not wait for Lightning.
+A configuration and stores of segments go in; checkpoints, metrics and a report come out. Read `module.py` first.
+Each name is imported when it is first used.
 """
 
 from __future__ import annotations

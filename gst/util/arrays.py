@@ -1,5 +1,5 @@
-"""Arrays of many graphs on disk: one file per field, the arrays of one graph behind those of another. Small symbols
-are packed where that is smaller: layouts take 8 bytes per configuration and node, not 18.
+"""Arrays of many graphs on disk: one file per field, the arrays of one graph after those of another. Small symbols are
+packed where that is smaller.
 
 The layout features of TpuGraphs (Phothilimthana et al. 2023, arXiv 2308.13490) are dimension numbers 0 .. 5, padded
 with -1. Three bits tell eight symbols apart, so 18 of them take 54 bits: 8 bytes in place of 18, and of 72 in the
@@ -43,12 +43,12 @@ Record = dict[str, Any]
 
 
 class ArrayWriter:
-    """Writes graph after graph into a directory. What is finished is noted in a journal, so that whoever comes after a
-    killed writer goes on behind the last finished graph. A context manager.
+    """Writes graph after graph into a directory, as a context manager. Finished graphs are noted in a journal, so that
+    a later writer goes on after the last one, also if this one is killed.
 
     Args:
         directory: an empty one, or one that another writer left: `finished` then holds the records of its graphs.
-        fields: names of the arrays of every graph. A graph may have others besides.
+        fields: names of the arrays of every graph. A graph may have others, too.
     """
 
     def __init__(self, directory: Path, fields: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class ArrayWriter:
                 file.close()
 
     def keep(self, count: int) -> None:
-        """Drop what was written after the first `count` graphs."""
+        """Drop all arrays after the first `count` graphs."""
         del self.finished[count:]
         written = (name for record in self.finished for name in record["arrays"])
         for name in dict.fromkeys((*self.fields, *written, *self._files)):
@@ -79,7 +79,7 @@ class ArrayWriter:
         self._journal.flush()
 
     def write(self, pieces: Iterable[tuple[str, np.ndarray]]) -> dict[str, Entry]:
-        """Append the arrays of a graph, each of them what its pieces are when laid end to end."""
+        """Append the arrays of a graph; the pieces of each are laid end to end."""
         growing: dict[str, _Growing] = {}
         for name, piece in pieces:
             if name not in growing:
@@ -97,11 +97,11 @@ class ArrayWriter:
         self.finished.append(record)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by file name."""
+        """Return the bytes of each file, by file name."""
         return {self._path(name).name: file.tell() for name, file in self._files.items()}
 
     def _file(self, name: str) -> BinaryIO:
-        """The file of a field, which holds what belongs to finished graphs when it is opened."""
+        """Return the file of a field, which holds only finished graphs when it is opened."""
         if name not in self._files:
             self._files[name] = self._path(name).open("ab")
             self._truncate(self._files[name], name)
@@ -149,7 +149,8 @@ class _Growing:
         self.rows, self.kind = 0, (empty.shape[1:], empty.dtype.str)
 
     def _unpack(self) -> None:
-        """Write again what was packed, behind it. Its room is lost: few arrays hold a large symbol, and a late one."""
+        """Write the packed part again, unpacked, after it. Its space is lost: few arrays hold a large symbol, and a
+        late one."""
         self.file.flush()
         before, symbols, self.symbols = self.entry(), self.symbols, 0
         words = view(np.memmap(self.file.name, np.uint8, "r"), before) if self.rows else None
@@ -164,7 +165,7 @@ def _stored(piece: np.ndarray, symbols: int) -> np.ndarray:
 
 
 def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    """The files of a finished writer by field, memory-mapped and read-only.
+    """Return the files of a finished writer by field, memory-mapped and read-only.
 
     Raises:
         ValueError: a file is missing, or does not hold as many bytes as were written.
@@ -184,7 +185,7 @@ def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def view(data: np.ndarray, entry: Entry) -> np.ndarray:
-    """The array of `entry` in its file."""
+    """Return the array of `entry` in its file."""
     dtype, end = np.dtype(entry["dtype"]), _end(entry)
     if dtype.hasobject:
         raise ValueError("a store holds numbers only; this one asks for objects")
@@ -194,7 +195,7 @@ def view(data: np.ndarray, entry: Entry) -> np.ndarray:
 
 
 def decoded(data: np.ndarray, entry: Entry) -> np.ndarray | PackedArray:
-    """The array of `entry` as it was written; one that is packed is unpacked where it is indexed."""
+    """Return the array of `entry` as it was written; a packed one is unpacked where it is indexed."""
     return PackedArray(view(data, entry), entry["symbols"]) if "symbols" in entry else view(data, entry)
 
 
@@ -203,7 +204,7 @@ def as_bytes(array: np.ndarray) -> memoryview | bytes:
 
 
 def shortened(checksum: Any) -> str:
-    """16 hexadecimal digits: a store of thousands of graphs holds one for each of their arrays."""
+    """Return 16 hexadecimal digits: a store of thousands of graphs holds one for each of their arrays."""
     return str(checksum.hexdigest())[:16]
 
 
@@ -217,7 +218,7 @@ def _line(record: Record) -> bytes:
 
 
 def _journalled(path: Path) -> list[Record]:
-    """The records of a journal; a last line that was cut off is none."""
+    """Return the records of a journal, without an unfinished last line."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -232,24 +233,24 @@ AT_ONCE = 4  # symbols that one look into the table unpacks
 
 
 def word_for(num_symbols: int) -> np.dtype:
-    """The smallest unsigned integer that holds so many symbols; at most 21 of them fit."""
+    """Return the smallest unsigned integer that holds so many symbols; at most 21 of them fit."""
     if not 0 <= num_symbols <= MOST_SYMBOLS:
         raise ValueError(f"{num_symbols} symbols do not fit into 64 bits; at most {MOST_SYMBOLS} do")
     return next(word for word in WORDS if num_symbols * BITS <= word.itemsize * 8)
 
 
 def worth_packing(dtype: DTypeLike, num_symbols: int) -> bool:
-    """Whether symbols of this type take less room packed."""
+    """True if symbols of this type take less space packed."""
     return np.dtype(dtype) == np.int8 and num_symbols <= MOST_SYMBOLS and word_for(num_symbols).itemsize < num_symbols
 
 
 def packable(values: Shaped[np.ndarray, "*rows symbols"]) -> bool:
-    """Whether all values are among the eight that three bits tell apart, -1 .. 6."""
+    """True if all values are among the eight that three bits tell apart, -1 .. 6."""
     return not values.size or bool(values.min() >= LOWEST and values.max() <= HIGHEST)
 
 
 def packed(values: Int8[np.ndarray, "*rows symbols"]) -> UInt[np.ndarray, "*rows"]:
-    """Symbol k of a row, plus one, in the bits 3k .. 3k + 2 of its word.
+    """Return words with symbol k of a row, plus one, in the bits 3k .. 3k + 2.
 
     Raises:
         ValueError: a value is not among -1 .. 6, or there are more than 21 in a row.
@@ -264,7 +265,7 @@ def packed(values: Int8[np.ndarray, "*rows symbols"]) -> UInt[np.ndarray, "*rows
 
 
 def unpacked(words: UInt[np.ndarray, "*rows"], num_symbols: int) -> Int8[np.ndarray, "*rows symbols"]:
-    """What `packed` was given. Four symbols at a time are looked up in a table of all that twelve bits can say."""
+    """Return the symbols of `packed`. Four at a time are looked up in a table of all numbers of twelve bits."""
     looks = -(-num_symbols // AT_ONCE)
     found = np.empty((*words.shape, looks), FOUR_SYMBOLS.dtype)
     mask = min(len(FOUR_SYMBOLS) - 1, np.iinfo(words.dtype).max)
@@ -275,7 +276,7 @@ def unpacked(words: UInt[np.ndarray, "*rows"], num_symbols: int) -> Int8[np.ndar
 
 
 def _four_symbols() -> np.ndarray:
-    """For each number of twelve bits its four symbols, an int8 each, as one integer of 32 bits."""
+    """Return for each number of twelve bits its four symbols, an int8 each, as one integer of 32 bits."""
     numbers = np.arange(1 << (AT_ONCE * BITS))
     symbols = (numbers[:, None] >> BITS * np.arange(AT_ONCE)) & (HIGHEST - LOWEST)
     return (symbols + LOWEST).astype(np.int8).view(np.uint32).ravel()
@@ -286,7 +287,7 @@ FOUR_SYMBOLS = _four_symbols()
 
 @dataclass(frozen=True, eq=False)
 class PackedArray:
-    """An int8 array whose last axis is packed, in memory or memory-mapped: what is indexed is unpacked, nothing else.
+    """An int8 array whose last axis is packed, in memory or memory-mapped: only indexed rows are unpacked.
 
     Args:
         words: a word for each row of symbols.
@@ -316,7 +317,7 @@ class PackedArray:
         return len(self.words)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """As numpy does; the last axis comes whole, so `index` may not reach it.
+        """Index as numpy does; the last axis comes whole, so `index` may not reach it.
 
         Raises:
             IndexError: it has an ellipsis, which would stand for the axes of the words.
@@ -332,10 +333,12 @@ class PackedArray:
 
 
 class Mapped(NamedTuple):
-    """A memory-mapped array as its place in a file: what is pickled of it.
+    """Place of a memory-mapped array in a file, which is pickled instead of the array.
 
     Args:
+        path: of the file.
         offset: bytes of the file before the first element.
+        shape, dtype: of the array.
         strides: bytes between elements along each axis.
         num_symbols: of a `PackedArray`, else 0.
     """
@@ -349,7 +352,7 @@ class Mapped(NamedTuple):
 
     @staticmethod
     def of(array: object) -> Mapped | None:
-        """None unless it is mapped read-only."""
+        """Return the place of an array; None unless it is mapped read-only."""
         words = array.words if isinstance(array, PackedArray) else array
         if not isinstance(words, np.memmap) or not words.size or words.mode != "r":
             return None
@@ -359,7 +362,7 @@ class Mapped(NamedTuple):
         return Mapped(str(words.filename), offset, words.shape, words.strides, words.dtype.str, num_symbols)
 
     def open(self) -> np.ndarray | PackedArray:
-        """The array again.
+        """Map the array again.
 
         Raises:
             OSError: the file is gone.

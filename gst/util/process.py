@@ -5,22 +5,24 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """The process was asked to end. No `Exception`, so that nothing takes it for an error that can be gone past, and no
+    """Request to end the process. It is no `Exception`, so that no handler of errors continues after it, and no
     `KeyboardInterrupt`, which Lightning turns into status 1.
 
     Args:
         number: of the signal.
-        advice: how to go on, where more is known of it than the command says.
+        advice: how to go on, if more specific than the command's.
     """
 
     def __init__(self, number: int, advice: str = "") -> None:
@@ -29,15 +31,15 @@ class Stopped(BaseException):
 
     @property
     def status(self) -> int:
-        """What a shell expects of a process that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        """Exit status of a process that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.number
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM raise `Stopped` in the main thread. One that was ignored when the process started,
-    as under nohup, stays ignored. Elsewhere than in the main thread nothing is changed. Compiled code that is left this
-    way makes a `SystemError` of it, and so does each that called it: what leaves here is `Stopped` all the same."""
+    """Let SIGINT and SIGTERM raise `Stopped` in the main thread; elsewhere nothing changes. A signal that was ignored
+    when the process started, as under nohup, stays ignored. Compiled code turns `Stopped` into a `SystemError`, and so
+    does each caller: this context raises `Stopped` again."""
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -56,7 +58,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Afterwards both signals do what they did before: around libraries that set handlers of their own."""
+    """Restore the handlers of both signals afterwards: around libraries that set their own."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -95,15 +97,15 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 def keep_freed_memory(largest_mib: int = 128, most_mib: int = 512) -> bool:
     """Make glibc reuse the memory of freed tensors instead of returning it to the system, which zeroes every page anew.
 
-    By default glibc returns every block over 32 MiB, and whatever lies free at the end of the heap, at once. Steps then
-    spend their time in page faults.
+    By default glibc returns every block over 32 MiB, and free memory at the end of the heap, at once. Steps then spend
+    their time in page faults.
 
     Args:
         largest_mib: blocks up to this size, in MiB, are reused.
-        most_mib: at most so many MiB stay free at the end of the heap.
+        most_mib: at most this many MiB stay free at the end of the heap.
 
     Returns:
-        Whether the C library accepted the settings (glibc does; others may not).
+        True if the C library accepted the settings (glibc does; others may not).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -117,13 +119,19 @@ DISTRIBUTION = "graph-segment-training"
 
 
 def version() -> str:
-    """The version that was installed, `0+not.installed` where none was."""
+    """Return the installed version, `0+not.installed` without one."""
     return version_of(DISTRIBUTION) or "0+not.installed"
 
 
 def version_of(package: str) -> str:
-    """The version that is installed; '' if none is."""
+    """Return the installed version of a package; '' without one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def import_from_here() -> None:
+    """Append the current directory to the path of modules, so that classes which a command names are found there."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))

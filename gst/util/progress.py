@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """A `Progress` that shows nothing."""
+    """Show nothing of a `Progress`."""
 
 
 Verbosity = Literal["quiet", "normal", "verbose"]
@@ -26,7 +26,8 @@ VARIABLE = "GST_VERBOSITY"  # read by child processes as well
 
 
 def verbosity() -> str:
-    """Verbosity of this command: `quiet` prints results and errors only, `verbose` leaves finished bars in place."""
+    """Return the verbosity of this command: `quiet` prints results and errors only, `verbose` leaves finished bars in
+    place."""
     return os.environ.get(VARIABLE, "normal")
 
 
@@ -57,8 +58,8 @@ def notice(words: str) -> None:
 
 
 class LogLines:
-    """Stream for progress bars where stderr is no terminal: prints one of their lines every `EVERY` seconds, and the
-    last line of a bar that stays."""
+    """Stream for progress bars if stderr is no terminal: prints one of their lines every `EVERY` seconds, and the last
+    line of a bar that stays."""
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
     _line = ""
@@ -70,12 +71,12 @@ class LogLines:
             print(self._line, file=sys.stderr, flush=True)
 
     def flush(self) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: no text waits."""
 
 
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """A tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY` seconds. It
-    shows no items per second: those counted before the bar began would make them absurd."""
+    """Return a tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY`
+    seconds. It shows no items per second: those counted before the bar began would distort them."""
     from tqdm import tqdm
 
     level = verbosity()
@@ -88,8 +89,8 @@ def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
 
 class Bars:
     """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes, or the
-    work where it is a single item. A log gets the description of such work when it begins, since it cannot be counted.
-    What the description says after its first comma may change meanwhile."""
+    work if it is a single item. A log gets the description of such work when it begins. The description may change
+    after its first comma."""
 
     def __init__(self) -> None:
         self._bar: Any = None

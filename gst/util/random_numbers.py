@@ -1,4 +1,4 @@
-"""Random numbers of a block of code from a seed; afterwards all generators go on from where they stood."""
+"""Random numbers of a block of code from a seed; afterwards all generators continue from their earlier state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 @contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Within it the host draws from `seed`, and so do some accelerators; after it all go on from where they stood.
+    """Let the host, and some accelerators, draw from `seed`; afterwards all generators continue from their earlier
+    state.
 
-    `torch.manual_seed` seeds every accelerator too, those that `torch.random.fork_rng` does not put back among them.
+    `torch.manual_seed` seeds every accelerator too, including those that `torch.random.fork_rng` does not restore.
 
     Args:
         seed: of all of them.
-        devices: accelerators with their numbers (`cuda:0`) that draw within it; the CPU may be among them.
+        devices: accelerators with their numbers (`cuda:0`) that draw inside; the CPU may be among them.
 
     Examples:
         >>> before = torch.get_rng_state()

@@ -45,18 +45,18 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def plain(error: BaseException | str, length: int = 200) -> str:
-    """The first line of a message, cut to `length` characters, without any that a terminal would obey."""
+    """Return the first line of a message, cut to `length` characters, without terminal control characters."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return "".join(each if each.isprintable() else "?" for each in lines[0])[:length]
 
 
 def shown(value: Any) -> str:
-    """A value of a file for a message: short, and without what a terminal would obey."""
+    """Return a value of a file for a message: short, and without terminal control characters."""
     return plain(_SHORT.repr(value), 80)
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, NaN and infinity among it, which Python takes for JSON.
+    """Read a JSON file; as in Python, NaN and infinity are allowed.
 
     Raises:
         ValueError: it is missing, not JSON, or nested too deeply; the message names the file.
@@ -70,7 +70,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """As `read_json`, of the content.
+    """Parse the content of a JSON file.
 
     Raises:
         ValueError: it is not JSON, or nested too deeply.
@@ -82,7 +82,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """As `read_json`, of a file that holds an object.
+    """Read a JSON file that holds an object.
 
     Raises:
         ValueError: also if it holds something else.
@@ -94,7 +94,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file by name. No array of objects is read: those are pickles, and so programs.
+    """Return the arrays of an npz file by name. Arrays of objects are refused: those are pickles, and so programs.
 
     Raises:
         ValueError: it is missing or damaged, holds something other than arrays of numbers and text, or would unpack to
@@ -111,7 +111,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_tensors(path: Path) -> Any:
-    """What `torch.save` wrote, as far as it is tensors and plain data, on the CPU.
+    """Read a file of `torch.save` with tensors and plain data, to the CPU.
 
     Raises:
         ValueError: it is missing or damaged, compressed, of the format before torch 1.6, or holds other objects; the
@@ -133,7 +133,7 @@ def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], cou
     """Refuse settings that ask for more weights than their file has, before time and memory are spent on them.
 
     Args:
-        make: a network of these settings.
+        make: makes a network of these settings.
         weights: of the file.
         counts: the settings that are numbers of layers, each of which has weights.
 
@@ -152,12 +152,12 @@ def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], cou
 
 
 def check_classes(settings: Any, trusted: Iterable[str] = ()) -> None:
-    """Refuse settings of a file that name something to import which is neither of the packages `KNOWN`, nor in
-    `trusted`, nor a network that is imported already: whoever builds a network of them would run it.
+    """Refuse settings of a file that name a class to import which is neither of the packages `KNOWN`, nor in `trusted`,
+    nor a network that is imported already: building a network of them would run it.
 
     Args:
         settings: dictionaries, lists and plain values.
-        trusted: what the names of further classes may begin with, `mine.` say.
+        trusted: beginnings of the names of further classes, such as `mine.`.
 
     Raises:
         ValueError: one is not known.
@@ -216,7 +216,7 @@ def _check_sizes(archive: zipfile.ZipFile, file_bytes: int) -> None:
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """An array whose header agrees with the size of its member, so that no more is allocated than is there."""
+    """Read an array whose header agrees with the size of its member, so that no more is allocated than is there."""
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
         if version not in _HEADERS:
@@ -244,12 +244,13 @@ MOST_IN_ALL = 4 << 30  # bytes of the files of an archive that are read
 
 
 def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files of a folder or an archive. Links out of the folder and large files are refused.
+    """Yield name and content of the files of a folder or a tar archive; nothing is unpacked. Links out of the folder
+    and large files are refused.
 
     Args:
         path: the folder, searched at any depth, or the archive.
-        wanted: matches the whole path below `path` of a file that is read; its first group is the name that is given.
-        dataset: what the files belong to, for messages.
+        wanted: matches the whole path below `path` of a file that is read; its first group is the name.
+        dataset: name of the dataset, for messages.
 
     Raises:
         ValueError: there is no such file, the archive is damaged, or a member leads out of it; the message names it.

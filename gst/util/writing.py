@@ -24,6 +24,9 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
     """Open a new text file that replaces `path` once all of it is on the disk; missing folders are made. If anything
     fails, or the process is killed, `path` stays as it was.
 
+    Raises:
+        OSError: it cannot be written; the message names `path`.
+
     Examples:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "results" / "plan.json"
@@ -31,22 +34,19 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
         ...     _ = file.write("{}")
         >>> path.read_text()
         '{}'
-
-    Raises:
-        OSError: it cannot be written; the message names `path`.
     """
     with atomic_path(path) as partial, partial.open("w", newline="") as file:
         yield file
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a result that is JSON, with null for NaN and infinity; whole or not there, see `atomic_write`."""
+    """Write a result as JSON, with null for NaN and infinity; completely or not at all (`atomic_write`)."""
     with atomic_write(path) as file:
         file.write(json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
-    """A copy with None instead of NaN and infinity, which JSON lacks."""
+    """Return a copy with None instead of NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -56,7 +56,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """As `atomic_write`, for a writer that takes a file name: yields the name of the new file that replaces `path`."""
+    """Yield the name of a new file that replaces `path`, for a writer that takes a file name (`atomic_write`)."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
     """Make `directory` and lock it for this process. The system releases the lock (flock(2)) when the process ends,
-    also if it is killed. Directories made here are removed again if nothing was written to them.
+    also if it is killed. Directories made here are removed again if they stay empty.
+
+    Raises:
+        ValueError: another process holds the lock; the message names that process.
+        OSError: nothing can be written there.
 
     Examples:
         >>> import tempfile
@@ -84,10 +88,6 @@ def directory_lock(directory: Path) -> Iterator[None]:
         ['.lock']
         >>> directory.exists()
         False
-
-    Raises:
-        ValueError: another process holds the lock; the message names that process.
-        OSError: nothing can be written there.
     """
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
@@ -106,7 +106,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
 
 
 def _locked_file(path: Path) -> BinaryIO:
-    """The locked file at `path`, which holds the number of this process."""
+    """Return the locked file at `path`, which holds the number of this process."""
     while True:
         file = path.open("ab+")
         try:
@@ -128,8 +128,8 @@ def _locked_file(path: Path) -> BinaryIO:
 
 
 def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An uninitialised array: in memory if `directory` is None, else memory-mapped from the new file `name` in it,
-    whose pages the system can write back.
+    """Return an uninitialised array: in memory if `directory` is None, else memory-mapped from the new file `name` in
+    it, whose pages the system can write back.
 
     Raises:
         OSError: the disk is full. All blocks are allocated here, since a later write to a full disk would kill the
@@ -148,7 +148,7 @@ def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype
 
 
 def chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
-    """Slices that cover 0 .. length, each of at most `size` entries.
+    """Yield slices that cover 0 .. length, each of at most `size` entries.
 
     Examples:
         >>> list(chunks(5, 2))

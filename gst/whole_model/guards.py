@@ -55,9 +55,8 @@ class Guard:
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
         self._modules = () if model is None else tuple(model.modules())
         self._modes = tuple(map(_training, self._modules))
-        tables = [table for each in self._modules for table in (each._modules, each._parameters, each._buffers)]
-        self._tables = tuple(filter(None, tables))
-        self._sizes = tuple(map(len, self._tables))
+        tables = [each for of in self._modules for each in (of._modules, of._parameters, of._buffers) if each]
+        self._tables, self._sizes = tuple(tables), tuple(map(len, tables))
         self._members = tuple(chain.from_iterable(map(_values, self._tables)))
         self._parameters = () if model is None else tuple(model.parameters())
         self._gradients = tuple(map(_requires_grad, self._parameters))

@@ -147,7 +147,7 @@ def test_the_command_prints_a_line_for_each_machine(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["inception", "--on", "abacus"], "machine abacus has no rates; known are rtx3090"),
+        (["inception", "--on", "abacus"], "machine abacus has no rates; there are rtx3090"),
         (["inception", "--on", "nowhere.json"], "nowhere.json"),
         (["rnnlm:layers=1,steps=2", "--batch", "3"], "--batch 3 is for GraphNet samples"),
         ([str(SAMPLES.parent / "hlo")], "hlo holds no GraphNet sample"),

@@ -284,7 +284,7 @@ def test_other_seeds_hold_out_other_groups() -> None:
 
 
 def test_splitting_by_graphs_does_tear_groups_apart() -> None:
-    """What `groups` is for."""
+    """`groups` exists because of this."""
     graphs = [named(f"{group}/{i}") for group in "ab" for i in range(4)]
     training, held_out, _ = split(graphs, "graphs", 4, 0, seed=0)
     assert {group_of(name) for name in names_in(training)} & {group_of(name) for name in names_in(held_out)}

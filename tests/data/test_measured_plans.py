@@ -1,4 +1,4 @@
-"""What a configuration says of a plan, worked by hand; overlapping devices; a measured directory comes back."""
+"""Configurations of plans worked by hand, overlapping devices, and a measured directory read back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_plan_may_name_devices_in_any_order_and_only_those_it_uses() -> None:
 
 
 def test_loads_of_cores_are_means_over_nodes() -> None:
-    """What a mean pooling sees: twice the time on both cores than the profile of the wide device says of one."""
+    """Mean pooling reads twice the time on both cores that the profile of the wide device has for one."""
     profiled, rng = chain(), np.random.default_rng(0)
     for _ in range(20):
         placement = rng.integers(0, 3, 4)

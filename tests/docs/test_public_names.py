@@ -15,9 +15,9 @@ import gst
 from experiments.figures.public_names import MODULES, PAGE, VALUES, public_names
 
 SHOWN = {
-    "Graph", "segment", "GraphSegmentTraining", "EmbeddingTable", "place", "nn", "cost", "data", "programs", "devices",
+    "Graph", "segment", "GraphSegmentTraining", "EmbeddingTable", "place", "nn", "cost", "data", "programs",
     "placement", "__version__", "SegmentBatch", "SegmentedGraph", "prepare", "open_store", "collate", "from_pyg",
-    "from_networkx", "from_dgl", "LayerHistories", "estimate", "load", "placed",
+    "from_networkx", "from_dgl", "estimate", "load", "placed",
 }  # fmt: skip
 HEAVY = ["lightning", "wandb", "numba", "scipy", "jsonargparse", "pymetis", "embedding_cache", "partitioners"]
 MEASURE = """
@@ -32,7 +32,7 @@ def test_dir_shows_what_a_user_needs_and_every_name_loads() -> None:
     assert set(dir(gst)) == SHOWN == set(gst.__all__)
     for name in gst.__all__:
         assert getattr(gst, name) is not None
-    for name in ("nn", "cost", "data", "programs", "devices", "placement"):
+    for name in ("nn", "cost", "data", "programs", "placement"):
         assert isinstance(getattr(gst, name), ModuleType)
     assert gst.nn.SAGE.__name__ == "SAGE"
 

@@ -223,15 +223,6 @@ def test_a_limit_holds_for_plans_and_not_for_the_profile(tmp_path: Path) -> None
             assert isolated.costs(1).times_us.max() > 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited by setrlimit")
-def test_where_values_are_not_counted_address_space_is_limited(tmp_path: Path) -> None:
-    directory = large(tmp_path)
-    plan = Plan(HERE, np.zeros(Program.load(directory).num_nodes, np.int64))
-    with IsolatedExecutor(directory, limited(pair(separate_memory=True), 2**27)) as isolated:
-        (found,) = measure_plans(isolated, [plan], repetitions=1)
-    assert found.outcome == "failed" and found.reason.startswith("out of memory: "), found.reason
-
-
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:

@@ -142,7 +142,8 @@ def test_another_result_makes_another_document(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(docs, "RESULTS", results)
     page = ROOT / "docs" / "results.md"
     before, after = page.read_text(), up_to_date(page, TABLES, NUMBERS)
-    assert "9.87" not in before and "**9.87x**" in after and re.search(r"9\.87 times as fast\s+as plain PyTorch", after)
+    assert "9.87" not in before and "**9.87x**" in after
+    assert "9.87 times as fast as plain PyTorch" in " ".join(after.split())
     (results / "placement.json").unlink()
     assert "results/placement.json` is not there" in fill(before, TABLES)
     with pytest.raises(FileNotFoundError):

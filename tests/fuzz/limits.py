@@ -70,7 +70,7 @@ def write_case(reader: Reader, files: dict[Path, bytes], folder: Path, seed: Seq
 
 
 def problem(reader: Reader, path: Path, folder: Path) -> tuple[str, str] | None:
-    """What is wrong with how the reader took what is at `path`, if something is: a kind and a line."""
+    """Return the kind and a line of the problem with reading `path`, if there is one."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, before[1]))

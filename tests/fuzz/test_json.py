@@ -56,7 +56,7 @@ cost_graphs = nearly(
 
 
 def refused_or_read(read: Callable[[Path], object], name: str, content: str) -> object:
-    """What is read, None if it is refused as it should be."""
+    """Return the content, or None if it is refused with the right error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_text(content)

@@ -1,4 +1,4 @@
-"""What the source of this program may not do: load pickles from files, run strings, listen to the network."""
+"""Forbidden calls in the source: loading pickles from files, running strings, listening to the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALLOWED = {
 
 
 def offences(source: str) -> Iterator[tuple[str, int]]:
-    """What is forbidden and where, in the text of a module."""
+    """List the forbidden calls in the text of a module, with their lines."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "[::]"):
             yield "listens on every address", node.lineno

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gst.graphs import config_classes as module
-from gst.graphs.config_classes import config_classes
+from gst.graphs.config_classes import OnceForEach, config_classes
 from gst.graphs.graph import Graph
-from gst.graphs.kept import OnceForEach
 from gst.graphs.segments import SegmentedGraph, segment
 
 

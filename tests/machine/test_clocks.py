@@ -1,5 +1,4 @@
-"""Clocks of accelerators from NVML: by recorded text of nvidia-smi, by a program of that name on the PATH, and by a
-made-up package. Without both there are none."""
+"""Clocks of accelerators: from recorded text of nvidia-smi, and from a program of that name on the PATH."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -63,9 +61,8 @@ def nvidia_smi(folder: Path, script: str) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the PATH, on a machine without the package."""
+    """The only folder on the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
     return tmp_path
 
 
@@ -89,7 +86,7 @@ def test_the_program_is_asked_by_the_names_of_new_and_old_drivers(folder: Path, 
     assert len(calls.read_text().splitlines()) == asked + 1, "the name that it knows is asked by at once"
 
 
-def test_without_package_and_program_there_are_no_clocks_and_a_failure_is_not_met_again(folder: Path) -> None:
+def test_without_the_program_there_are_no_clocks_and_a_failure_is_not_met_again(folder: Path) -> None:
     assert Source().clocks([ONE]) == {} == read_clocks(["cuda:0"])
     calls, source = nvidia_smi(folder, "sys.exit('no driver')"), Source()
     for _ in range(3):
@@ -107,40 +104,6 @@ def test_a_program_that_hangs_is_left_and_not_asked_again(folder: Path, monkeypa
     assert time.perf_counter() - began < 5 and calls.read_text().count("\n") <= 1
     monkeypatch.undo()
     assert source.stuck is not None and source.stuck.wait(10) < 0
-
-
-class Package(SimpleNamespace):
-    """As much of `pynvml` as is used; the temperature fails."""
-
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
-
-    def nvmlInit(self) -> None:
-        pass
-
-    nvmlShutdown = nvmlInit
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != ONE:
-            raise LookupError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetClockInfo(self, handle: str, clock: int) -> int:
-        return 1410
-
-    def nvmlDeviceGetMaxClockInfo(self, handle: str, clock: int) -> int:
-        return 1980
-
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
-        raise RuntimeError("Not Supported")
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
-        return 0x24
-
-
-def test_the_package_is_asked_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi(folder, "raise AssertionError")
-    monkeypatch.setitem(sys.modules, "pynvml", Package())
-    assert Source().clocks([ONE, TWO]) == {ONE: Clocks(1410.0, 1980.0, None, ("power limit", "heat"))}
 
 
 def test_accelerators_are_found_by_their_uuid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,9 @@ from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch
-from gst.method.draws import PrefetchedStep
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep
-from gst.method.sizes import Sizes
+from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.rows import PrefetchedStep
 from gst.nn.sharing import Sharing
 from gst.programs.described import DEVICE, run_described
 
@@ -149,9 +148,9 @@ def known_rows(model: GraphSegmentTraining, where: HostWaits) -> int:
         optimizer = torch.optim.Adam(model.parameters())
         draw = model.draw(data, configs)
         assert draw is not None
-        batch = model._batch(draw.catalogue, draw.fresh.nonzero().squeeze(1), draw.configs)
-        step = PrefetchedStep(draw, batch.to(DEVICE, torch.float32))
-        known = int(model._known(model._table_keys(draw.catalogue, draw.configs)).sum())
+        rows = model.rows_of(draw)
+        step = PrefetchedStep(draw, model.fresh_batch(draw).to(DEVICE, torch.float32), rows)
+        known = int(model.is_known(draw, rows).sum())
         where.waits.clear()
         model(prefetched=step).square().mean().backward()
         optimizer.step()
@@ -185,14 +184,12 @@ def table() -> EmbeddingTable:
 
 
 CASES: dict[str, Any] = {
-    "fresh segments alone": lambda: (Messages(), {"omit_rest": True}),
+    "fresh segments alone": lambda: (Messages(), {"estimate": "fresh"}),
     "all segments": lambda: (Messages(), {}),
     "the paper's dropout": lambda: (Messages(), {"table": table(), "estimate": "dropout"}),
-    "momentum": lambda: (Messages(), {"table": table(), "estimate": "dropout", "push_momentum": 0.5}),
     "difference": lambda: (Messages(), {"table": table(), "estimate": "difference"}),
     "regression": lambda: (Messages(), {"table": table(), "estimate": "regression", "pooling": "sum"}),
     "composite": lambda: (Messages(), {"table": table(), "estimate": "composite"}),
-    "corrected for bias": lambda: (Messages(), {"table": table(), "num_fresh": 2, "debias": True}),
     "SAGE": lambda: (gst.nn.SAGE(16, 2, num_opcodes=4), {"table": table()}),
     "SAGE, maxima": lambda: (gst.nn.SAGE(16, 2, num_opcodes=4, aggregation="max"), {"pooling": "max"}),
     "GCN": lambda: (gst.nn.GCN(16, 2, num_opcodes=4), {"table": table()}),
@@ -200,7 +197,7 @@ CASES: dict[str, Any] = {
     "GAT": lambda: (gst.nn.GAT(16, 2, num_opcodes=4), {"table": table()}),
     "SAGE over nodes": lambda: (gst.nn.SAGE(16, 2, 4, normalise_over="nodes"), {"table": table()}),
     "FusedSAGE": lambda: (gst.nn.FusedSAGE(16, 1, 1, num_opcodes=4), {"table": table()}),
-    "padded, fresh segments alone": lambda: (Messages(), {"omit_rest": True}),
+    "padded, fresh segments alone": lambda: (Messages(), {"estimate": "fresh"}),
     "padded, the paper's dropout": lambda: (Messages(), {"table": table(), "estimate": "dropout"}),
     "padded, maxima": lambda: (Messages(), {"table": table(), "estimate": "dropout", "pooling": "max"}),
     "padded, difference": lambda: (Messages(), {"table": table()}),
@@ -209,8 +206,8 @@ CASES: dict[str, Any] = {
     "padded, SAGE, maxima": lambda: (gst.nn.SAGE(16, 2, 4, aggregation="max"), {"table": table()}),
     "padded, GAT": lambda: (gst.nn.GAT(16, 2, num_opcodes=4), {"table": table()}),
     "padded, FusedSAGE": lambda: (gst.nn.FusedSAGE(16, 1, 1, num_opcodes=4), {"table": table()}),
-    "waiting for a number": lambda: (Waiting(), {"omit_rest": True}),
-    "waiting for a copy": lambda: (Masking(), {"omit_rest": True}),
+    "waiting for a number": lambda: (Waiting(), {"estimate": "fresh"}),
+    "waiting for a copy": lambda: (Masking(), {"estimate": "fresh"}),
 }
 
 

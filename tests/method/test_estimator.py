@@ -32,6 +32,7 @@ from gst.data.loader import Prefetched, Reader, Step, StepLoader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.method.draws import uniform_gradient
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from partitioners import METHODS, partition
@@ -176,7 +177,8 @@ def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:
     encoder, head = models(kind, random_graph(0))
     twin = SlowTraining(copy.deepcopy(encoder), copy.deepcopy(head), pooling, 2, 0.5, rest, seed=3)
     table = table_for() if rest == "table" else None
-    model = GraphSegmentTraining(encoder, head, pooling, 2, 0.5, table, rest == "omitted", seed=3)
+    estimate = "fresh" if rest == "omitted" else "dropout"
+    model = GraphSegmentTraining(encoder, head, pooling, 2, 0.5, table, seed=3, estimate=estimate)
     optimizers = [torch.optim.Adam([*m.encoder.parameters(), *m.head.parameters()], 0.01) for m in (model, twin)]
     for which, rows in steps:
         chosen, configs = [graphs[i] for i in which], torch.tensor(rows)
@@ -205,7 +207,8 @@ def test_the_expected_estimate_is_the_exact_embedding(pooling: str, rest: str, k
     graphs = [segment(random_graph(seed, 20 + 9 * seed), 6) for seed in range(2)]
     configs = torch.tensor([[0, 2], [1, -1]])
     table = table_for(5, torch.float32) if rest == "table" else None
-    model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, rest == "omitted", seed=1)
+    estimate = "fresh" if rest == "omitted" else "auto"
+    model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, seed=1, estimate=estimate)
     model(graphs, configs)
     model.num_fresh = 2
     draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(100)]).double()
@@ -249,13 +252,13 @@ def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
     assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift", "age"])
+@pytest.mark.parametrize("refresh", ["uniform", "age"])
 def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
     graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
     steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
 
     def train(ahead: bool) -> list[Tensor]:
-        table = EmbeddingTable(1, 6, torch.float64, track_drift=refresh == "drift")
+        table = EmbeddingTable(1, 6, torch.float64)
         model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, 0.5, table, seed=1, refresh=refresh)
         if not ahead:
             return [model(*step).detach() for step in steps]
@@ -266,17 +269,17 @@ def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
-def test_gradients_of_drift_guided_draws_are_on_average_those_of_uniform_ones(keep: float) -> None:
+def test_gradients_of_draws_by_age_are_on_average_those_of_uniform_ones(keep: float) -> None:
     graph = segment(random_graph(0, 40), 6)
-    table = EmbeddingTable(1, 5, torch.float64, track_drift=True)
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", 2, keep, table, refresh="drift")
+    table = EmbeddingTable(1, 5, torch.float64)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", 2, keep, table, refresh="age", estimate="dropout")
     for _ in range(4):
         model([graph])
     draw = model.draw([graph])
     assert draw.inclusion.std() > 0.01 and draw.inclusion.sum().item() == pytest.approx(2)
     known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
     value_weight = keep + (1 - keep) / draw.inclusion
-    expected = draw.inclusion * value_weight * model._gradient_weights(draw, known)[:, 0]
+    expected = draw.inclusion * value_weight * uniform_gradient(draw, known, 2, keep)[:, 0]
     uniform = keep * 2 / graph.num_segments + (1 - keep)
     torch.testing.assert_close(expected, torch.full_like(expected, uniform))
 
@@ -458,14 +461,14 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
     assert resumed.encoder_frozen == frozen
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift", "age"])
+@pytest.mark.parametrize("refresh", ["uniform", "age"])
 @pytest.mark.parametrize("done", [2, 5])
 def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh: str) -> None:
     """It stops when the next step would be drawn and read already."""
     selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
 
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
-        table = EmbeddingTable(1, 6, torch.float64, track_drift=refresh == "drift")
+        table = EmbeddingTable(1, 6, torch.float64)
         model = GraphSegmentTraining(
             *models("sage", random_graph(0), seed), "mean", 2, 0.5, table, seed=seed, refresh=refresh
         )
@@ -504,9 +507,8 @@ def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh:
         ({"keep_probability": 1.5}, "keep_probability is 1.5"),
         ({"keep_probability": -0.1}, "keep_probability is -0.1"),
         ({"keep_probability": float("nan")}, "keep_probability is nan"),
-        ({"omit_rest": True, "table": EmbeddingTable(1, 1)}, "use one of the two"),
-        ({"refresh": "drift"}, "track_drift=True"),
-        ({"refresh": "drift", "table": EmbeddingTable(1, 1)}, "track_drift=True"),
+        ({"estimate": "fresh", "table": EmbeddingTable(1, 1)}, "use one of the two"),
+        ({"refresh": "age"}, r"add table=EmbeddingTable\(...\)"),
     ],
     ids=str,
 )
@@ -534,7 +536,7 @@ def test_advice_for_a_sharded_table_is_a_call_that_works(unchecked: None, monkey
         monkeypatch.setattr(torch.distributed, name, lambda group, value=value: value)
     model = GraphSegmentTraining(features_of, as_it_is, table=ShardedTable(EmbeddingTable(1, 9)))
     with pytest.raises(ValueError, match=r"rows of 9 .* make it (.*)$") as caught:
-        model._check_width(6)
+        model._keys.check_width(6)
     assert eval(str(caught.value).rpartition("make it ")[2]).channels == 6
 
 
@@ -628,9 +630,9 @@ def test_two_threads_copy_at_once_on_the_stream_of_copies(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "Stream", OneAtATime)
     monkeypatch.setattr(SegmentBatch, "pinned", lambda self: meeting.wait() < 0 or self)
     monkeypatch.setattr(SegmentBatch, "to", lambda self, *_: self)
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", num_fresh=1, omit_rest=True)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", num_fresh=1, estimate="fresh")
     like = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
-    monkeypatch.setattr(GraphSegmentTraining, "_like", lambda self: like)
+    monkeypatch.setattr(GraphSegmentTraining, "like", lambda self: like)
     model._copies = OneAtATime()  # type: ignore[assignment]
     draw = model.draw([segment(random_graph(0), 5)])
     assert draw is not None

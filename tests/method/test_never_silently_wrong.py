@@ -26,10 +26,9 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
 from gst.method.batch import SegmentBatch
-from gst.method.draws import dropout_weights
+from gst.method.draws import Peers, dropout_weights, uniform_gradient
 from gst.method.encoding import SegmentMaxima, SegmentSums
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.exchange import Peers
 from gst.nn.edges import neighbour_attention, neighbour_max
 from gst.nn.sparse import CsrMatrix, product
 from gst.util.arrays import Mapped, PackedArray
@@ -69,13 +68,7 @@ def assert_same(a: list[Tensor], b: list[Tensor]) -> None:
 
 def rows_read(model: GraphSegmentTraining, graph: SegmentedGraph) -> int:
     """How many rows of the table a step with `graph` could read."""
-    return int(model._known(model._table_keys(*_step(model, graph))).sum())
-
-
-def _step(model: GraphSegmentTraining, graph: SegmentedGraph) -> tuple[Any, Tensor]:
-    draw = model.draw([graph])
-    assert draw is not None
-    return draw.catalogue, draw.configs
+    return int(model.rows_of(model.draw([graph])).is_known().sum())
 
 
 @pytest.mark.parametrize(
@@ -298,15 +291,15 @@ def test_exact_draws_no_dropout_and_leaves_modes_as_they_were() -> None:
 
 
 def test_weights_have_the_dtype_of_the_model() -> None:
-    """A third is not the same number in float32: gradients of drift-guided draws in double precision."""
-    table = EmbeddingTable(1, 5, torch.float64, track_drift=True)
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, 0.3, table, refresh="drift")
+    """A third is not the same number in float32: gradients of draws by age in double precision."""
+    table = EmbeddingTable(1, 5, torch.float64)
+    model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, 0.3, table, refresh="age")
     graph = segment(random_graph(0, 18), 6)
     model([graph])
     draw = model.draw([graph])
     assert draw is not None
     known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
-    weights = model._gradient_weights(draw, known)[:, 0]
+    weights = uniform_gradient(draw, known, 1, 0.3)[:, 0]
     uniform = 0.3 / graph.num_segments + 0.7
     truth = torch.tensor([uniform / (0.3 * float(q) + 0.7) for q in draw.inclusion], dtype=torch.float64)
     assert weights.dtype == torch.float64
@@ -350,8 +343,9 @@ def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch
 def test_rows_of_a_table_are_summed_in_float32_by_a_model_in_half_precision() -> None:
     """A thousand terms of 0.001 stop adding up at 0.5 in bfloat16."""
     model = GraphSegmentTraining(TwoLayers(), nn.Linear(8, 1), table=EmbeddingTable(1, 8)).bfloat16()
-    model([segment(random_graph(0, 18), 6)])
-    assert model._pulled(torch.tensor([[0]])).dtype == torch.float32
+    graph = segment(random_graph(0, 18), 6)
+    model([graph])
+    assert model.rows_of(model.draw([graph])).of(torch.tensor([0])).dtype == torch.float32
 
 
 def test_embeddings_in_double_precision_are_not_rounded_for_a_head_in_float32() -> None:

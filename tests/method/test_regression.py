@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gst
 from embedding_cache import EmbeddingTable
-from gst.method.draws import Catalogue, choose_by_strata
+from gst.method.draws import Catalogue
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.regression import RowRegression, StaleSum, composite_weights, moments, residual_products
 
@@ -65,13 +65,14 @@ def over_all_draws(model: GraphSegmentTraining, graphs: list[Any]) -> tuple[list
     return truth, runs
 
 
-@pytest.mark.parametrize("arguments", [{}, {"omit_rest": True}, {"table": True}], ids=["encoded", "omitted", "table"])
+@pytest.mark.parametrize(
+    ("estimate", "table"), [*itertools.product(["difference", "regression"], [True, False]), ("fresh", False)]
+)
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("estimate", ["difference", "regression"])
 def test_value_and_gradient_are_those_of_all_segments_on_average_over_all_draws(
-    estimate: str, pooling: str, arguments: dict[str, Any]
+    estimate: str, table: bool, pooling: str
 ) -> None:
-    truth, runs = over_all_draws(*trained(estimate, pooling, **{"table": False} | arguments))
+    truth, runs = over_all_draws(*trained(estimate, pooling, table))
     for expected, each in zip(truth, zip(*runs, strict=True), strict=True):
         torch.testing.assert_close(torch.stack(each).mean(0), expected, rtol=1e-9, atol=1e-9)
 
@@ -89,30 +90,6 @@ def test_the_gradient_of_the_composite_estimator_has_no_bias_and_its_value_has_n
     for expected, mean in zip(truth[1:], means[1:], strict=True):
         torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
     assert torch.allclose(means[0], truth[0], rtol=1e-9) == (products[0] == 1)
-
-
-class Quadratic(torch.nn.Module):
-    def forward(self, pooled: Tensor) -> Tensor:
-        form = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        return (pooled @ form * pooled).sum(-1)
-
-
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_a_quadratic_head_has_no_bias_with_debias_and_has_one_without(pooling: str) -> None:
-    """Value and gradient, over all draws of two of four segments."""
-    for debias in (True, False):
-        model, graphs = trained("difference", pooling, table=True, debias=debias)
-        model.head = Quadratic()
-        truth, runs = over_all_draws(model, graphs)
-        means = [torch.stack(each).mean(0) for each in zip(*runs, strict=True)]
-        for expected, mean in zip(truth, means, strict=True):
-            assert torch.allclose(mean, expected, rtol=1e-8, atol=1e-8) == debias
-
-
-def test_debias_changes_nothing_where_the_head_is_linear() -> None:
-    plain, graphs = trained("difference", "mean", table=True)
-    debiased, _ = trained("difference", "mean", table=True, debias=True)
-    torch.testing.assert_close(debiased(graphs), plain(graphs), rtol=1e-9, atol=1e-9)
 
 
 UNEQUAL = torch.tensor([0] * 9 + [1] * 3 + [2] * 7 + [3] * 2 + [4] * 3).numpy()  # nodes of five segments
@@ -137,58 +114,17 @@ def stale_model(refresh: Any, num_fresh: int, **arguments: Any) -> tuple[GraphSe
     return model, graphs
 
 
-def strata_of(values: list[int], num_fresh: int) -> list[list[int]]:
-    """Segments sorted by their values, in so many strata of equally many, longer ones first."""
-    order, strata = sorted(range(len(values)), key=lambda segment: values[segment]), []
-    for left in range(num_fresh, 0, -1):
-        size = -(-len(order) // left)
-        strata.append(order[:size])
-        order = order[size:]
-    return strata
-
-
 DRAWN = [
     {"estimate": "difference", "pooling": "sum"},
     {"estimate": "difference"},
-    {"estimate": "difference", "push_momentum": 0.7},
     {"estimate": "regression"},
 ]
 
 
 @pytest.mark.parametrize("arguments", DRAWN, ids=str)
-@pytest.mark.parametrize("refresh", ["size", "order"])
-def test_stratified_draws_leave_value_and_gradient_without_bias(refresh: str, arguments: dict[str, Any]) -> None:
-    """Over all draws of one segment of each of two strata, of three and of two segments."""
-    model, graphs = stale_model(refresh, 2, **arguments)
-    values = [graphs[0].owned_counts.tolist()] * 2
-    if refresh == "order":
-        values = [[ids[start] for start in graph.row_ptr[:-1]] for graph in graphs for ids in [graph.node_ids]]
-    strata = [strata_of(each, 2) for each in values]
-    draw = model.draw(graphs)
-    assert draw is not None
-    for graph, own in enumerate(strata):
-        for stratum in own:
-            places = torch.tensor(stratum) + 5 * graph
-            assert int(draw.fresh[places].sum()) == 1
-            torch.testing.assert_close(draw.inclusion[places], torch.full((len(stratum),), 1 / len(stratum)).double())
-    truth, runs = values_and_gradients(model, graphs, torch.ones(10, dtype=torch.bool), 1.0), []
-    for chosen in itertools.product(*strata[0]):
-        other = [strata[1][s][strata[0][s].index(segment)] for s, segment in enumerate(chosen)]
-        fresh = torch.zeros(10, dtype=torch.bool)
-        fresh[[*chosen, *(5 + segment for segment in other)]] = True
-        runs.append(values_and_gradients(model, graphs, fresh, draw.inclusion))
-    assert len(runs) == 6
-    for expected, each in zip(truth, zip(*runs, strict=True), strict=True):
-        torch.testing.assert_close(torch.stack(each).mean(0), expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("arguments", DRAWN, ids=str)
-@pytest.mark.parametrize("refresh", ["age", "gradient"])
-def test_draws_by_age_and_gradient_leave_value_and_gradient_without_bias(
-    refresh: str, arguments: dict[str, Any]
-) -> None:
+def test_draws_by_age_leave_value_and_gradient_without_bias(arguments: dict[str, Any]) -> None:
     """Over all draws of one segment of each graph, each with its probability."""
-    model, graphs = stale_model(refresh, 1, **arguments)
+    model, graphs = stale_model("age", 1, **arguments)
     draw = model.draw(graphs)
     assert draw is not None
     chances = draw.inclusion.view(2, 5)
@@ -215,7 +151,7 @@ def test_segments_are_drawn_in_proportion_to_their_nodes_and_the_ages_of_their_r
     for step in range(1, 12):
         configs = torch.tensor([[step % 3, (step * step) % 3, -1]])
         catalogue = Catalogue.of([graph])
-        keys = model._table_keys(catalogue, configs)
+        keys = model._keys.of(catalogue, configs)
         ages = table.pull(keys.clamp(min=0).flatten(), step)[1].view_as(keys)
         by_hand = torch.where(ages < 0, step, ages) * (keys >= 0)
         torch.testing.assert_close(model._ages.at(keys, step), by_hand)
@@ -233,56 +169,6 @@ def test_a_step_is_drawn_alike_when_it_is_drawn_again() -> None:
         first, again = model.draw(graphs, ahead=ahead), model.draw(graphs, ahead=ahead)
         assert first is not None and again is not None and float(first.inclusion.std()) > 0.01
         assert again.fresh.equal(first.fresh) and again.inclusion.equal(first.inclusion)
-
-
-def test_segments_are_drawn_in_proportion_to_the_norm_of_their_gradient() -> None:
-    """For an encoder h = a W with one layer the norm of dL/dW of each segment is what it is drawn in proportion to, up
-    to a factor common to its graph, if rows are |a|: here W is orthogonal, and rows are of now."""
-    graph = gst.segment(random_graph(0, 24, 40, 5, 3), parts=UNEQUAL)
-    weight = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q.requires_grad_()
-
-    def encoder(batch: Any) -> Tensor:
-        return (batch.node_features.double() @ weight)[:, None].expand(-1, batch.num_configs, -1)
-
-    head = torch.nn.Linear(3, 1, dtype=torch.float64)
-    table = EmbeddingTable(1, 3, torch.float64)
-    model = GraphSegmentTraining(encoder, head, "sum", 5, table=table, refresh="gradient")
-    configs = torch.zeros(1, 1, dtype=torch.long)
-    model([graph], configs)
-    scores = model._scores(Catalogue.of([graph]), configs)
-    norms = []
-    for segment in range(5):
-        rows = slice(graph.row_ptr[segment], graph.row_ptr[segment + 1])
-        features = torch.from_numpy(graph.node_features[rows]).double()
-        (gradient,) = torch.autograd.grad(head((features @ weight).sum(0)).sum(), weight)
-        norms.append(gradient.norm())
-    torch.testing.assert_close(scores / scores.sum(), torch.stack(norms) / sum(norms))
-
-
-def test_frequencies_of_stratified_draws_are_their_probabilities() -> None:
-    generator, values = torch.Generator().manual_seed(0), torch.tensor([3, 1, 2, 9, 8, 7, 0])
-    draws = [choose_by_strata(values, 3, generator) for _ in range(3000)]
-    inclusion = draws[0][1]
-    assert inclusion.tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 3, 1 / 2, 1 / 2, 1 / 2, 1 / 3])
-    frequency = torch.stack([fresh for fresh, _ in draws]).double().mean(0)
-    assert ((frequency - inclusion).abs() < 4 * (inclusion * (1 - inclusion) / 3000).sqrt()).all()
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.25, 0.9])
-def test_a_row_moves_part_of_the_way_to_the_fresh_embedding_and_a_new_one_all_of_it(momentum: float) -> None:
-    graph = gst.segment(random_graph(0, 24, 40, 5, 3), parts=UNEQUAL)
-    scale, table = torch.ones((), dtype=torch.float64), EmbeddingTable(1, 3, torch.float64)
-
-    def encoder(batch: Any) -> Tensor:
-        return scale * batch.node_features.double()[:, None].expand(-1, batch.num_configs, -1)
-
-    model = GraphSegmentTraining(encoder, torch.nn.Identity(), "sum", 5, table=table, push_momentum=momentum)
-    configs, rows = torch.zeros(1, 1, dtype=torch.long), []
-    for factor in (1.0, 3.0):
-        scale.fill_(factor)
-        model([graph], configs)
-        rows.append(table.pull(model._table_keys(Catalogue.of([graph]), configs).flatten())[0])
-    torch.testing.assert_close(rows[1], momentum * rows[0] + (1 - momentum) * 3 * rows[0])
 
 
 def residuals_of_graphs(common: float, number: int) -> Tensor:
@@ -430,17 +316,14 @@ def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) ->
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"estimate": "differences"}, "use one of auto, dropout, fixed_dropout, difference, regression, composite"),
+        (
+            {"estimate": "differences"},
+            "use one of auto, fresh, dropout, fixed_dropout, difference, regression, composite",
+        ),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
-        ({"refresh": "sizes"}, "use one of uniform, size, order, age, drift, gradient"),
+        ({"refresh": "sizes"}, "use one of uniform, age"),
         ({"refresh": "age"}, "goes by the ages of rows of a table"),
-        ({"refresh": "gradient"}, "looks at rows of a table"),
-        ({"debias": True}, "debias needs a table"),
-        ({"debias": True, "table": EmbeddingTable(1, 2), "refresh": "age", "num_fresh": 2}, "debias needs a table"),
-        ({"debias": True, "table": EmbeddingTable(1, 2)}, "num_fresh of at least 2"),
-        ({"push_momentum": 0.5}, "add table=EmbeddingTable"),
-        ({"push_momentum": 1.0, "table": EmbeddingTable(1, 2)}, "from 0 to below 1"),
     ],
 )
 def test_what_makes_no_difference_estimator_is_refused(

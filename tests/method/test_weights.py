@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embedding_cache import inclusion_probabilities, sample_by_probability
-from gst.method.draws import choose_fresh, choose_kept, dropout_weights
+from gst.method.draws import (
+    choose_fresh,
+    choose_kept,
+    dropout_weights,
+    inclusion_probabilities,
+    sample_by_probability,
+)
 
 DRAWS = 1500
 

@@ -9,10 +9,10 @@ from reference import ENCODERS, random_graph
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
+from gst.graphs.config_classes import fingerprints, reference_configs, with_references
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.references import fingerprints, reference_configs, with_references
 from gst.nn import CrossConfigHead, Head
 from partitioners import partition
 
@@ -147,7 +147,7 @@ def test_equal_configurations_have_equal_fingerprints_and_others_do_not(monkeypa
     graph = Graph(node_features, edges, config_nodes=np.array([4, 1]), config_features=features)
     found = fingerprints(segment(graph, 3)).tolist()
     assert found[0] == found[2] and found[3] == found[4] and len(set(found)) == 4
-    monkeypatch.setattr("gst.method.references.BLOCK_BYTES", 1)
+    monkeypatch.setattr("gst.graphs.config_classes.BLOCK_BYTES", 1)
     assert fingerprints(segment(graph, 2)).tolist() == found
 
 

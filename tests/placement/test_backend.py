@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from gst.machine.devices import Device
 from gst.placement.api import backend as module
-from gst.placement.api import own_devices
+from gst.placement.api import place as placing
 from gst.placement.api.backend import backend, outcome
 from gst.util.compiled import compiler
 
@@ -189,7 +189,7 @@ def test_options_are_seconds_alone() -> None:
 def test_a_graph_of_the_host_is_placed_on_its_cores_beside_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     core = Device("cpu:0", "cpu", (0,), 1, "host", "made up")
     gpu = Device("cuda:0", "cuda", (), 1, "cuda:0", "made up")
-    monkeypatch.setattr(own_devices, "discover", lambda: [core, gpu, replace(gpu, name="meta", kind="meta")])
+    monkeypatch.setattr(placing, "discover", lambda: [core, gpu, replace(gpu, name="meta", kind="meta")])
     assert module._devices([X, 3]) == ["cpu:0"]
     assert module._devices([X.to("meta"), 3]) == ["cpu:0", "meta"]  # not on other accelerators
     with pytest.raises(ValueError, match="its tensors lie on cpu, meta"):

@@ -110,7 +110,7 @@ def test_the_command_says_that_others_were_busy_while_operations_were_profiled(
         "gst.placement.api.command.IsolatedExecutor", lambda program, devices: Runner(task, [load, load])
     )
     arguments = ["place", "rnnlm", "--runtime", "simulated", "--evaluations", "20", "--methods", "annealing"]
-    arguments += ["--patience", "0", "--proof", "0", "--out", "out", "--explain"]
+    arguments += ["--patience", "0", "--out", "out", "--explain"]
     assert main([*arguments, "--json", "result.json"]) == 0
     words = "Other processes took 60% of the cores while operations were profiled: place it again from the beginning"
     assert (words in capsys.readouterr().out) == (words in Path("out/report.html").read_text()) == (load == BUSY)

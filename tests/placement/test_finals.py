@@ -1,4 +1,4 @@
-"""What is to run after a search: nothing slower than what the user had, and times that luck did not choose."""
+"""Winner of the final measurements: never slower than the step as written, by times that luck did not choose."""
 
 from __future__ import annotations
 

@@ -95,11 +95,11 @@ def processes(mark: str, title: str = "") -> list[int]:
 
 
 class Interrupted(Exception):
-    """What ends the controller."""
+    """Ends the controller."""
 
 
 def rows(out: Path) -> dict[int, list[dict[str, Any]]]:
-    """Of each kind of host, by its number of cores, the log without the header."""
+    """Return the log of each kind of host without the header, by number of cores."""
     logs = [Log(path).read() for path in sorted(out.glob(f"*/{LOG}"))]
     return {header["machine"]["cores"]: rest for header, *rest in logs}
 

@@ -1,4 +1,4 @@
-"""What needs no Ray: plans of lost and slow workers, programs as bytes, kinds of hosts, and addresses."""
+"""The fleet without Ray: plans of lost and slow workers, programs as bytes, kinds of hosts, and addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nobody names devices, what lies in the host's memory stays there; a machine with accelerators is made up."""
+"""Default devices: a model in the host's memory stays there, on a made-up machine with accelerators."""
 
 from __future__ import annotations
 

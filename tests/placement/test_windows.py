@@ -1,205 +1,239 @@
-"""Laws of annealing windows of a schedule."""
+"""Laws of annealing windows of a schedule, and of the annealing of giant tasks by them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from jaxtyping import Int64
 
-from experiments.reproductions.public_problems.baselines import baselines, topological
-from experiments.reproductions.public_problems.generated import generated_problem
-from experiments.reproductions.public_problems.placing import MANY, place_public
-from experiments.reproductions.public_problems.problem import Problem
-from gst.placement.baselines.arrays import edge_lists
-from gst.placement.search import windows
-from experiments.reproductions.public_problems.schedules import Schedule
-from gst.placement.search.windows import MOVES, SIZE, Border, cut_out, refine, run_window, sweep, tails
+from gst.lowering.plan import Plan
+from gst.placement.baselines.arrays import moved
+from gst.placement.baselines.computed import ComputedOperations
+from gst.placement.baselines.list_schedule import Scheduled
+from gst.placement.baselines.list_schedules import etf, heft
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.search import annealing, windows
+from gst.placement.search.annealing import anneal
+from gst.placement.search.windows import SIZE, Border, Run, Schedule, refine, run_window, schedule, sweep, tails
+from gst.placement.task import Task
 
-SHAPES = ("layers", "inception", "transformer", "chains", "stencil")
-
-
-def problems(number: int, nodes: int = 400, **wanted: bool) -> list[Problem]:
-    """The first so many generated problems that have colocation groups or limits of memory, as wanted."""
-    kept: list[Problem] = []
-    for seed in range(500):
-        problem = generated_problem(seed, nodes, 4, SHAPES[seed % len(SHAPES)])
-        has_groups, has_limits = len(problem.arrays.sizes) < nodes, bool(np.isfinite(problem.arrays.limits).any())
-        has = {"groups": has_groups, "limits": has_limits, "first_come": problem.graph.first_come}
-        if all(has[name] == want for name, want in ({"first_come": False} | wanted).items()):
-            kept.append(problem)
-        if len(kept) == number:
-            return kept
-    raise AssertionError("no such problems")
+CORE_SETS = (9, 10, 18)  # seeds of 200 or more nodes on cores and the set of all of them
 
 
-def start_of(problem: Problem) -> Schedule:
-    plans = [plan for plan in baselines(problem).values() if not plan.reason]
-    return sorted(plans, key=lambda plan: plan.makespan)[len(plans) // 2]
+def made(seed: int, nodes: int = 400, groups: bool = False, limits: bool = False) -> Task:
+    """A generated task on three accelerators, or on core sets."""
+    task = generated_task(seed, nodes, None if seed in CORE_SETS else 3)
+    if groups:
+        task = replace(task, colocation=np.arange(task.num_nodes) // 3)
+    if limits:
+        most = int(
+            0.5 * sum(task.memory_use(task.simulator.run(task.plan(np.zeros(task.num_nodes, np.int64)))).values())
+        )
+        devices = tuple(replace(device, memory_limit=most) for device in task.devices)
+        task = replace(task, costs=replace(task.costs, devices=devices))
+    return task
+
+
+def begun(task: Task) -> tuple[ComputedOperations, Schedule]:
+    """The computed operations of a task, and the schedule of HEFT."""
+    operations, plan = ComputedOperations(task), heft(task)
+    assert plan is not None
+    number = np.full(task.num_nodes, -1)
+    number[operations.nodes] = np.arange(len(operations.nodes))
+    order = number[task.simulator.run(plan).order]
+    return operations, schedule(operations.what, plan.placement[operations.nodes], order[order >= 0])
+
+
+def edges_of(what: Scheduled) -> list[tuple[int, int, int]]:
+    """Producer, consumer and number of what moves, of each edge."""
+    arrays = what.arrays
+    return [
+        (int(arrays.producers[where]), node, int(arrays.in_edges[where]))
+        for node in range(len(what.computed))
+        for where in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1])
+    ]
+
+
+def slow_schedule(
+    what: Scheduled, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"]
+) -> list[float]:
+    """End of each operation, by dictionaries."""
+    free = dict.fromkeys(range(what.use.shape[1]), 0.0)
+    end: dict[int, float] = {}
+    read: dict[int, list[tuple[int, int]]] = {}
+    for producer, consumer, edge in edges_of(what):
+        read.setdefault(consumer, []).append((producer, edge))
+    for node in order.tolist():
+        cores = np.flatnonzero(what.use[home[node]]).tolist()
+        there = [end[p] + moved(edge, home[p], home[node], what.arrays) for p, edge in read.get(node, [])]
+        end[node] = max([*there, *(free[core] for core in cores)]) + float(what.arrays.times[home[node], node])
+        free |= dict.fromkeys(cores, end[node])
+    return [end[node] for node in range(len(home))]
+
+
+def check_admitted(what: Scheduled, plan: Schedule) -> None:
+    arrays, place = what.arrays, np.argsort(plan.order)
+    assert sorted(plan.order.tolist()) == list(range(len(plan.home)))
+    assert all(place[producer] < place[consumer] for producer, consumer, _ in edges_of(what))
+    assert np.isfinite(arrays.times[plan.home, np.arange(len(plan.home))]).all()
+    leader = np.unique(arrays.groups, return_index=True)[1]
+    assert (plan.home == plan.home[leader][arrays.groups]).all()
+    used = np.bincount(arrays.memory[plan.home[leader]], arrays.sizes, len(arrays.limits))
+    assert (used <= arrays.limits * (1 + 1e-9)).all()
+    np.testing.assert_array_equal(plan.end, slow_schedule(what, plan.home, plan.order))
 
 
 @pytest.mark.parametrize("groups", [True, False])
 @pytest.mark.parametrize("limits", [True, False])
-def test_a_plan_is_admitted_and_far_better_than_what_it_begins_with(groups: bool, limits: bool) -> None:
+def test_a_schedule_is_admitted_and_better_than_the_one_it_begins_with(groups: bool, limits: bool) -> None:
     ratios = []
-    for problem in problems(4, groups=groups, limits=limits):
-        start = start_of(problem)
-        plan, count = refine(problem, start, steps=40_000)
-        assert not plan.reason and sorted(plan.order) == list(range(problem.num_nodes)) and 30_000 < count <= 40_000
-        place = np.argsort(plan.order)
-        assert (place[problem.graph.edges[0]] < place[problem.graph.edges[1]]).all()
+    for seed in (1, 2, 4, 5):
+        operations, start = begun(made(seed, groups=groups, limits=limits))
+        plan, count = refine(operations.what, start, 40_000)
+        check_admitted(operations.what, plan)
+        assert 30_000 < count <= 40_000
         ratios.append(plan.makespan / start.makespan)
-    assert max(ratios) <= 1 and np.mean(ratios) < 0.93
+    assert max(ratios) <= 1 and np.mean(ratios) < 0.98
+
+
+@pytest.mark.parametrize("seed", CORE_SETS)
+def test_devices_that_share_cores_never_run_at_once(seed: int) -> None:
+    operations, start = begun(made(seed))
+    assert (operations.what.use.sum(1) > 1).any()
+    plan, _ = refine(operations.what, start, 40_000)
+    check_admitted(operations.what, plan)
+    assert plan.makespan <= start.makespan
 
 
 @pytest.mark.parametrize("steps", [0, 1, 300])
 @pytest.mark.parametrize("nodes", [40, 400])
 def test_few_steps_are_no_harm(nodes: int, steps: int) -> None:
-    for problem in problems(3, nodes):
-        start = start_of(problem)
-        plan, count = refine(problem, start, steps=steps)
+    for seed in (1, 2, 5):
+        operations, start = begun(made(seed, nodes))
+        plan, count = refine(operations.what, start, steps)
         assert plan.makespan <= start.makespan and count <= steps
 
 
-def test_no_time_is_no_harm() -> None:
-    [problem] = problems(1)
-    start = start_of(problem)
-    assert refine(problem, start, seconds=1e-6)[0].makespan <= start.makespan
-    for seconds in (0.0, -1.0):
-        assert refine(problem, start, seconds=seconds) == (start, 0)
-
-
-@pytest.mark.parametrize("seconds", [0.5, 1.5, 20.0])  # a whole sweep takes one second
-def test_descents_cool_in_their_time_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    [problem] = problems(1)
-    start = start_of(problem)
-    now, temperatures, shares = [0.0], [], []
-
-    def slow_sweep(*arguments: Any) -> int:
-        steps, temperature = arguments[5:7]
-        now[0] += steps / (MOVES * SIZE)
-        temperatures.append(temperature)
-        return int(steps * problem.num_nodes // SIZE)
-
-    monkeypatch.setattr(windows, "sweep", slow_sweep)
-    monkeypatch.setattr(windows, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    refine(problem, start, seconds, progress=lambda _, done, whole: shares.append(done / whole))
-    assert now[0] <= 1.2 * seconds
-    assert shares == sorted(shares) and shares[-1] == pytest.approx(1, abs=0.15)
-    assert temperatures[-1] < 0.6 * temperatures[0]
-    if seconds == 20:
-        assert temperatures[-1] < 0.05 * temperatures[0] and len({*shares}) > 10
-
-
-def test_steps_and_seed_decide_the_plan() -> None:
-    [problem] = problems(1, groups=True, limits=True)
-    start = start_of(problem)
-    first, again, other = (refine(problem, start, steps=20_000, seed=seed)[0] for seed in (3, 3, 4))
+def test_steps_and_seed_decide_the_schedule() -> None:
+    operations, start = begun(made(2, groups=True, limits=True))
+    first, again, other = (refine(operations.what, start, 20_000, seed)[0] for seed in (3, 3, 4))
     assert (first.home == again.home).all() and (first.order == again.order).all()
     assert (first.order != other.order).any()
 
 
+def test_descents_cool_and_report_their_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, start = begun(made(1))
+    temperatures, shares = [], []
+
+    def quick_sweep(*arguments: Any) -> int:
+        temperatures.append(arguments[6])
+        return int(arguments[5] * len(start.home) // SIZE)
+
+    monkeypatch.setattr(windows, "sweep", quick_sweep)
+    _, count = refine(operations.what, start, 50_000, progress=lambda _, done, whole: shares.append(done / whole))
+    assert count <= 50_000 and shares == sorted(shares) and shares[-1] == pytest.approx(1, abs=0.05)
+    assert temperatures[-1] < 0.05 * max(temperatures) and len({*shares}) > 10
+
+
 @pytest.mark.parametrize("offset", [1, 17, SIZE])
 def test_a_sweep_knows_when_everything_runs(offset: int) -> None:
-    for problem in problems(6):
-        start = start_of(problem)
-        home, order, begin, end = start.home.copy(), start.order.copy(), start.begin.copy(), start.end.copy()
-        temperature, state = 0.5 * problem.mean_times.mean(), np.array([1], np.uint64)
-        assert sweep(home, order, begin, end, offset, 200, temperature, state, problem.arrays) > 0
-        plan = Schedule(problem, home, order)
-        assert not plan.reason and (home != start.home).any()
+    for seed in (1, 2, 5, *CORE_SETS):
+        operations, start = begun(made(seed))
+        what, home, order = operations.what, start.home.copy(), start.order.copy()
+        begin, end, state = start.begin.copy(), start.end.copy(), np.array([1], np.uint64)
+        assert sweep(home, order, begin, end, offset, 200, 0.5 * what.arrays.times.mean(), state, what) > 0
+        plan = schedule(what, home, order)
+        assert (order != start.order).any()
         np.testing.assert_array_equal(begin, plan.begin)
         np.testing.assert_array_equal(end, plan.end)
 
 
-def test_the_longest_way_through_a_window_is_the_makespan_of_the_whole() -> None:
-    """A way that passes by a window stays as it was. So where a change makes the longest way through the window as long
-    as the schedule was, or longer, that way is the makespan."""
-    generator, compared = np.random.default_rng(0), 0
-    for problem in problems(12, 150, groups=False, limits=False):
-        start, arrays, scale = start_of(problem), problem.arrays, problem.graph.scale
-        tail, rests = tails(start.home, start.order, 40, arrays)
-        np.testing.assert_allclose((start.begin + tail).max(), start.makespan * scale)
-        span = start.order[40 : 40 + SIZE]
-        scratch = np.full(150, -1), np.full(len(arrays.sizes), -1)
-        window, arrival, way = cut_out(span, start.home, start.end, tail, *scratch, arrays)
-        assert all((each == -1).all() for each in scratch)
-        free = np.zeros(len(problem.devices))
-        np.maximum.at(free, start.home[start.order[:40]], start.end[start.order[:40]])
+def test_the_longest_path_through_a_window_is_the_makespan_of_the_whole() -> None:
+    """A path that passes by a window stays as it was. So where a change makes the longest path through the window as
+    long as the schedule was, or longer, that path is the makespan."""
+    generator, compared, low, high = np.random.default_rng(0), 0, 40, 40 + SIZE
+    for seed in (1, 2, 3, 4, 5, *CORE_SETS):
+        operations, start = begun(made(seed, 200))
+        what, nodes = operations.what, len(start.home)
+        arrays, devices, cores = what.arrays, len(what.use), what.use.shape[1]
+        tail, rests = tails(start.home, start.order, low, what)
+        np.testing.assert_allclose((start.begin + tail).max(), start.makespan)
+        span, place = start.order[low:high], np.argsort(start.order)
+        way, free = np.zeros((nodes, devices)), np.zeros(cores)
+        for producer, consumer, edge in edges_of(what):
+            for device in range(devices if place[producer] < high <= place[consumer] else 0):
+                through = moved(edge, device, start.home[consumer], arrays) + tail[consumer]
+                way[producer, device] = max(way[producer, device], through)
+        for node in start.order[:low].tolist():
+            free[what.use[start.home[node]]] = start.end[node]
         for _ in range(20):
             changed = start.home.copy()
-            changed[generator.choice(span, 3)] = generator.integers(len(problem.devices))
-            new = np.argsort(generator.random(SIZE)) if generator.random() < 0.2 else np.arange(SIZE)
-            inside = topological_of(window.producer_indptr, window.producers, new)
-            buffers = np.zeros(SIZE), np.zeros(SIZE), np.zeros(SIZE, np.int64), np.zeros(SIZE)
-            longest, last = run_window(
-                changed[span], inside, 0, np.inf, *buffers, window, Border(free, arrival, rests[1], way)
-            )
-            order = start.order.copy()
-            order[40 : 40 + SIZE] = span[inside]
-            makespan = Schedule(problem, changed, order).makespan * scale
-            assert last == SIZE and longest <= makespan * (1 + 1e-9)
-            if longest >= start.makespan * scale:
+            changed[generator.choice(span, 3)] = generator.integers(devices)
+            run = Run(start.begin.copy(), start.end.copy(), np.full(nodes, -1), np.zeros(nodes))
+            border = Border(free, rests[1], way)
+            longest, last = run_window(changed, start.order, low, low, high, np.inf, run, what, border)
+            makespan = schedule(what, changed, start.order).makespan
+            assert last == high and longest <= makespan * (1 + 1e-9)
+            if longest >= start.makespan:
                 compared += 1
                 np.testing.assert_allclose(longest, makespan)
-    assert compared > 50
+    assert compared > 30
 
 
-def topological_of(
-    indptr: Int64[np.ndarray, " nodes_plus_one"],
-    producers: Int64[np.ndarray, " edges"],
-    wish: Int64[np.ndarray, " nodes"],
-) -> Int64[np.ndarray, " nodes"]:
-    """Nodes in the order of a wish, producers before their consumers."""
-    placed: dict[int, None] = {}
-
-    def place(node: int) -> None:
-        if node in placed:
-            return
-        for producer in producers[indptr[node] : indptr[node + 1]].tolist():
-            place(producer)
-        placed[node] = None
-
-    for node in wish.tolist():
-        place(node)
-    return np.array(list(placed), np.int64)
+@pytest.fixture(scope="module")
+def giant() -> tuple[Task, list[Plan]]:
+    """A task of 10,000 operations, and its list schedules."""
+    task = generated_task(1, num_nodes=10_000, num_devices=4)
+    plans = [plan for plan in (heft(task), etf(task)) if plan is not None]
+    assert task.num_nodes >= 10_000 and len(plans) == 2
+    return task, plans
 
 
-def test_the_numbers_of_operations_do_not_matter() -> None:
-    for problem in problems(3, 300):
-        times = np.rint(64 * problem.arrays.times) + 1  # sums of whole numbers are exact in any order
-        problem = replace(problem, arrays=problem.arrays._replace(times=times))
-        start = Schedule(problem, start_of(problem).home, start_of(problem).order)
-        order = topological(problem, np.random.default_rng(5).random(300))  # new number -> old number
-        number = np.argsort(order)
-        arrays, edges = problem.arrays, number[problem.graph.edges]
-        other = replace(
-            problem,
-            graph=replace(problem.graph, edges=edges, groups=problem.graph.groups[order]),
-            arrays=arrays._replace(
-                **edge_lists(edges, 300)._asdict(), times=np.ascontiguousarray(times[:, order]),
-                groups=arrays.groups[order], members=number[arrays.members],
-            ),
-        )  # fmt: skip
-        renumbered = Schedule(other, start.home[order], number[start.order])
-        assert renumbered.makespan == start.makespan
-        plan, again = refine(problem, start, steps=20_000)[0], refine(other, renumbered, steps=20_000)[0]
-        np.testing.assert_array_equal(again.order, number[plan.order])
-        assert again.makespan == plan.makespan < start.makespan
+def test_windows_beat_list_schedules_and_whole_plans_in_equal_time(
+    giant: tuple[Task, list[Plan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a giant task annealing by windows finds a better plan than its start and than annealing of whole plans, which
+    here has twice the time."""
+    task, starts = giant
+    simulated = SimulatedObjective(task)
+
+    def annealed(budget: int) -> tuple[float, float]:
+        objective, begun_s = Budgeted(simulated, budget), time.process_time()
+        anneal(task, objective, start=starts)
+        return objective.best_ms, time.process_time() - begun_s
+
+    annealed(10)  # compiles
+    by_windows, seconds = annealed(200)
+    monkeypatch.setattr(annealing, "MANY", 10**9)
+    whole, whole_s = annealed(100)
+    whole, whole_s = annealed(int(200 * max(seconds / whole_s, 1.0)))
+    assert whole_s > seconds
+    assert by_windows < 0.99 * min(simulated(starts)) and by_windows < 0.99 * whole
 
 
-def test_gst_place_refines_windows_of_large_problems_that_have_an_order() -> None:
-    small, large = problems(1, MANY - 1)[0], problems(1, MANY)[0]
-    [served] = problems(1, MANY, first_come=True)
-    results = [place_public(problem, seconds=1.0)[0] for problem in (small, large, served)]
-    assert ["windows" in result["plans"] for result in results] == [False, True, False]
-    plans = results[1]["plans"]
-    before = min(
-        plan["makespan"] for name, plan in plans.items() if plan["makespan"] and name not in ("windows", "annealing")
-    )
-    assert results[1]["objective"] <= plans["annealing"]["makespan"] <= plans["windows"]["makespan"] < before
-    with pytest.raises(ValueError, match="first come first served"):
-        refine(served, Schedule(served, np.zeros(MANY, np.int64)))
+def test_windows_leave_the_plan_alone_where_the_objective_finds_them_slower(giant: tuple[Task, list[Plan]]) -> None:
+    """An objective that likes the start alone: no plan of windows takes its place."""
+    task, starts = giant
+    liked = starts[0].placement
+
+    def dislikes(plans: Sequence[Plan]) -> np.ndarray:
+        return np.array([1.0 + float((plan.placement != liked).sum()) for plan in plans])
+
+    objective = Budgeted(dislikes, 60)
+    anneal(task, objective, start=starts)
+    assert objective.best is not None and (objective.best.placement == liked).all() and objective.best_ms == 1.0
+
+
+def test_giant_tasks_of_one_device_or_of_tight_memories_are_annealed_too() -> None:
+    alone = generated_task(1, num_nodes=1_200, num_devices=1)
+    for task, starts in ((alone, []), (made(1, 1_200, limits=True), [heft(made(1, 1_200, limits=True))])):
+        objective = Budgeted(SimulatedObjective(task), 40)
+        anneal(task, objective, start=[plan for plan in starts if plan is not None])
+        assert objective.best is not None and np.isfinite(objective.best_ms)
+        assert SimulatedObjective(task).excess(objective.best) == 0

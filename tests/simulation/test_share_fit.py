@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.bench.gpu.held_out import held_out_errors
 from gst.execution.costs import Costs
 from gst.execution.pair_records import Pair, Pairs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
-from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors, pair_shares, pair_us
+from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing, pair_shares, pair_us
 from gst.simulation.simulator import UNCALIBRATED, Contention, Factors, Simulator, shares_of
 from tests.execution.test_native import names
 from tests.simulation import slow_simulator

@@ -133,16 +133,6 @@ def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None
 
 
 @pytest.mark.slow
-def test_layer_histories_are_resumed_bit_for_bit() -> None:
-    histories = ["--model.histories={layers.0: 64}", "--model.encoder.init_args.share=false", "--data.halo=1"]
-    whole = checkpoint_of("whole", 2, *histories)
-    assert whole["state_dict"]["estimator.histories.tables.0._extra_state"]["rows"].abs().sum() > 0
-    checkpoint_of("parts", 1, *histories)
-    resumed = checkpoint_of("parts", 2, *histories, "--ckpt_path=parts/last.ckpt")
-    assert same(whole["state_dict"], resumed["state_dict"])
-
-
-@pytest.mark.slow
 def test_other_graphs_are_evaluated_without_the_table_of_the_training() -> None:
     """Evaluation reads no table, so that rows of other segments are no obstacle."""
     checkpoint_of("with_table", 1)
@@ -212,7 +202,7 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--model.omit_rest=true", "--model.num_fresh=1"],
+        ["--model.estimate=fresh", "--model.num_fresh=1"],
         [],
         ["--model.table=true"],
         ["--model.table=true", "--model.keep_probability=0.5"],

@@ -31,7 +31,7 @@ Trained = tuple[list[Tensor], dict[str, Any] | None]
 VARIANTS: dict[str, dict[str, Any]] = {
     "every segment": {"num_fresh": 99},
     "GST": {"num_fresh": 1},
-    "GST-One": {"num_fresh": 1, "omit_rest": True},
+    "GST-One": {"num_fresh": 1, "estimate": "fresh"},
     "GST+E": {"num_fresh": 1, "table": True},
     "GST+ED": {"num_fresh": 1, "table": True, "keep_probability": 0.5},
     "GST+E, composite": {"num_fresh": 2, "table": True, "estimate": "composite"},

@@ -86,7 +86,7 @@ def test_rows_of_younger_encoders_are_forgotten(tmp_path: Path) -> None:
     assert segments > 2 and len(watch.written[frozen]) >= segments
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "drift"])
+@pytest.mark.parametrize("refresh", ["uniform", "age"])
 @pytest.mark.parametrize("step", [2, 6, 7], ids=["learning", "between", "finetuning"])
 def test_resumed_finetuning_is_bit_identical(step: int, refresh: str, tmp_path: Path) -> None:
     """A checkpoint of the middle of an epoch, one of the last step before finetuning, and one of the middle of it."""

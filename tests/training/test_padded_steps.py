@@ -20,17 +20,17 @@ from torch.nn.utils import prune
 from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
-from gst.method.sizes import Sizes
+from gst.method.fixed_step import Sizes
 from gst.nn import GPS, SAGE, FusedSAGE, Head
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, padded_steps
 from gst.training.recorded_step import RecordedStep
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "GST-One": {"omit_rest": True, "pooling": "max"},
+    "GST-One": {"estimate": "fresh", "pooling": "max"},
     "dropout": {"table": True, "keep_probability": 0.5, "num_fresh": 2},
     "difference": {"table": True, "pooling": "sum", "loss": "log_runtime"},
-    "list_mle": {"omit_rest": True, "loss": "list_mle", "num_fresh": 9},
-    "squared_error": {"omit_rest": True, "loss": "squared_error"},
+    "list_mle": {"estimate": "fresh", "loss": "list_mle", "num_fresh": 9},
+    "squared_error": {"estimate": "fresh", "loss": "squared_error"},
 }
 EPOCHS, STEPS = 2, 3  # lists of 5, 5, 5 and 2 configurations of each of two graphs make steps of 3, 3 and 2 of them
 
@@ -313,8 +313,7 @@ def test_targets_without_logarithm_are_refused_on_the_host(
     record_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the loss is computed."""
-    for each in (module, padded_steps):
-        monkeypatch.setitem(each.LOSSES, "log_runtime", each.LOSSES["squared_error"])
+    monkeypatch.setitem(module.LOSSES, "log_runtime", module.LOSSES["squared_error"])
     monkeypatch.setattr(Programs, "shift", -1e9)
     with pytest.raises(ValueError, match="log_runtime needs positive targets"):
         fit(tmp_path, record_step, "difference")

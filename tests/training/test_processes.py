@@ -252,14 +252,6 @@ def test_two_hosts_train_together_over_a_network(alone: list[Path], tmp_path: Pa
     assert_alike(state_of(tmp_path / "hosts" / "last.ckpt"), state_of(alone[0]))
 
 
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_table_in_parts_refuses_to_be_refreshed_by_drift(tmp_path: Path) -> None:
-    more = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1", "--model.refresh=drift"]
-    done = gst(tmp_path, "fit", *SMALL, *more)
-    assert done.returncode != 0 and "drift" in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("strategy", ["fsdp", '{"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}'])
 def test_strategies_that_gather_layer_by_layer_name_the_one_that_does_not(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,14 +20,13 @@ from gst.method import encoding
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep
-from gst.method.sizes import LOOPS_A_NODE, NoFixedShapes, Sizes
+from gst.method.fixed_step import LOOPS_A_NODE, FixedStep, NoFixedShapes, Sizes
 from gst.training.recorded_step import RecordedStep
 from tests.execution.recorded import RecordedGraph
 from tests.method.host_waits import Messages, graphs
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "one": lambda: {"omit_rest": True},
+    "one": lambda: {"estimate": "fresh"},
     "dropout": lambda: {"table": EmbeddingTable(1, 16), "estimate": "dropout", "keep_probability": 0.5},
     "stale": lambda: {"table": EmbeddingTable(1, 16), "estimate": "dropout", "num_fresh": 2},
     "fixed": lambda: {"table": EmbeddingTable(1, 16), "estimate": "fixed_dropout", "keep_probability": 0.5},
@@ -283,18 +282,17 @@ def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
     [
         ({}, "encode all other segments"),
         ({"table": EmbeddingTable(1, 16), "estimate": "regression"}, "not 'regression' and 'uniform'"),
-        ({"table": EmbeddingTable(1, 16), "num_fresh": 2, "debias": True}, "leave out debias"),
-        ({"omit_rest": True, "pad_to": 8}, "pad_to"),
+        ({"table": EmbeddingTable(1, 16), "refresh": "age"}, "not 'difference' and 'age'"),
     ],
 )
 def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: str) -> None:
     model = GraphSegmentTraining(Messages(), nn.Linear(16, 1), "mean", **options)
     with pytest.raises(NoFixedShapes, match=words):
         FixedStep(model, pairwise_hinge, torch.optim.SGD(model.parameters(), 0.1), Sizes(9, 9, 9, 9, 9, 9))
-    plans = GraphSegmentTraining(gst.nn.SAGE(16, 1, num_opcodes=4), nn.Linear(16, 1), omit_rest=True)
+    plans = GraphSegmentTraining(gst.nn.SAGE(16, 1, num_opcodes=4), nn.Linear(16, 1), estimate="fresh")
     with pytest.raises(NoFixedShapes, match=r"needs the plans of the encoder; give it to Sizes\.of"):
         FixedStep(plans, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
-    other = GraphSegmentTraining(TakesSegments(), nn.Linear(16, 1), omit_rest=True)
+    other = GraphSegmentTraining(TakesSegments(), nn.Linear(16, 1), estimate="fresh")
     with pytest.raises(NoFixedShapes, match="plans of fixed shapes of an encoder that takes a SegmentBatch"):
         FixedStep(other, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
 
@@ -317,10 +315,10 @@ class Normed(Messages):
 
 @pytest.mark.filterwarnings("ignore:the encoder holds BatchNorm")
 def test_padding_that_would_be_counted_in_statistics_is_refused() -> None:
-    encoder = GraphSegmentTraining(Normed(), nn.Linear(16, 1), omit_rest=True)
+    encoder = GraphSegmentTraining(Normed(), nn.Linear(16, 1), estimate="fresh")
     with pytest.raises(NoFixedShapes, match="would count its padding: the encoder holds BatchNorm"):
         FixedStep(encoder, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
-    head = GraphSegmentTraining(Messages(), nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(16, 1)), omit_rest=True)
+    head = GraphSegmentTraining(Messages(), nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(16, 1)), estimate="fresh")
     with pytest.raises(NoFixedShapes, match="BatchNorm of the head"):
         FixedStep(head, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
 

@@ -1,4 +1,4 @@
-"""What a user of an accelerator has without plans is timed where the plan runs; here the CPU stands for it."""
+"""Variants on an accelerator are timed where the plan runs; here the CPU stands for it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gst.method.sizes import Sizes
 
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
@@ -31,7 +30,7 @@ from gst.execution.lanes import synchronise
 from gst.execution.measure import median_interval
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep
+from gst.method.fixed_step import FixedStep, Sizes
 from gst.training.recorded_step import RecordedStep
 
 JOBS: dict[str, dict[str, Any]] = {

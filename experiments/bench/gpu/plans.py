@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float64
 from scipy.stats import spearmanr
 
+from experiments.bench.gpu.held_out import held_out_errors
 from gst.execution.costs import profiled_costs
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
@@ -30,7 +31,7 @@ from gst.placement.machines import STREAMS
 from gst.placement.streams import plan_streams
 from gst.placement.task import Task
 from gst.programs import Program
-from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing, held_out_errors
+from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing
 
 RUNS = 3  # of each plan that is simulated too, of which the median counts
 

@@ -1,4 +1,4 @@
-"""How small and shallow circuits become under synthesis recipes: labels by berkeley-abc, a model, and its scores.
+"""Size and depth of circuits under synthesis recipes: labels by berkeley-abc, a model, and its scores.
 
     python -m experiments.reproductions.circuits label --number 20 --most-ands 6000
     python -m experiments.reproductions.circuits label --cones 10 --number 6

@@ -34,7 +34,7 @@ from gst.util.writing import write_json
 
 CONES = 10  # of each circuit
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "GST-One": ({}, {"omit_rest": True}),
+    "GST-One": ({}, {"estimate": "fresh"}),
     "GST": ({}, {}),
     "GST+E": ({}, {"table": True, "estimate": "dropout"}),
     "GST+ED": ({}, {"table": True, "keep_probability": 0.5}),
@@ -104,8 +104,10 @@ ORDER_ONLY = ("boosting, order within circuits", "recipe alone", TREES)  # which
 
 
 def by_design(examples: Sequence[Example], seed: int, seeds: int) -> tuple[list[Example], list[Example]]:
-    """What is learned from and what is tested: of the designs one in `seeds`, another part for each seed, and of these
-    the circuits themselves. Versions and cones of a design stay together."""
+    """Split circuits by design: the test part is one in `seeds` designs, another part for each seed.
+
+    Versions and cones of a design stay together; only circuits themselves are tested.
+    """
     designs = sorted({each.design for each in examples})
     order = np.random.default_rng(0).permutation(len(designs))
     held = {designs[k] for k in order[seed::seeds]}

@@ -1,4 +1,4 @@
-"""What a model sees of a circuit: a graph of typed nodes with structural features, and numbers of the whole circuit.
+"""Inputs of a model of circuits: a graph of typed nodes with structural features, and numbers of the whole circuit.
 
 Synthesis commands look for local waste: trees of ANDs (`balance`), cones of single use (`refactor`), reconvergent cuts
 of four inputs (`rewrite`), signals that are functions of others nearby (`resub`). The features count what each of them
@@ -21,8 +21,9 @@ COUNTS = ("log ands", "log inputs", "log outputs", "log levels", "inputs / ands"
 
 
 def circuit_graph(circuit: Circuit) -> Graph:
-    """Nodes are the constant, inputs, ANDs and outputs, in this order; an edge goes from a signal to what uses it, and
-    the kind of a node (`KINDS`) tells how many of its own edges are inverted.
+    """Return the graph of a circuit: the constant, inputs, ANDs and outputs, in this order.
+
+    Edges lead from a signal to its users. The kind of a node (`KINDS`) holds the number of its inverted edges.
 
     Examples:
         >>> graph = circuit_graph(Circuit(2, np.array([[2, 5]]), np.array([6])))
@@ -132,7 +133,7 @@ def _probabilities(circuit: Circuit) -> Float64[np.ndarray, " variables"]:
 
 
 def _is_repeated(circuit: Circuit) -> Bool[np.ndarray, " variables"]:
-    """Whether another variable has the same values, or the opposite ones, under all random inputs."""
+    """Mark the variables that equal another variable, or its negation, under all random inputs."""
     values = _values(circuit)
     values = values ^ np.where(values[:, :1] & np.uint64(1), np.uint64(2**64 - 1), np.uint64(0))
     _, inverse, counts = np.unique(values, axis=0, return_inverse=True, return_counts=True)

@@ -19,7 +19,7 @@ MOST_MEMBERS = 10_000  # of an archive
 
 
 def cache() -> Path:
-    """Where files of archives and labels are kept: `$XDG_CACHE_HOME/gst/circuits`, or `~/.cache/gst/circuits`."""
+    """Return the cache of archives and labels: `$XDG_CACHE_HOME/gst/circuits`, or `~/.cache/gst/circuits`."""
     return cache_directory() / "circuits"
 
 

@@ -126,9 +126,10 @@ def planned_jobs(
     data: Path, recipes: Path | None, number: int, seed: int = 0, cones: int = 0, least_ands: int = 0,
     most_ands: int = 10**9,
 ) -> list[Job]:  # fmt: skip
-    """Which recipes are tried on which circuits: the same `number` on every circuit of a size within the limits, drawn
-    by `seed` among the recipes of a file, of the data, or of this package; or on cones of these circuits, to each its
-    own."""
+    """Pair circuits of a size within the limits with recipes of a file, of the data, or of this package.
+
+    All circuits get the same `number` of recipes, drawn by `seed`; each cone of a circuit gets its own.
+    """
     pool = chosen_recipes(data, recipes)
     # All are read here: abc takes an empty file for an empty circuit.
     files = [file for file in circuit_files(data) if least_ands <= file.read().num_ands <= most_ands]

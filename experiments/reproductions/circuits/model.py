@@ -64,7 +64,7 @@ class CommandMaps(nn.Module):
 
 class RecipeConvolution(nn.Module):
     """Decoder of the form of OpenABC-D's network: convolutions over the embedded commands, then a perceptron of the
-    recipe beside the circuit, which predicts ANDs and levels after the last command alone.
+    recipe with the circuit, which predicts ANDs and levels after the last command alone.
 
     Args:
         width: numbers that describe a circuit.
@@ -93,7 +93,7 @@ class SynthesisModel(nn.Module):
 
     Args:
         sees: what it sees of a circuit.
-        num_statistics: how many numbers beside `COUNTS` describe a circuit.
+        num_statistics: number of statistics of a circuit besides `COUNTS`.
         published: the form of OpenABC-D's network, a GCN and `RecipeConvolution`, instead of GraphSAGE and
             `CommandMaps`.
         estimator: further arguments of `GraphSegmentTraining`.

@@ -72,7 +72,7 @@ def _standardised(values: Logs) -> Logs:
 
 
 def rows(examples: Sequence[Example]) -> Float64[np.ndarray, "rows columns"]:
-    """Counts of the circuit beside its recipes."""
+    """Return counts of the circuit concatenated with its recipes."""
     return np.concatenate([
         np.c_[np.repeat(each.numbers[None, : len(COUNTS)], len(each.recipes), 0), recipes.columns(each.recipes)]
         for each in examples

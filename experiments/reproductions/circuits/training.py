@@ -87,13 +87,13 @@ def examples_of(
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and in which steps a model is trained.
+    """Steps of a training.
 
     Args:
         circuits: of a step.
         recipes: of each circuit of a step; of one with fewer labels some come twice.
-        level_weight: of the error of levels beside that of ANDs.
-        absolute_weight: of the error of log ratios themselves beside that of their order.
+        level_weight: of the error of levels relative to that of ANDs.
+        absolute_weight: of the error of log ratios themselves relative to that of their order.
     """
 
     steps: int = 300

@@ -109,7 +109,7 @@ def _branch(word):
 @compiled
 @no_type_check
 def _loads(word):
-    """Whether a load or store of integer registers loads."""
+    """True if a load or store of integer registers is a load."""
     if word >> 27 & 7 == 0b011 and not word >> 24 & 1:  # load of a literal
         return True
     if word >> 27 & 7 == 0b111:  # one register

@@ -17,7 +17,8 @@ MACHINES = {"x86-64": x86, "aarch64": arm64}
 MISSING = -1
 TEXTS = (".rodata", ".data.rel.ro")
 NODE_FEATURES = (
-    *(f"log_{column}" for column in DEGREE_COLUMNS), "log_callers", "log_callees", "log_bytes", "log_instructions", "imported",
+    *(f"log_{column}" for column in DEGREE_COLUMNS), "log_callers", "log_callees", "log_bytes",
+    "log_instructions", "imported",
     *(f"share_of_{kind}" for kind in KINDS),
 )  # fmt: skip
 

@@ -93,7 +93,7 @@ class ElfBinaries(GraphSource):
 
     @cached_property
     def binaries(self) -> tuple[Found, ...]:
-        """What was found, by path. Reading a graph may still fail.
+        """Binaries with their groups and labels, by path. Reading a graph may still fail.
 
         Raises:
             ValueError: nothing was found.

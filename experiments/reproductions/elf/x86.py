@@ -185,7 +185,7 @@ def _decode(code, start):
 @compiled
 @no_type_check
 def _after_prefixes(code, at):
-    """Where the opcode starts, whether operands have 64 bits, and whether 16."""
+    """Return the offset of the opcode, and whether operands have 64 bits or 16."""
     wide = narrow = False
     for _ in range(ins.PADDING - 2):
         if PREFIX[code[at]]:
@@ -202,8 +202,10 @@ def _after_prefixes(code, at):
 @compiled
 @no_type_check
 def _after_opcode(code, at):
-    """Where the operands start, the map of the opcode (0: one byte, 1: 0F, 2: 0F 38, 3: 0F 3A), the opcode, and
-    whether a vector prefix (VEX, EVEX, XOP) named the map."""
+    """Return the offset of the operands, the map of the opcode, the opcode, and whether a vector prefix names the map.
+
+    Maps are 0: one byte, 1: 0F, 2: 0F 38, 3: 0F 3A. Vector prefixes are VEX, EVEX and XOP.
+    """
     first = code[at]
     at += 1
     if first == 0x0F:

@@ -1,7 +1,7 @@
-"""What a plan with fusion costs in simulation: a group of operations as one operation of the roofline.
+"""Simulated costs of plans with fusion: a group of operations as one operation of the roofline.
 
-The roofline knows nothing of registers and caches: that a group pays as much as it says holds for element-wise
-operations (`gst.lowering.fusion.pointwise_chains`), and is hopeful for products of matrices and sums.
+The roofline has no registers and caches: its gain of a group holds for element-wise operations
+(`gst.lowering.fusion.pointwise_chains`), and is optimistic for products of matrices and sums.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Contraction:
 
 @dataclass(frozen=True, eq=False)
 class _Numbers:
-    """Which new node is what.
+    """Numbers of the new nodes.
 
     Args:
         size: number of new nodes.
@@ -209,19 +209,19 @@ REMEMBERED = 64  # sets of groups
 
 
 class FusedObjective:
-    """Simulates plans on a machine of the roofline, groups of fusion included; see `gst.placement.objectives.Objective`.
+    """Simulates plans, with fused groups, on a machine of the roofline; see `gst.placement.objectives.Objective`.
 
     A group is one operation: it takes one launch, all of its arithmetic, and of its traffic what crosses its border:
     each value from outside is read once, and those are written that others read or that the program returns. Among
     ready operations it has the greatest priority of its members. Where several values leave a group each is an item of
     it, as when it is compiled (`gst.lowering`).
 
-    A plan without groups takes as long as `SimulatedObjective` says. NaN where that says so, and where groups are not
-    legal as they stand (`gst.lowering.fusion.legalise`); a group of one operation is none.
+    A plan without groups takes the time of `SimulatedObjective`. NaN for a plan that cannot run, and where groups are
+    not legal as they are (`gst.lowering.fusion.legalise`); a group of one operation is none.
 
     Args:
         machine: of chips with one kind of link.
-        program: what is placed there.
+        program: to place.
     """
 
     def __init__(self, machine: Machine, program: Program) -> None:

@@ -69,8 +69,11 @@ def learned(known: list[Example], path: Path, steps: int, seed: int) -> GO:
 
 
 def compare(policy: GO, task: Task, plans: int, seed: int) -> dict[str, Any]:
-    """Milliseconds of the portfolio, of one pass, of fine-tuning, of GO-one and of HDP, and after how many plans HDP
-    had its best, and the tuned policy one as good (None: it never had), with list schedules and without."""
+    """Compare a policy on a task with the portfolio, GO-one and HDP, in milliseconds.
+
+    `hdp_plans` is the number of plans until HDP's best, `as_good_as_hdp_after` that until the tuned policy has one as
+    good (None: never), and `drawn_as_good_as_hdp_after` the same without list schedules.
+    """
     started = time.perf_counter()
     shot = zero_shot(policy, task, seed=seed)
     seconds = time.perf_counter() - started

@@ -1,11 +1,12 @@
-"""GO's joint optimization of placement, schedule and fusion (Zhou et al., NeurIPS 2020) on our workloads, against the
-same policy trained for each task by itself, one after the other, and against placement alone. Equal budgets.
+"""GO's joint optimization of placement, schedule and fusion (Zhou et al., NeurIPS 2020) on our workloads.
+
+It is compared with the same policy trained for each task by itself, and with placement alone, at equal budgets.
 
     python -m experiments.reproductions.go.multitask
 
-Simulated (`experiments.reproductions.go.fused_costs`: a fused group is one operation of the roofline). `joint`: one policy decides
-all three. `separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion
-under both. `placement`: placement alone, in program order, nothing fused. Ratios are of medians over seeds.
+Simulated by `fused_costs.py`: a fused group is one operation of the roofline. `joint`: one policy decides all three.
+`separate`: a third of the budget for placement, then for the schedule under that placement, then for fusion under both.
+`placement`: placement alone, in program order, nothing fused. Ratios are of medians over seeds.
 
 The recorded figures are withdrawn: simulated groups of operations become one launch where no compiler could fuse them.
 """
@@ -36,7 +37,7 @@ from gst.programs import traced
 
 
 class _With:
-    """A runtime of plans of which one decision counts, and all others are those of `base`."""
+    """A runtime of plans in which one decision varies, and all others are those of `base`."""
 
     def __init__(self, runtime: FusedObjective, base: Plan, decision: str) -> None:
         self.runtime, self.base, self.decision = runtime, base, decision

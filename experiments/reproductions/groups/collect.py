@@ -1,4 +1,4 @@
-"""Convex groups of GraphNet samples, compiled for one thread and for two, and timed beside their operations.
+"""Convex groups of GraphNet samples, compiled for one thread and for two, and timed against their operations.
 
 Groups go into a log, one line for a program, so that a stopped run goes on.
 """
@@ -36,8 +36,8 @@ def collect(data: Path, names: Sequence[str], devices: Sequence[Device], log: Lo
         names: of samples; all if empty.
         devices: sets of cores; groups are compiled for the threads of each.
         log: of lines with `program`, `machine` and `groups`: `nodes` (of the captured program), `threads`, `reason`
-            why it has no times (or empty), `compiled_us`, `eager_us` (of its operations one by one, in turns with the
-            former), and `compile_s`.
+            why it has no times (or empty), `compiled_us`, `eager_us` (of its operations one by one, alternately
+            with the former), and `compile_s`.
     """
     done = {line["program"] for line in log.read()}
     for source in bar([each for each in read_sources(data) if not names or each.name in names], desc="programs"):

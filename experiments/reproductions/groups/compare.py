@@ -1,4 +1,4 @@
-"""Kendall's tau of predicted times of compiled groups, on programs that are left out, an eighth in turn."""
+"""Kendall's tau of predicted times of compiled groups, on programs that are left out, an eighth at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Rows:
 
 
 def rows_of(data: Path, lines: Sequence[Mapping[str, Any]]) -> Rows:
-    """What is known of collected groups; those that failed are left out."""
+    """Features and times of collected groups; those that failed are left out."""
     by_name = {line["program"]: line["groups"] for line in lines}
     rows: list[tuple[Any, ...]] = []
     graphs: list[Graph] = []
@@ -82,8 +82,8 @@ def rows_of(data: Path, lines: Sequence[Mapping[str, Any]]) -> Rows:
             ))  # fmt: skip
     if not rows:
         raise ValueError("no group ran compiled; collect some first")
-    columns = [np.array(each) for each in zip(*rows, strict=True)]
-    return Rows(*columns, graphs)
+    arrays = [np.array(each) for each in zip(*rows, strict=True)]
+    return Rows(*arrays, graphs)
 
 
 def graph_of(program: Program, nodes: Sequence[int], name: str) -> Graph:
@@ -175,7 +175,7 @@ def with_targets(graph: Graph, targets: Float64[np.ndarray, " configs"]) -> Grap
 
 
 def compare(data: Path, lines: Sequence[Mapping[str, Any]], seeds: int, path: Path | None = None) -> dict[str, Any]:
-    """Tau of each method on programs that are left out, an eighth in turn, with what it learned from the others.
+    """Tau of each method on programs that are left out, an eighth at a time, with what it learned from the others.
 
     Returns:
         programs, groups, rows; of each method `tau` (mean over programs of the tau within one, and its 95 % interval by

@@ -18,21 +18,21 @@ NUM_SEGMENTS = 24  # of equal work
 def convex_segments(
     program: Program, time_us: Float64[np.ndarray, " nodes"], num_segments: int
 ) -> Int64[np.ndarray, " nodes"]:
-    """Legal groups of operations that hand each other much, none of which takes more than its share of the time.
+    """Group operations that exchange many bytes into legal groups, none of which exceeds its share of the time.
 
     Edges are contracted in the order of their bytes, heaviest first, unless the two groups together take more than
     `time_us.sum() / num_segments`, or another path leads from the one to the other. That is heavy-edge coarsening with
     acyclicity kept (Herrmann et al., Multilevel Algorithms for Acyclic Partitioning of Directed Acyclic Graphs, SIAM
-    Journal on Scientific Computing 41(4), 2019, section 4.1). What reads a group waits for all of it, which a group of
-    bounded time keeps short.
+    Journal on Scientific Computing 41(4), 2019, section 4.1). A reader waits for the whole group, so groups of bounded
+    time keep waits short.
 
     Args:
-        program: whose operations are grouped.
+        program: of the operations.
         time_us: of each operation.
-        num_segments: into which equal work would be cut; there are more groups, as a rule.
+        num_segments: number of segments of equal work; there are more groups, as a rule.
 
     Returns:
-        What `Plan.fusion` takes, as of `pointwise_chains`, for operations on one device.
+        `Plan.fusion` of operations on one device, as of `pointwise_chains`.
 
     Raises:
         ValueError: `num_segments` is below 1.
@@ -59,7 +59,7 @@ def convex_segments(
             if work[a] + work[b] <= most and quotient.join(a, b):
                 work[a] += work[b]
                 joined += 1
-        if not joined:  # else a path that led through others may be an edge now
+        if not joined:  # otherwise a path through others may be an edge now
             break
     groups = np.array([quotient.of(node) for node in range(program.num_nodes)], np.int64)
     groups = without_outer_views(program, np.where(computed, groups, -1))

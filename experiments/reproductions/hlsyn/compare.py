@@ -24,7 +24,7 @@ SUMS = [PROGRAM_FEATURES.index(name) for name in ("narrow_load", "loops", "opera
                                                   "log_flattened", "arrays", "most_elements")]  # fmt: skip
 COMMAND = "python -m experiments.reproductions.hlsyn compare"
 LABELS = (5, 10, 20, 50, 100)
-WITH_CONTROLS = (20, 50)  # numbers of labels at which all rivals stand beside
+WITH_CONTROLS = (20, 50)  # numbers of labels at which all rivals are compared
 SHARES = {"a quarter": 0.25, "half": 0.5}  # of the families to learn from
 CONSTANT = 0.15  # powers of two; programs whose cycles deviate less say nothing of order
 OURS = "ours"

@@ -1,4 +1,4 @@
-"""What each part of the analytical estimate brings: designs whose estimates lack it, learned and judged as ours are."""
+"""Importance of each part of the analytical estimate: models trained and scored with estimates that lack it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,11 @@ PARTS: dict[str, Estimates] = {
 
 
 def importance(kernels: Sequence[HlsKernel], seeds: int, path: Path | None) -> dict[str, Any]:
-    """rmse and tau on families never seen of the estimate alone, of one network alone and of their mean, with estimates
-    that lack one part; of every seed and their mean. Written to `path` after each part."""
+    """Score estimates that lack one part, and write the table to `path` after each part.
+
+    rmse and tau on unseen families are those of the estimate alone, of one network alone and of their mean, for every
+    seed and as means over seeds.
+    """
     command = f"python -m experiments.reproductions.hlsyn importance --seeds {seeds}"
     result: dict[str, Any] = {"command": command, "parts": {}}
     for name, estimates in PARTS.items():

@@ -67,8 +67,10 @@ class Model(NamedTuple):
         return (means.mean(0) + estimate) / 2, np.sqrt(scales.mean(0) ** 2 + gap**2 + LEAST_SCALE**2)
 
     def predict(self, designs: Designs) -> tuple[Float64[np.ndarray, " designs"], Float64[np.ndarray, " designs"]]:
-        """log2 cycles of each design, and the half width of an interval that holds 90 % of designs of new families, and
-        90 % of new designs of programs that were learned from."""
+        """Return log2 cycles of each design, and half widths of intervals of 90 % coverage.
+
+        The intervals hold for designs of new families, and for new designs of programs in training.
+        """
         mean, scale = self.base(designs)
         return self.relatives.blend(designs, mean, self.width * scale)
 
@@ -95,8 +97,10 @@ def train(designs: Designs, settings: Settings, seed: int, calibrated: bool = Tr
 
 
 def _width(designs: Designs, settings: Settings, seed: int) -> float:
-    """What 90 % of errors on families left out stay below, in units of the predicted scale; a program weighs as the
-    root of its designs."""
+    """Return the 90 % quantile of errors on held-out families, in units of the predicted scale.
+
+    The weight of a program is the root of its number of designs.
+    """
     ratios, weights = [], []
     folds = folds_of(designs, 3, seed)
     for fold in range(3):

@@ -1,4 +1,4 @@
-"""Whether HLSyn designs are valid, and the resources that they use: boosted trees on analytical counts."""
+"""Validity of HLSyn designs and the resources that they use: boosted trees on analytical counts."""
 
 from __future__ import annotations
 

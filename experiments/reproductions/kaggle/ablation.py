@@ -1,4 +1,4 @@
-"""What each technique of the learned cost models is worth on AlexNet's layouts: one at a time, on and off.
+"""Gain of each technique of learned cost models on AlexNet's layouts, one at a time.
 
     python -m experiments.reproductions.kaggle.ablation --seeds 5
 
@@ -60,7 +60,7 @@ TECHNIQUES: dict[str, tuple[Modules, str]] = {
 
 
 def run(seeds: int, steps: int, file: str) -> dict[str, dict[str, Any]]:
-    """Seed by seed, techniques in turns."""
+    """Run all techniques of a seed, then the next seed."""
     graph = prepared(read(file), "hops:2")
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in TECHNIQUES}
     with tqdm(total=seeds * len(TECHNIQUES), dynamic_ncols=True) as bar:

@@ -1,4 +1,4 @@
-"""What each family of derived node features (`kaggle.node_features.FEATURES`) is worth: all, none, and each left out.
+"""Gain of each family of derived node features (`kaggle.node_features.FEATURES`): all, none, and each left out.
 
     python -m experiments.reproductions.kaggle.hlo_features --seeds 5
 
@@ -6,8 +6,8 @@ Three tasks. `unet_3d`: tau on a third of its configurations, learned from the o
 `alexnet`: tau on 1,000 of its configurations, learned from all others; its columns are recovered by
 `tpugraphs.alexnet_columns`. Both with the network of `tpugraphs.common_gnn` on the graph pruned to two hops,
 configurations as published (each symbol of each column one-hot), so that nodes alone differ. `tile`: error@1 of one
-network of `tpugraphs.tile` on kernels left out in turn; `layout` replaces columns that tile sizes leave alone, and is
-missing there.
+network of `tpugraphs.tile` on kernels left out one at a time; `layout` replaces columns that tile sizes leave alone,
+and is missing there.
 
 `difference` is the mean over seeds of what a variant changes from `all` of the same seed, and `interval` its 95 %
 interval (Student's t) over weights, draws and, of the U-Net, folds. Encoders scale all columns by a logarithm
@@ -109,7 +109,7 @@ def run(measured: dict[str, Task], seeds: int, done: Found) -> Iterator[None]:
 
 
 def row(values: list[float], base: list[float]) -> dict[str, Any]:
-    """The figures of a variant beside those of `ALL`, seed by seed."""
+    """Compare the figures of a variant with those of `ALL`, seed by seed."""
     gains = np.subtract(values, base)
     half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
     figures = {"mean": statistics.mean(values), "difference": float(gains.mean()), "interval": float(half)}

@@ -128,7 +128,7 @@ def costs(graph: Graph, columns: Columns) -> Columns:
 
 
 def modulo(graph: Graph, columns: Columns) -> Columns:
-    """Every dimension modulo 128 and modulo 8, `MODULO_COLUMNS`, the remainder beside whole tiles; -1 beyond the rank.
+    """Every dimension modulo 128 and modulo 8, `MODULO_COLUMNS`, the remainder after whole tiles; -1 beyond the rank.
     The third place of the competition on TpuGraphs used quotients and remainders (github.com/jafluri/kaggle_tpu_graph).
     """
     sizes, rank = table(columns, SHAPE), ranks(columns)
@@ -264,7 +264,7 @@ def _kernel_numbers(columns: dict[str, int], own: Int64[np.ndarray, " dimensions
 
 
 def _takes(columns: dict[str, int], features: int, sizes: np.ndarray) -> bool:
-    """Whether an input of these sizes fits a kernel of `features` input features for each group."""
+    """True if an input of these sizes fits a kernel of `features` input features for each group."""
     place = columns["convolution_dim_numbers_input_feature_dim"]
     return place < len(sizes) and bool(sizes[place] == features * max(columns["feature_group_count"], 1))
 
@@ -283,5 +283,5 @@ def _contracted(
 
 
 def _contains(sizes: np.ndarray, subset: np.ndarray) -> bool:
-    """Whether each of `subset` is among `sizes`, at least as often."""
+    """True if each of `subset` is among `sizes`, at least as often."""
     return all((sizes == size).sum() >= (subset == size).sum() for size in subset)

@@ -1,4 +1,4 @@
-"""What reducing AlexNet costs and saves: none, k-hop pruning and segments, on the same configurations.
+"""Costs and savings of reducing AlexNet: none, k-hop pruning and segments, on the same configurations.
 
     python -m experiments.reproductions.kaggle.reduction --seeds 3
 

@@ -1,4 +1,4 @@
-"""Scores of the collections of TpuGraphs (Phothilimthana et al. 2023, arXiv 2308.13490) and of its Kaggle competition."""
+"""Scores of the collections of TpuGraphs (Phothilimthana et al. 2023, arXiv 2308.13490) and of its competition."""
 
 from __future__ import annotations
 

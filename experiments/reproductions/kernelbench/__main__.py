@@ -1,4 +1,4 @@
-"""Eager or compiled (KernelBench's timings on two H100): a prediction from kernels, beside what needs no model.
+"""Eager or compiled (KernelBench's timings on two H100): a prediction from kernels, compared with model-free rules.
 
     git clone https://github.com/ScalingIntelligence/KernelBench
     python -m experiments.reproductions.kernelbench compare --programs KernelBench --json FILE

@@ -83,8 +83,10 @@ def trees(rows: Rows, seed: int) -> Float64[np.ndarray, " rows"]:
 
 
 def scores(timings: Sequence[Timing], says_compiled: Bool[np.ndarray, " rows"]) -> dict[str, float]:
-    """Percent that are right where the times differ by more than `MATTERS`, of all and where eager is faster; and how
-    much longer the chosen takes than the faster, percent (geometric mean over all).
+    """Return the percentage of right choices, and the extra time of the chosen variant over the faster one, in percent.
+
+    Choices count if the times differ by more than `MATTERS`, over all and over those where eager is faster. Extra time
+    is a geometric mean over all.
 
     Examples:
         >>> one, other = Timing("host", "a", 2.0, 1.0), Timing("host", "b", 1.0, 2.0)

@@ -47,14 +47,14 @@ def read_programs(checkout: Path, names: Sequence[str]) -> tuple[dict[str, Compa
     Raises:
         ValueError: none of them is there.
     """
-    room = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
-    if not any((room / name).is_file() for name in names):
+    folder = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
+    if not any((folder / name).is_file() for name in names):
         raise ValueError(f"{checkout}: it holds no program such as {names[0]}; give a checkout of KernelBench")
     programs: dict[str, Compared] = {}
     missing: dict[str, str] = {}
     for name in bar(names, desc="programs"):
         try:
-            programs[name] = _captured(room / name)
+            programs[name] = _captured(folder / name)
         except Exception as error:  # whatever the code of a program raises
             missing[name] = plain(error)
     return programs, missing

@@ -31,7 +31,7 @@ GROUPS = {
     A100S[0]: A100S, "NVIDIA_L4": ("NVIDIA_L4",), "Tesla_V100-PCIE-32GB": ("Tesla_V100-PCIE-32GB",),
     "Tesla_T4": ("Tesla_T4",), "Tesla_P100-PCIE-16GB": ("Tesla_P100-PCIE-16GB",), "Tesla_P4": ("Tesla_P4",),
 }  # fmt: skip
-"""Machines that are left out in turn, with their twins."""
+"""Machines that are left out one at a time, with their twins."""
 TRAINED = {TARGET: TARGET, A100S[1]: A100S[0], **{name: name for name in ("NVIDIA_L4", "Tesla_V100-PCIE-32GB")}}
 """Machines on which training was measured -> what is left out then."""
 NEUSIGHT_LEARNT = (A100S[0], "Tesla_V100-PCIE-32GB", "Tesla_T4", "Tesla_P100-PCIE-16GB", "Tesla_P4")
@@ -40,7 +40,7 @@ PUBLISHED = {"NeuSight": "neusight", "Habitat": "habitat", "Li et al.": "micro",
 
 
 class Study(NamedTuple):
-    """What every judgement needs.
+    """Data and settings shared by all comparisons.
 
     Args:
         dataset, cases: measurements, and those of them that can be used.

@@ -95,7 +95,7 @@ class Case(NamedTuple):
     operations: tuple[Operation, ...]
 
     def repeats(self) -> list[int]:
-        """How often each operation occurs in the whole model.
+        """Count the occurrences of each operation in the whole model.
 
         Operations from the first to the last of layer 0, and up to the next module behind it, occur `layers` times.
 

@@ -1,4 +1,4 @@
-"""Machines left out in turn: errors of every setting on them, the choice, and the spread that makes an interval."""
+"""Machines left out one at a time: errors of every setting, the choice, and the spread for an interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.reproductions.neusight.operators import CHIPS, operators_of
 
 LEVEL = 0.9  # of an interval
 Errors = Mapping[str, Mapping[frozenset[str], Mapping[str, np.ndarray]]]
-"""Logarithms of predicted over measured time: setting, machines left out beside the judged one, judged machine."""
+"""Logarithms of predicted over measured time: setting, other machines left out, judged machine."""
 
 
 def candidates() -> list[Settings]:

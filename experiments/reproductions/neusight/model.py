@@ -31,7 +31,7 @@ OPERATOR_NOISE, WHOLE_NOISE = 0.1, 0.05  # relative errors from which the loss g
 
 
 class Settings(NamedTuple):
-    """Which roofs a model has.
+    """Roofs of a model.
 
     Args:
         power: one of `POWERS`.

@@ -12,11 +12,11 @@ from experiments.reproductions.neusight.operators import FAMILIES, Operators
 
 
 class Training(NamedTuple):
-    """How a network is built and trained.
+    """Sizes and training of a network.
 
     Args:
         width: of its two hidden layers.
-        whole: weight of the error of whole models beside that of operations.
+        whole: weight of the error of whole models relative to that of operations.
         decay: of the weights.
         steps: of training, each with all rows.
         members: networks whose logarithms of time are averaged.

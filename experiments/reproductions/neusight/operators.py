@@ -31,7 +31,7 @@ SLOW_WHOLE = 0.8
 
 
 class Chip(NamedTuple):
-    """What the data sheet says of a GPU beyond its rates.
+    """Data-sheet values of a GPU other than its rates.
 
     Args:
         watts: limit of the power of the board.
@@ -61,7 +61,7 @@ class Operators(NamedTuple):
         kinds: (rows,) such as `addmm`.
         features: (rows, 6), see `FEATURES`.
         rates: (rows, 6), logarithms of flops and bytes of the operation, and of flops, bandwidth, cores and cache of
-            its machine: what a model without physics is told beside the features.
+            its machine: inputs of a model without physics, with the features.
         flops_ms, bytes_ms: time at the peak rate of arithmetic and of memory.
         forward_ms, backward_ms: measured time of the operation alone; 0 where it has no backward pass.
         repeats: how often it occurs in its model.

@@ -4,7 +4,7 @@
 
 Screens say the logarithm of measured / simulated runtimes of plans, after some measurements with noise. All is
 simulated: machines differ from what is believed as `experiments.bench.search_loop.unlike` says (kinds of operations,
-single ones, devices, links, and contention that nobody told). Screens are judged on programs and machines that no
+single ones, devices, links, and unknown contention). Screens are judged on programs and machines that no
 training saw.
 
 - `none`: the simulator alone. `ridge`: `LinearSurrogate`, which learns from the measurements alone.
@@ -220,9 +220,11 @@ def search_row(
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each number of measurements and screen; `gain` is by how much its regret is below that of ridge on
-    the same case, in percent, with its interval (bootstrap over cases, 95 %, as if cases that share a program or a
-    hidden machine were independent)."""
+    """Return a line for each number of measurements and screen.
+
+    `gain` is the reduction of regret compared with ridge on the same case, in percent, with its 95 % interval
+    (bootstrap over cases, as if cases that share a program or a hidden machine were independent).
+    """
     case = lambda row: (row["program"], row["machine"], row["seed"], row["measured"])  # noqa: E731
     ridge = {case(row): row["regret"] for row in rows if row["screen"] == "ridge"}
     lines = []
@@ -239,8 +241,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float, float]]:
-    """How many times as long the plans of the search by ridge take as those of others: geometric means, with their
-    intervals (bootstrap over searches, 95 %, as if those that share a program or a hidden machine were independent)."""
+    """Return the ratios of plan times, ridge over other screens: geometric means with 95 % intervals.
+
+    Intervals are bootstrapped over searches, as if those that share a program or a hidden machine were independent.
+    """
     ratios = {key: np.log([row["ridge_ms"] / row[f"{key}_ms"] for row in rows]) for key in ("chain", "both")}
     exponentials = {key: np.exp(mean_interval(each)).tolist() for key, each in ratios.items()}
     return {key: (mean, low, high) for key, (mean, low, high) in exponentials.items()}

@@ -1,4 +1,4 @@
-"""What the simulated run of a plan consists of: above all its critical chain, by operation, by kind and by device."""
+"""Composition of the simulated run of a plan: mainly its critical chain, by operation, by kind and by device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ChainFeatures:
 
 
 def others_running(run: Timeline) -> Float64[np.ndarray, " nodes"]:
-    """How many other operations run during each one, on average over its time."""
+    """Return the mean number of other operations that run during each one."""
     took_us, times_us = run.end_us - run.begin_us, np.append(run.begin_us, run.end_us)
     order = np.argsort(times_us, kind="stable")
     running = np.cumsum(np.append(took_us > 0, -1.0 * (took_us > 0))[order])

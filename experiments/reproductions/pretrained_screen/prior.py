@@ -58,7 +58,7 @@ class Lesson:
 
 
 def examples(features: ChainFeatures, plans: Sequence[Plan]) -> Examples:
-    """What a prior knows of plans of a task: one simulated run of each."""
+    """Return the inputs of a prior for plans of a task: one simulated run of each."""
     task = features.task
     runs = [task.simulator.run(plan) for plan in plans]
     columns = [features.columns(each) for each in runs]

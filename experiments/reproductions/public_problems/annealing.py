@@ -139,14 +139,15 @@ def _anneal(home, order, now, steps, temperature, first_come, ahead, state, arra
         run_in_order(home, order, arrays, begin_now, end_now, before_now, 0, ahead, np.inf)
         begin[:], end[:], before[:] = begin_now, end_now, before_now
     chain, length, stale, is_tight = np.empty(nodes, np.int64), 0, True, arrays.limits.min() < np.inf
-    moved_groups, sources = np.empty(MOST_MOVED, np.int64), np.empty(MOST_MOVED, np.int64)
+    moved_groups, sources, every = np.empty(MOST_MOVED, np.int64), np.empty(MOST_MOVED, np.int64), np.arange(nodes)
     for _ in range(steps):
         if stale:
             length, stale = _chain(home, begin_now, end_now, before_now, arrays, chain), False
         on_chain = uniform(state) < 0.5
         node = chain[np.int64(uniform(state) * length)] if on_chain else np.int64(uniform(state) * nodes)
         count, origin, to, first = step_from(
-            node, home, order, position, before_now, used, is_tight, first_come, state, arrays, moved_groups, sources
+            node, every, 0, home, order, position, before_now, used, is_tight, first_come, state, arrays, moved_groups,
+            sources,
         )  # fmt: skip
         if count < 0:
             continue

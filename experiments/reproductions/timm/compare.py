@@ -184,7 +184,7 @@ def _widths_of_others(error: np.ndarray, folds: np.ndarray, kinds: np.ndarray) -
 def _by_labels(
     rows: Rows, predicted: Float64[np.ndarray, " rows"], chosen: np.ndarray, is_label: np.ndarray, tables: np.ndarray
 ) -> Float64[np.ndarray, " chosen"]:
-    """What to add to the predictions of a machine: slopes on `_bounds`, drawn to 0, and a median of each table."""
+    """Return corrections to the predictions of a machine: shrunken slopes on `_bounds`, and a median of each table."""
     bounds = _bounds(rows)[chosen]
     bounds = (bounds - bounds.mean(0)) / (bounds.std(0) + 1e-9)
     residual, labels, table = (rows.log_step - predicted)[chosen], is_label[chosen], tables[chosen]
@@ -202,7 +202,7 @@ def _by_labels(
 
 
 def _bounds(rows: Rows) -> Float64[np.ndarray, "rows 3"]:
-    """What bounds a program: products against bytes, time against kernels, the share of depthwise convolutions."""
+    """Return ratios that bound a program: products to bytes, time to kernels, share of depthwise convolutions."""
     terms = rows.terms.reshape(len(rows), TERMS, -1)
     depthwise = terms[:, :2, CLASSES.index("conv depthwise")].sum(1) / np.maximum(terms[:, :3].sum((1, 2)), 1e-9)
     return np.column_stack([rows.columns[:, 4], rows.columns[:, 0] - rows.columns[:, 1], depthwise])

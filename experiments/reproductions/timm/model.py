@@ -32,7 +32,7 @@ class Settings(NamedTuple):
         boosted: sets of trees, whose corrections are averaged.
         trees: of each set.
         networks: over kernels, whose times are averaged.
-        folds: of families that are left out in turn to set the width of intervals.
+        folds: of families that are left out one at a time to set the width of intervals.
     """
 
     boosted: int = 2
@@ -144,7 +144,7 @@ def _most() -> Float64[np.ndarray, " terms"]:
 
 
 def _widths(rows: Rows, settings: Settings, seed: int) -> dict[str, float]:
-    """What 90 % of errors of log time stay below, by kind of table for new families; for machines left out."""
+    """Return the 90 % quantiles of errors of log time: by kind of table for new families, and for held-out machines."""
     few = settings._replace(boosted=1, networks=0)
     families = np.array([each.family for each in rows.measurements])
     folds = folds_of(families, settings.folds, seed)

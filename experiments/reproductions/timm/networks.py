@@ -1,4 +1,4 @@
-"""Training of networks over kernels (`gst.cost.step_time.model.Network`), end to end on the measured times of programs."""
+"""Training of networks over kernels (`gst.cost.step_time.model.Network`) on the measured times of programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLED = 100_000  # kernels that the bounds are taken from
 
 
 class NetworkSettings(NamedTuple):
-    """How a network is trained.
+    """Sizes and training of a network.
 
     Args:
         epochs, batch: passes over the rows, and rows of a step.

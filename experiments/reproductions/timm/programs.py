@@ -70,7 +70,7 @@ class Rows(NamedTuple):
         return [(self.kernels[place], each.batch) for place, each in pairs]
 
     def is_mode(self, mode: str) -> np.ndarray:
-        """Which rows are of a mode, `infer` or `train`.
+        """Mark the rows of a mode, `infer` or `train`.
 
         Raises:
             ValueError: none is.

@@ -1,4 +1,4 @@
-"""Zero-shot: cost models that learned from other programs order the layouts of a U-Net that nobody showed them.
+"""Zero-shot: cost models that learned from other programs order the layouts of an unseen U-Net.
 
     python -m experiments.reproductions.tpugraphs.across --seeds 5
 
@@ -6,8 +6,8 @@ Trained on AlexNet's layouts, on those and tile sizes, and, if --programs names 
 (`gst.graphs.store.open_store`), on these too. The files have different columns; `common_columns` says what is made of
 them.
 
-`gnn` is SAGE under Graph Segment Training with ListMLE, a graph of each kind in turn; with `few columns` it sees of a
-node its opcode and degrees alone, and without `messages` each node knows its own configuration alone. `ridge` and
+`gnn` is SAGE under Graph Segment Training with ListMLE, alternately on graphs of each kind. `few columns` leaves a
+node its opcode and degrees, and without `messages` each node reads its own configuration alone. `ridge` and
 `boosting` (scikit-learn) see the means of a configuration's columns over its nodes and learn ranks, both less their
 means over the configurations of a graph; in `ridge, sums` the columns that are not shares are summed instead, which
 was tried first: how graphs of other sizes compare is a choice that no AlexNet tells right from wrong. Each seed holds
@@ -65,7 +65,7 @@ def regression(kinds: Sequence[Lessons], seed: int, make: Callable[[int], Any], 
 
 
 def ridge(seed: int = 0) -> Pipeline:
-    """Its penalty is chosen on what it learns from, each measurement left out in turn."""
+    """Ridge regression whose penalty is chosen on its training data, one measurement left out at a time."""
     return make_pipeline(StandardScaler(), RidgeCV(10.0 ** np.arange(-2, 5)))
 
 
@@ -105,7 +105,7 @@ def run(kinds: Graphs, unet: SegmentedGraph, seeds: int, steps: int, done: Found
 
 
 def split(kinds: Graphs, names: Sequence[str], seed: int) -> tuple[list[Lessons], np.ndarray]:
-    """What is learned from the named kinds, and what is held out of AlexNet, the first graph."""
+    """Return the training lessons of the named kinds, and the held-out part of AlexNet, the first graph."""
     alexnet = kinds["layout"][0]
     order = np.random.default_rng(seed).permutation(alexnet.num_configs)
     held, rest = np.split(order, [min(HELD_OUT, len(order) // 2)])

@@ -1,12 +1,12 @@
-"""Layouts of AlexNet from 200, 1,000 and all but 1,000 measured configurations, beside what a practitioner would use.
+"""Layouts of AlexNet from 200, 1,000 and all but 1,000 measured configurations, compared with usual regressors.
 
     python -m experiments.reproductions.tpugraphs.alexnet --seeds 5 --json experiments/results/tpugraphs_alexnet.json
 
 Each seed holds out 1,000 of the 23,905 unique configurations, for all methods and numbers of labels alike, and the
-target is the mean runtime. `tau` is of `tpugraphs.states.StateModel`; ridge regression (of runtimes, their logarithms or ranks,
-the target and the penalty chosen on a fifth of the labels), gradient boosting (of ranks) and an MLP with a linear term
-and a pairwise logistic loss see the state of each configurable node one-hot. `paired` is what `tau` gains over each,
-seed by seed. `ceiling`: the tau of a model that knows the true means (`tpugraphs.ceiling`).
+target is the mean runtime. `tau` is of `tpugraphs.states.StateModel`; ridge regression (of runtimes, their logarithms
+or ranks, the target and the penalty chosen on a fifth of the labels), gradient boosting (of ranks) and an MLP with a
+linear term and a pairwise logistic loss see the state of each configurable node one-hot. `paired` is the gain of `tau`
+over each, seed by seed. `ceiling`: the tau of a model that knows the true means (`tpugraphs.ceiling`).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def with_all_columns(graph: Graph) -> Graph:
 
 
 def broken_laws(graph: Graph) -> list[str]:
-    """Which of the laws do not hold of the 140 columns of `graph`. Files that have all columns keep them."""
+    """Name the laws that the 140 columns of `graph` break. Files with all columns keep them."""
     table = dict(zip(NODE_FEATURES, graph.node_features.T.astype(np.float64), strict=True))
     stacked = lambda names: np.stack([table[name] for name in names], axis=1)  # noqa: E731
     types = stacked([name for name in NODE_FEATURES if name.startswith(TYPE)])
@@ -107,5 +107,5 @@ def broken_laws(graph: Graph) -> list[str]:
 
 
 def _permutations(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each row starts with a permutation of the numbers below its length."""
+    """Mark the rows that start with a permutation of the numbers below their length."""
     return np.array([sorted(row[:n]) == list(range(n)) for row, n in zip(rows, lengths, strict=True)])

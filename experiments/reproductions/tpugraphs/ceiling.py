@@ -134,7 +134,7 @@ def _deviations(
 
 @dataclass(frozen=True)
 class _Posterior:
-    """What the means measured for configurations say of their true means, on a grid without gaps that no noise bridges.
+    """Posterior of the true means given the measured ones, on a grid without gaps wider than the noise.
 
     Attributes:
         density: of true means, on the grid.
@@ -159,7 +159,7 @@ class _Posterior:
 
 
 def _reach(widths: Float64[np.ndarray, " distinct"]) -> int:
-    """How far a true mean can lie from the measured one, in steps of the grid."""
+    """Return the largest distance of a true mean from the measured one, in steps of the grid."""
     return int(np.ceil(REACH * widths.max()))
 
 

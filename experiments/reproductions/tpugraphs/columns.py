@@ -45,7 +45,7 @@ def entries(name: str) -> list[str]:
 
 
 def is_opcode(graph: Graph, *names: str) -> Bool[np.ndarray, " nodes"]:
-    """Whether each node has one of these opcodes."""
+    """Mark the nodes that have one of these opcodes."""
     return np.isin(graph.opcodes, [OPCODE_NAMES.index(name) for name in names])
 
 

@@ -1,8 +1,8 @@
 """Layouts, tile sizes and measured plans in the same columns, so that one model can read all of them.
 
 - nodes: degrees and opcodes (operations of captured programs are numbered behind those of HLO). HLO programs also have
-  the 140 columns of TpuGraphs, AlexNet's recovered by `alexnet_columns`, and those that `kaggle.node_features` derives of
-  them; programs of plans have their own columns beside, and zeros stand where a graph lacks columns.
+  the 140 columns of TpuGraphs, AlexNet's recovered by `alexnet_columns`, and those of `kaggle.node_features`;
+  programs of plans have their own columns; columns that a graph lacks are zero.
 - configurations: layouts by what they mean (`layout_features`), once as they are and once times the share of the
   node in the program's arithmetic; tile sizes by `tile_features`, plans as they are, each in columns of their own. So
   tiles and plans can only teach how a graph is read, and nothing to a model that is linear in configurations.
@@ -88,8 +88,7 @@ def _with_degrees(graph: Any) -> Any:
 
 
 def in_common(kinds: dict[str, list[SegmentedGraph]]) -> dict[str, list[SegmentedGraph]]:
-    """Graphs by kind (`layout`, `tile`, `plan`), their columns beside those of the others, zeros where a graph has
-    none."""
+    """Concatenate the columns of graphs by kind (`layout`, `tile`, `plan`); columns that a graph lacks are zero."""
     nodes: dict[str, int] = {}
     for kind, graphs in kinds.items():
         nodes[_program(kind)] = max(graph.node_features.shape[1] - DEGREES for graph in graphs)

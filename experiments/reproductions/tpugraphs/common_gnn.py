@@ -22,7 +22,7 @@ Scores = Callable[[SegmentedGraph], Float64[np.ndarray, " configs"]]
 
 
 def gnn(kinds: Sequence[Lessons], seed: int, steps: int, columns: int | None = None, layers: int = 2) -> Scores:
-    """SAGE under Graph Segment Training with ListMLE, after `steps` steps on each kind of graphs in turn.
+    """SAGE under Graph Segment Training with ListMLE, after `steps` steps on each kind of graphs alternately.
 
     Args:
         kinds: what is learned from; each step takes one graph of a kind and a few of its configurations.

@@ -1,4 +1,4 @@
-"""What a layout means for the array it orders, so that it says the same of arrays of other ranks and of other programs.
+"""Features of layouts that mean the same for arrays of other ranks and for other programs.
 
 A layout configuration of TpuGraphs (Phothilimthana et al. 2023, section 3 and its README) gives a node six numbers for
 each of its output, its input and its kernel: the dimensions from the minor-most on. Dimension 3 is the features of
@@ -29,7 +29,7 @@ def layout_features(graph: Graph) -> Float32[np.ndarray, "configs configurable m
     """The features `NAMES` of every configurable node under every layout; zeros where the compiler is to choose.
 
     `minor_extent` and `second_extent`: log2 of the sizes of the two minor-most dimensions, in tenths. `padding`: log of
-    elements stored / elements, both dimensions rounded up to 128 lanes and 8 sublanes (see `kaggle.node_features.tiles`);
+    elements stored / elements, both dimensions rounded up to 128 lanes and 8 sublanes (`kaggle.node_features.tiles`);
     `padded_elements`: log10(1 + elements of padding). `minor_is_feature`: of a convolution, 1 where features are minor
     and -1 where batch or a spatial dimension is.
 

@@ -1,4 +1,4 @@
-"""error@K of tile sizes on kernels nobody trained on: leave one kernel out, late fusion beside ridge and boosted trees.
+"""error@K of tile sizes on unseen kernels: leave one kernel out, late fusion compared with ridge and boosted trees.
 
     python -m experiments.reproductions.tpugraphs.tile --json experiments/results/tpugraphs_tile.json
 
@@ -113,7 +113,7 @@ def regression(make: Callable[[int], Any], inputs: Callable[[Kernel], np.ndarray
 
 
 def raw_features(kernel: Kernel) -> np.ndarray:
-    """What the files hold, without thinking: the 24 numbers, the sums of node features, how often each opcode is."""
+    """Return raw features of the files: the 24 numbers, the sums of node features, and counts of opcodes."""
     graph = kernel.graph
     bounds = np.log1p(graph.config_features[:, 0].astype(float))
     nodes = np.log1p(np.abs(graph.node_features)).sum(0)
@@ -122,7 +122,7 @@ def raw_features(kernel: Kernel) -> np.ndarray:
 
 
 def methods() -> dict[str, Method]:
-    """What is compared."""
+    """Return the compared methods by name."""
     ridge, trees = _from_sklearn("linear_model", "Ridge"), _from_sklearn("ensemble", "GradientBoostingRegressor")
     scaled = lambda seed: _from_sklearn("pipeline", "make_pipeline")(  # noqa: E731
         _from_sklearn("preprocessing", "StandardScaler")(), ridge(alpha=1.0)
@@ -178,7 +178,7 @@ def _summary(kernels: Sequence[Kernel], errors: Float64[np.ndarray, "scorings se
 
 
 def beside(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """How much less our error is, and whether by more than twice the deviation over the seeds of both."""
+    """Return the reduction of error compared with another method, and whether it exceeds two deviations over seeds."""
     result = {}
     for k in KS:
         less = other[f"error_at_{k}"] - ours[f"error_at_{k}"]

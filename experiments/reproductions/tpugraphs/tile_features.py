@@ -1,4 +1,4 @@
-"""What a tile size means for the kernel it cuts: how often the loop runs, how much is padding, what one pass holds.
+"""Features of tile sizes: iterations of the loop, share of padding, and size of one pass.
 
 A tile configuration of TpuGraphs (Phothilimthana et al. 2023, section 3 and its README) is 24 numbers: for the kernel
 of a convolution, the output and the input six bounds each, with their sum and product; 0 where there is no such
@@ -36,7 +36,7 @@ def tile_features(graph: Graph) -> Float64[np.ndarray, "configs features"]:
     prod ceil(N / t) t / N, volume = prod t. `passes` of the loop are `output_tiles` times `contraction_tiles`, the
     tiles of the convolution's kernel for one output channel; each pass costs a start. `lanes` and `sublanes` are the
     shares of the two minor-most dimensions that one tile holds: below 1, what is copied is not contiguous. The square
-    lets a linear model prefer a volume in between: too large a tile leaves no room to load the next.
+    lets a linear model prefer a volume in between: too large a tile leaves no memory to load the next.
     """
     bounds = graph.config_features[:, 0].astype(np.float64)
     array, kernel, channel = _tiled_arrays(graph)

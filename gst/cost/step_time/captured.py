@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gst.cost.step_time.steps import cast_kind
+from gst.cost.step_time.steps import cast_kind, in_order
 from gst.data.graphnet import Operation, Value
 from gst.programs import Program
 from gst.programs.operation import GETITEM, Reference, form_of_target, references
@@ -29,10 +29,10 @@ ADDED_FIRST = frozenset({"addmm", "baddbmm"})
 
 
 def operators(program: Program) -> list[Operation]:
-    """The operators of a captured program, in order, for `gst.cost.step_time.kernels.kernels_of`.
+    """Return the operators of a captured program, in order, for `gst.cost.step_time.kernels.kernels_of`.
 
-    Gradients of a convolution are two convolutions, those of attention two and a half times its products. Tensors are
-    taken to lie in order.
+    Gradients of a convolution are two convolutions, those of attention 2.5 times its products. Tensors are assumed to
+    be contiguous.
 
     Examples:
         >>> import torch
@@ -45,7 +45,7 @@ def operators(program: Program) -> list[Operation]:
 
 
 def operators_by_node(program: Program) -> list[list[Operation]]:
-    """The operators of each node of a captured program; none of inputs, constants and items of a result."""
+    """Return the operators of each node of a captured program; none for inputs, constants and items of a result."""
     made: list[tuple[Value, ...]] = []
     result: list[list[Operation]] = [[] for _ in program.operations]
     count = 0
@@ -65,7 +65,7 @@ def operators_by_node(program: Program) -> list[list[Operation]]:
         writes = []
         for shape, dtype in zip(operation.shapes, operation.dtypes, strict=True):
             storage = reads[0].storage if is_view and reads else count
-            writes.append(Value(count, storage, shape, _strides(shape), dtype, is_parameter))
+            writes.append(Value(count, storage, shape, in_order(shape), dtype, is_parameter))
             count += 1
         made.append(tuple(writes))
         if operation.kind == "operation" and writes:
@@ -77,7 +77,7 @@ def _operators(
     name: str, arguments: tuple[Any, ...], reads: tuple[Value, ...], writes: tuple[Value, ...], is_view: bool,
     made: list[tuple[Value, ...]],
 ) -> list[Operation]:  # fmt: skip
-    """What one call is: itself, or the products of a gradient."""
+    """Return the operators of one call: itself, or the products of a gradient."""
     constants: dict[int | str, Any] = {
         place: each for place, each in enumerate(arguments) if not any(True for _ in references(each))
     }
@@ -110,20 +110,18 @@ def _operators(
 
 
 def _position(arguments: tuple[Any, ...], count: int, item: int) -> int:
-    """Where item number `item` is among the `count` tensors that a call made: gradients not asked for are not there."""
+    """Return the position of item `item` among the `count` results of a call, which omits unrequested gradients."""
     wanted = arguments[-1] if arguments and isinstance(arguments[-1], list | tuple) else ()
     if count == len(wanted) or not all(isinstance(each, bool) for each in wanted):
         return item
     return sum(wanted[:item]) if sum(wanted) == count else item
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-
-
 def batch_of(program: Program) -> tuple[int, int]:
-    """Samples of a step, the first dimension of its largest input that is no parameter; and the side of the images
-    among these inputs, 0 without any."""
+    """Return the batch of a step and the side of its images, 0 without any.
+
+    The batch is the first dimension of its largest input that is no parameter.
+    """
     inputs = [
         operation for node, operation in enumerate(program.operations)
         if operation.kind == "input" and int(program.parameter_home[node]) != node and operation.shapes[0]
@@ -136,7 +134,7 @@ def batch_of(program: Program) -> tuple[int, int]:
 
 
 def is_training(program: Program) -> bool:
-    """Whether it computes gradients."""
+    """True if the program computes gradients."""
     return any("backward" in str(each.target) or _renews(program, node) for node, each in enumerate(program.operations))
 
 
@@ -146,7 +144,7 @@ def _renews(program: Program, node: int) -> bool:
 
 
 def parameter_bytes(program: Program) -> float:
-    """Bytes of the parameters and constants that a program reads, each whole, also where rows of it are looked up."""
+    """Sum the bytes of the parameters and constants that a program reads, whole also where rows are looked up."""
     read = {each for operation in program.operations for each in operation.producers}
     homes = program.parameter_home
     return math.fsum(
@@ -156,8 +154,10 @@ def parameter_bytes(program: Program) -> float:
 
 
 def peak_memory(operations: list[Operation]) -> tuple[float, float]:
-    """Bytes of parameters that are read, and the most bytes of other values at once if each is freed after its last
-    use; values of a step's inputs and results count while they are used."""
+    """Return the bytes of the parameters that are read, and the peak bytes of all other values.
+
+    Each value is freed after its last use; inputs and results of the step count while they are used.
+    """
     last: dict[int, int] = {}
     size: dict[int, float] = {}
     parameters: dict[int, float] = {}

@@ -1,5 +1,7 @@
-"""Estimate how long a program takes on a machine that is not here: from its kernels, the machine's peak rates, and a
-model trained on step times that others measured."""
+"""Estimate of a program's time on a machine that is not here.
+
+It rests on the program's kernels, the machine's peak rates, and a model of published step times.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ SHORTEST = {False: 0.002, True: 0.0005}  # ms of a kernel of XLA on a GPU and on
 
 
 class Cost(NamedTuple):
-    """What kernels of one class take together.
+    """Total time of the kernels of one class.
 
     Args:
         kind: one of `gst.cost.step_time.kernels.CLASSES`.
-        kernels: how many.
+        kernels: their number.
         milliseconds: of all.
     """
 
@@ -51,17 +53,16 @@ class Cost(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """How long a step takes on a machine.
+    """Time of a step on a machine.
 
     Args:
-        program: its name.
-        machine: as asked for.
+        program, machine: their names.
         milliseconds: of one step.
-        interval: least and most milliseconds, made to hold 90 % of programs like those that were measured.
+        interval: least and most milliseconds; it holds 90 % of programs like those that were measured.
         costs: by class of kernels, the costliest first; they add up to `milliseconds`.
         parameter_bytes: of weights and buffers.
-        activation_bytes: of other values, the most at once if each is freed after its last use.
-        basis: what the estimate rests on, in a sentence.
+        activation_bytes: peak of other values if each is freed after its last use.
+        basis: the source of the estimate, in a sentence.
     """
 
     program: str
@@ -78,7 +79,7 @@ class Estimate(NamedTuple):
         return f"{self.program} on {self.machine}: {self.milliseconds:.3g} ms ({least:.3g} to {most:.3g})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return self._asdict() | {"costs": [each._asdict() for each in self.costs]}
 
 
@@ -146,10 +147,10 @@ def estimate(
 
 
 def operation_times_us(program: Program, on: str) -> Float64[np.ndarray, " nodes"]:
-    """Microseconds of each operation of a captured program on a machine, run alone in fp32; 0 of views and inputs.
+    """Estimate the microseconds of each operation of a captured program, run alone in fp32; 0 for views and inputs.
 
-    None is less than at the machine's peak rates. The efficiencies are those of `estimate`, without its trees, which
-    correct whole image models: the sum is that of `estimate` for other programs.
+    None is less than at the machine's peak rates. Efficiencies are those of `estimate` without its trees, which correct
+    whole image models: for other programs the sum is that of `estimate`.
 
     Raises:
         ValueError: the machine is unknown.
@@ -191,7 +192,7 @@ def _weights() -> Model:
 
 
 def _name_of(on: str, model: Model) -> str:
-    """The machine's name in the tables that the model was trained on, where it is among them."""
+    """Return the machine's name in the tables that the model was trained on, if it is among them."""
     if on.endswith(".json"):
         return "cpu" if machine_of(on).is_cpu else "gpu"
     known = {each.machine for each in model.settings}
@@ -219,9 +220,9 @@ def _per_sample(kernels: Kernels, batch: int) -> Kernels:
 def _predicted(
     kernels: Kernels, batch: int, side: int, setting: Setting, machine: Machine, model: Model
 ) -> tuple[float, float, str]:
-    """Milliseconds, half the width of the interval of their logarithm, and what they rest on.
+    """Return milliseconds, half the width of the interval of their logarithm, and their basis.
 
-    No program is faster than at the peak rates: image models say nothing about some classes of kernels.
+    No program is faster than at the peak rates: image models lack some classes of kernels.
     """
     terms, columns, numbers = row_of(kernels, batch, side or 224, setting, machine)
     measured = any(each.machine == setting.machine for each in model.settings)
@@ -237,8 +238,11 @@ def _predicted(
 
 
 def _efficiencies(setting: Setting, side: int, machine: Machine, model: Model) -> Float64[np.ndarray, "terms classes"]:
-    """Weights of terms by class of kernels. The tables hold image models at large batches, which say little about
-    launches: elsewhere these take at most `MOST_LAUNCH` of what `LAUNCH` says."""
+    """Return the weights of terms by class of kernels.
+
+    The tables hold image models at large batches, which say little about launches: elsewhere a launch takes at most
+    `MOST_LAUNCH` times `LAUNCH`.
+    """
     weights = model.weights_of(setting).reshape(TERMS, len(CLASSES)).copy()
     if not side:
         weights[3] = np.minimum(weights[3], MOST_LAUNCH[machine.is_cpu])

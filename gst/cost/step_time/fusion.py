@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 def prefers_channels_last(operations: Sequence[Operation]) -> bool:
-    """Whether TorchInductor runs the convolutions of a program on a GPU in NHWC, for inference."""
+    """True if TorchInductor runs the convolutions of a program on a GPU in NHWC, for inference."""
     convolutions = [each for each in operations if each.kind == "conv2d"]
     if not convolutions or len(operations) >= MOST_NODES * len(convolutions):
         return False
@@ -52,14 +52,14 @@ def prefers_channels_last(operations: Sequence[Operation]) -> bool:
 def runs_channels_last(
     operations: Sequence[Operation], is_compiled: bool, is_channels_last: bool, is_cpu: bool
 ) -> bool:
-    """Whether the convolutions of a program run in NHWC: as its images lie, unless TorchInductor changes that."""
+    """True if the convolutions of a program run in NHWC: as its images lie, unless TorchInductor changes that."""
     if not is_compiled or is_channels_last:
         return is_channels_last
     return is_cpu or prefers_channels_last(operations)
 
 
 def fused(steps: list[Step], is_cpu: bool = False) -> list[Group]:
-    """Kernels after fusion: operations join their producers where no product lies between them.
+    """Group steps to kernels: operations join their producers if no product lies between them.
 
     On a CPU, and of more than `MOST_JOINED` tensors, TorchInductor writes a concatenation to memory before it is read.
     """
@@ -100,7 +100,7 @@ def fused(steps: list[Step], is_cpu: bool = False) -> list[Group]:
 
 
 def _passes(step: Step) -> list[Step]:
-    """A normalization over groups of channels as two passes over its input: a compiler cannot keep a group at hand."""
+    """Split a normalization over groups of channels into two passes over its input, as compilers do."""
     if step.label != "group norm" or not step.reads:
         return [step]
     first, result = step.reads[0], step.writes[0]
@@ -113,8 +113,10 @@ def _passes(step: Step) -> list[Step]:
 
 
 def grouped(steps: Sequence[Step], groups: Collection[Sequence[int]]) -> list[Group]:
-    """Kernels of groups that are known, each given as places of its steps: it reads and writes what crosses its border.
-    Its label is the class of its product, if it has one."""
+    """Make kernels of groups, each given by the places of its steps.
+
+    A kernel reads and writes the values that cross its border. Its label is the class of its product, if it has one.
+    """
     readers: dict[int, set[int]] = {}
     for number, places in enumerate(groups):
         for value in (value for place in places for value in steps[place].reads):
@@ -138,8 +140,10 @@ def grouped(steps: Sequence[Step], groups: Collection[Sequence[int]]) -> list[Gr
 
 
 def _levels(steps: list[Step], is_product: list[bool]) -> list[int]:
-    """Number of products on the longest path to each step; of a pointwise step with one reader, that of its reader,
-    because a compiler computes it there."""
+    """Count the products on the longest path to each step.
+
+    A pointwise step with one reader has the number of its reader, because a compiler computes it there.
+    """
     depth: dict[int, int] = {}  # of each value
     readers: dict[int, set[int]] = {}
     level = []

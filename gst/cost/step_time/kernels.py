@@ -34,9 +34,9 @@ class Kernels(NamedTuple):
 
     Args:
         kind: place in `CLASSES`.
-        columns: the columns of `COLUMNS`, of each kernel.
-        grows: share of the work that grows with the batch: 1, or 0 where a kernel works on parameters alone.
-        repeats: how many kernels of the program are like it.
+        columns: `COLUMNS` of each kernel.
+        grows: 1, or 0 if a kernel works on parameters alone and does not grow with the batch.
+        repeats: number of equal kernels of the program.
     """
 
     kind: Int64[np.ndarray, " kernels"]
@@ -66,12 +66,12 @@ def kernels_of(
     operations: Sequence[Operation], precision: str, is_compiled: bool, is_channels_last: bool = False,
     is_cpu: bool = False,
 ) -> Kernels:  # fmt: skip
-    """The kernels that run `operations`.
+    """Return the kernels that run `operations`.
 
     Args:
         precision: `fp32`; `half`: weights and inputs of 16 bits; `amp`: 32 bits under autocast to 16.
         is_compiled: by TorchInductor.
-        is_channels_last: images lie in NHWC; the strides of `operations` should then say so.
+        is_channels_last: True if images lie in NHWC, as the strides of `operations` show.
         is_cpu: compiled for a CPU.
 
     Raises:
@@ -85,7 +85,7 @@ def kernels_of(
 
 
 def kernels_of_groups(groups: Sequence[Sequence[Operation]]) -> Kernels:
-    """The kernels of a program whose compiler has grouped its operations: one of each group that moves data.
+    """Return the kernels of operations that a compiler has grouped: one for each group that moves data.
 
     Raises:
         ValueError: none does.
@@ -150,7 +150,7 @@ def _bytes(value: Value, width: dict[int, int], full: dict[int, int]) -> float:
 
 
 def _reduced(step: Step) -> float:
-    """How many elements a reduction makes one of."""
+    """Return the number of elements that a reduction combines into one."""
     read, written = step.reads[0], step.writes[0]
     if step.label == "reduction":
         return read.numel / max(written.numel, 1)
@@ -158,7 +158,7 @@ def _reduced(step: Step) -> float:
 
 
 def _is_scattered(value: Value, result: Value) -> bool:
-    """It is read in steps larger than one element while the result is written in order."""
+    """True if the value is read with a stride while the result is written in order."""
     if value.numel <= max(value.shape, default=1) or value.numel * 8 < result.numel:
         return False
     place = len(result.shape) - 1
@@ -170,7 +170,7 @@ def _is_scattered(value: Value, result: Value) -> bool:
 
 
 def _product(step: Step) -> tuple[float, tuple[float, ...]]:
-    """Floating-point operations; rows, outputs, inner size, window, stride, groups."""
+    """Return floating-point operations; and rows, outputs, inner size, window, stride, groups."""
     first, result = step.reads[0], step.writes[0]
     kind, constants = step.operation.kind, step.operation.constants
     if PRODUCTS[kind] == "conv":

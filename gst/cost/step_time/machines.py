@@ -1,4 +1,4 @@
-"""Peak rates of machines, as their makers publish them: what describes a machine that nobody measured here."""
+"""Peak rates of machines, as their makers publish them."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ MACHINES = {
 
 
 def machine_of(name: str) -> Machine:
-    """Rates of a machine by its name; case, `-` and `_` make no difference. A path ending in `.json` names a file with
-    the fields of `Machine`.
+    """Return the rates of a machine by its name; case, `-` and `_` make no difference.
+
+    A path ending in `.json` names a file with the fields of `Machine`.
 
     Raises:
         ValueError: its rates are not here, or the file does not hold them.
@@ -73,7 +74,7 @@ def machine_of(name: str) -> Machine:
     machine = _PLAIN.get(_plain(name))
     if machine is None:
         raise ValueError(
-            f"machine {plain(name)} has no rates; known are {', '.join(MACHINES)}; describe another one by a file "
+            f"machine {plain(name)} has no rates; there are {', '.join(MACHINES)}; describe another one by a file "
             f"{name}.json with {', '.join(Machine._fields)}"
         )
     return machine

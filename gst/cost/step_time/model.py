@@ -6,7 +6,7 @@ log time += trees(shares of the classes, descriptors of the kernels, setting, ra
 A network gives each kernel a weight of its own (`Network`); other trees correct its sum. The
 logarithms of the two are averaged, by `NETWORK`.
 
-`python -m experiments.reproductions.timm train` trains it, and its README says how far it is off.
+`model_card.md` describes its training data and errors.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Columns = Float64[np.ndarray, "rows columns"]
 
 
 class Trees(NamedTuple):
-    """Regression trees whose predictions are added.
+    """Regression trees whose predictions are added, as arrays of all nodes.
 
     Args:
-        base: what is added to.
+        base: constant of the sum.
         feature: column that each node compares; -1 at a leaf.
-        threshold: rows of at most so much go left.
+        threshold: rows up to this value go left.
         left, right: children of each node.
         value: of each leaf.
         roots: node at which each tree begins.
@@ -53,7 +53,7 @@ class Trees(NamedTuple):
     roots: Int64[np.ndarray, " trees"]
 
     def predict(self, columns: Float[np.ndarray, "rows columns"]) -> Float64[np.ndarray, " rows"]:
-        """Sum of the leaves that each row ends in."""
+        """Sum the leaves that each row ends in."""
         rows = np.arange(len(columns))[:, None]
         node = np.repeat(self.roots[None], len(columns), axis=0)
         while (self.feature[node] >= 0).any():
@@ -64,17 +64,16 @@ class Trees(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Two layers with a sum around the second; codes of classes and tables beside the descriptors of a kernel.
+    """Network of two layers, the second residual; its inputs are descriptors of a kernel and codes of class and table.
+
+    Tables share the network, so that measurements of one table serve the others.
 
     Args:
-        least, most: of each descriptor in training; what lies outside is taken for the nearer of the two.
-        lowest, highest: of the logarithms that it gave each class and term in training; no others are given.
-        classes: code of each class of kernels.
-        tables: code of each table.
-        base: logarithm of each class and term that the network adds to.
-        scale: the same of each table.
-        first, second, last: matrices, one output a column.
-        first_bias, second_bias, last_bias: what is added to them.
+        least, most: range of each descriptor in training; inputs are clipped to it.
+        lowest, highest: range of the results of each class and term in training; results are clipped to it.
+        classes, tables: code of each class of kernels and of each table.
+        base, scale: added logarithms of each class and term, and of each table.
+        first, second, last: matrices, one output a column, with their biases.
     """
 
     least: Float64[np.ndarray, " descriptors"]
@@ -96,7 +95,7 @@ class Network(NamedTuple):
         self, kind: Int64[np.ndarray, " kernels"], descriptors: Float64[np.ndarray, "kernels descriptors"],
         tables: Sequence[int],
     ) -> Float64[np.ndarray, "kernels terms"]:  # fmt: skip
-        """Logarithm of what the time at peak rates of each kernel is multiplied by, in a setting like some tables."""
+        """Return the logarithm of each kernel's factor on its time at peak rates, as a mean over `tables`."""
         code, scale = self.tables[list(tables)].mean(0), self.scale[list(tables)].mean(0)
         bounded = np.clip(descriptors, self.least, self.most)
         inputs = np.concatenate([bounded, self.classes[kind], np.tile(code, (len(kind), 1))], 1)
@@ -114,7 +113,7 @@ def network_times(
     networks: Sequence[Network], programs: Sequence[tuple[Kernels, int]], settings: Sequence[Setting],
     tables: dict[Setting, list[int]], machine: Machine | None = None,
 ) -> Float64[np.ndarray, "rows terms"]:  # fmt: skip
-    """Milliseconds by term and class of kernels, flattened, averaged over networks: (rows, TERMS * classes).
+    """Predict milliseconds by term and class of kernels, flattened, averaged over networks: (rows, TERMS * classes).
 
     Args:
         programs: kernels and batch of each row.
@@ -140,7 +139,7 @@ def network_times(
 
 
 class Model(NamedTuple):
-    """A trained model.
+    """Trained model of step times.
 
     Args:
         settings: of the tables it was trained on.
@@ -161,7 +160,7 @@ class Model(NamedTuple):
     widths: dict[str, float]
 
     def weights_of(self, setting: Setting) -> Float64[np.ndarray, " terms"]:
-        """Efficiencies of a table: its own, else those of its machine's most similar tables, else those of its kind."""
+        """Return efficiencies for a setting: of its machine's most similar tables, else of its kind."""
         alike = self._tables_of_machine(setting)
         if not alike:
             kind = kind_of(setting)
@@ -169,7 +168,7 @@ class Model(NamedTuple):
         return self.weights[alike].mean(0)
 
     def tables_like(self, setting: Setting) -> list[int]:
-        """Places of the tables that a setting is like: those of its machine, else those of its kind, else all."""
+        """Return the places of the tables similar to a setting: those of its machine, else of its kind, else all."""
         kinds = [kind_of(each) for each in self.settings]
         for kind in (kind_of(setting), kind_of(setting).removesuffix(" half")):
             of_kind = [place for place, each in enumerate(kinds) if each == kind]
@@ -189,8 +188,10 @@ class Model(NamedTuple):
         self, settings: Sequence[Setting], terms: Terms, programs: Sequence[tuple[Kernels, int]],
         machine: Machine | None = None,
     ) -> list[tuple[Terms, list[Trees]]]:  # fmt: skip
-        """Milliseconds of each row by term and class, and the trees that correct their sum: by the efficiencies of
-        classes, and by the networks if there are any. See `predict`."""
+        """Return milliseconds of each row by term and class, and the trees that correct their sum.
+
+        There is one pair for the efficiencies of classes, and one for the networks if there are any. See `predict`.
+        """
         of = {setting: self.weights_of(setting) for setting in set(settings)}
         result = [(terms * np.stack([of[each] for each in settings]), self.boosted)]
         if self.networks:
@@ -202,7 +203,7 @@ class Model(NamedTuple):
         self, weighted: Terms, boosted: list[Trees], settings: Sequence[Setting], columns: Columns,
         numbers: Float64[np.ndarray, "rows 7"],
     ) -> Float64[np.ndarray, " rows"]:  # fmt: skip
-        """Mean over the sets of trees; on a machine that was never measured, over the rates of those like it."""
+        """Average the sets of trees; for a machine without tables also over the rates of similar machines."""
         if not boosted:
             return np.zeros(len(weighted))
         result = np.zeros(len(weighted))
@@ -223,11 +224,10 @@ class Model(NamedTuple):
         self, settings: Sequence[Setting], terms: Terms, columns: Columns, numbers: Float64[np.ndarray, "rows 7"],
         programs: Sequence[tuple[Kernels, int]], machine: Machine | None = None,
     ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:  # fmt: skip
-        """log of milliseconds, and half the width of an interval that holds 90 % of the programs of new families.
+        """Return log milliseconds, and half the width of an interval that holds 90 % of programs of new families.
 
         Args:
-            settings: of each row.
-            terms, columns, numbers: as `gst.cost.step_time.rows.row_of` gives them, row by row.
+            terms, columns, numbers: results of `gst.cost.step_time.rows.row_of`, row by row.
             programs: kernels and batch of each row.
             machine: of all rows; None = that of the setting.
         """
@@ -246,7 +246,7 @@ class Model(NamedTuple):
 
 
 def kind_of(setting: Setting) -> str:
-    """Tables whose kernels are alike: CPU or GPU, inference or training, compiled or not, 16 bits without autocast."""
+    """Name the kind of a table: CPU or GPU, inference or training, compiled or not, 16 bits without autocast."""
     place = "cpu" if setting.machine.startswith("cpu") else "gpu"
     compiler = "compiled" if setting.is_compiled else "eager"
     return f"{place} {setting.mode} {compiler}" + (" half" if setting.precision == "half" else "")
@@ -255,7 +255,7 @@ def kind_of(setting: Setting) -> str:
 def tree_columns(
     weighted: Terms, columns: Columns, numbers: Float64[np.ndarray, "rows 7"]
 ) -> Float64[np.ndarray, "rows descriptors"]:
-    """What trees see of each row: shares of classes and terms, its columns and setting, and how far it is from peak."""
+    """Return the inputs of trees: shares of classes and terms, columns, setting, and the ratio to peak rates."""
     total = weighted.sum(1)
     shares = weighted.reshape(len(weighted), TERMS, len(CLASSES)) / np.maximum(total, 1e-9)[:, None, None]
     gap = np.log(np.maximum(total, 1e-6)) - columns[:, 0]
@@ -263,10 +263,10 @@ def tree_columns(
 
 
 def load(path: Path) -> Model:
-    """A model that `save` wrote.
+    """Read a model from a file such as `weights.pt`.
 
     Raises:
-        ValueError: the file is none.
+        ValueError: the file holds none.
     """
 
     def wide(tensor: torch.Tensor) -> Any:
@@ -284,4 +284,4 @@ def load(path: Path) -> Model:
             {str(kind): float(each) for kind, each in saved["widths"].items()},
         )  # fmt: skip
     except (OSError, KeyError, RuntimeError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
-        raise ValueError(f"{path} holds no model of step times; experiments.reproductions.timm trains one") from error
+        raise ValueError(f"{path} holds no model of step times; install the package again") from error

@@ -1,4 +1,4 @@
-"""What a model of step times learns from: times of kernels at the peak rates of a machine, and what describes them."""
+"""Inputs of the model of step times: times of kernels at the peak rates of a machine, and their descriptors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEPTHWISE = np.array(["depthwise" in name for name in CLASSES])
 
 
 class Setting(NamedTuple):
-    """What all rows of a table have in common.
+    """Setting shared by all rows of a table.
 
     Args:
-        machine: as the file's name has it, such as `rtx3090` or `cpu-i9_10940x`.
+        machine: a name such as `rtx3090` or `cpu-i9_10940x`.
         mode: `infer` or `train`.
         precision: `amp`, `half` or `fp32`; see `kernels_of`.
-        is_channels_last: the layout is NHWC.
+        is_channels_last: True if the layout is NHWC.
         torch: version times 100, such as 291 for 2.9.1.
         is_compiled: by TorchInductor.
     """
@@ -44,12 +44,10 @@ class Setting(NamedTuple):
 
 
 def product_rate(machine: Machine) -> float:
-    """TFLOP/s by which products of 16 bits of two machines compare: twice the 32-bit rate, more if tensor cores do
-    more than `TENSOR` times that rate.
+    """Return TFLOP/s for comparing 16-bit products of machines: twice the 32-bit rate, more above `TENSOR` times it.
 
-    A GPU whose tensor cores are four times as fast as its other units (PRO 6000) is in the tables no faster, for its
-    32-bit rate, than GPUs where they are twice as fast. That it is so up to 4 and not up to 16 (A100, H100) is an
-    assumption: no such machine is in the tables.
+    In the tables a GPU whose tensor cores are four times as fast as its other units (PRO 6000) is no faster, for its
+    32-bit rate, than GPUs with a ratio of two. The limit of 4 is an assumption: ratios of 16 (A100, H100) are missing.
 
     Examples:
         >>> product_rate(machine_of("rtx4090")), round(product_rate(machine_of("a100")))
@@ -63,10 +61,10 @@ def product_rate(machine: Machine) -> float:
 def kernel_times(
     kernels: Kernels, batch: int, machine: Machine, is_peak: bool = False
 ) -> Float64[np.ndarray, "terms kernels"]:
-    """Milliseconds of kernels: of products, activations, parameters and launches. Equal ones add up.
+    """Return milliseconds of kernels by term: products, activations, parameters and launches. Equal kernels add up.
 
     Args:
-        is_peak: products of 16 bits at the machine's peak rate, and not at its `product_rate`.
+        is_peak: take products of 16 bits at the machine's peak rate instead of its `product_rate`.
     """
     named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
     times = np.where(kernels.grows > 0, batch, 1.0)
@@ -83,7 +81,7 @@ def kernel_times(
 def row_of(
     kernels: Kernels, batch: int, image_size: int, setting: Setting, machine: Machine | None = None
 ) -> tuple[Float64[np.ndarray, " terms"], Float64[np.ndarray, " columns"], Float64[np.ndarray, " 7"]]:
-    """A program at a batch, as a model sees it.
+    """Return the inputs of a model for a program at a batch.
 
     Returns:
         terms: ms at peak rates, by term and class of kernels, flattened.
@@ -124,9 +122,9 @@ def row_of(
 def kernel_descriptors(
     kernels: Kernels, batch: int, setting: Setting, machine: Machine | None = None
 ) -> Float64[np.ndarray, "kernels descriptors"]:
-    """What a network sees of each kernel: shapes and work, relative to the machine where rates come in; the setting.
+    """Return the inputs of a network for each kernel: shapes and work, relative to the machine's rates; the setting.
 
-    No rate of the machine is among them: what is learned on one machine is to hold on another.
+    No absolute rate is among them, so that a network carries over to other machines.
     """
     machine = machine or machine_of(setting.machine)
     named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))

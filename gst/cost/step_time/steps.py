@@ -34,11 +34,11 @@ KINDS = {
 """Class of an operation by its kind; any other is pointwise."""
 REDUCTIONS = frozenset({"layer norm", "group norm", "softmax", "reduction"})
 NOTHING = frozenset({"dropout", "dropout2d", "dropout1d", "feature_alpha_dropout", "detach", "size", "dim"})
-"""Kinds that do nothing at inference."""
+"""Kinds without effect at inference."""
 COMPACT = frozenset({"linear", "matmul", "conv2d", "layer_norm", "softmax", "log_softmax"})
-"""Kinds that copy an operand which does not lie as their kernel reads it."""
+"""Kinds that copy an operand if their kernel cannot read its strides."""
 SLICE = "copy of a slice"
-"""Kind of the copy that a convolution itself makes of a slice of its input, whatever the compiler."""
+"""Kind of the copy that a convolution makes of a slice of its input, with any compiler."""
 TO_HALF = frozenset({*PRODUCTS, "prelu"})
 TO_FLOAT = frozenset({
     "layer_norm", "group_norm", "softmax", "log_softmax", "normalize", "exp", "pow", "rsqrt", "sum", "cumsum", "norm",
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 
 def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step], dict[int, int], dict[int, int]]:
-    """Operations that move data, with casts; bytes of an element of each value; elements of each memory."""
+    """Return operations that move data, with casts; bytes of an element of each value; elements of each memory."""
     width: dict[int, int] = {}
     full: dict[int, int] = {}  # elements of a memory: an expanded view reads no more
     root: dict[int, Value] = {}
@@ -143,7 +143,7 @@ def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step
 
 
 def cast_kind(dtype: torch.dtype) -> str:
-    """Kind of the operation that casts to `dtype`.
+    """Return the kind of the operation that casts to `dtype`.
 
     Examples:
         >>> [cast_kind(each) for each in (torch.bfloat16, torch.float32, torch.int64)]
@@ -166,10 +166,10 @@ def label_of(operation: Operation) -> str:
 
 
 def _wanted(kind: str, value: Value) -> tuple[int, ...] | None:
-    """Strides of the copy of an operand that a kernel makes because it cannot read it as it lies; None = it can.
+    """Return the strides of the copy that a kernel makes of an operand; None if it reads the operand in place.
 
-    Products of matrices take these or their transposes one after the other, convolutions images in NCHW or NHWC, and
-    normalizations elements in order.
+    Products read contiguous matrices or their transposes, convolutions images in NCHW or NHWC, and normalizations
+    contiguous elements.
     """
     shape, strides = value.shape, value.strides
     if kind in ("linear", "matmul") and len(shape) >= 2 and strides[-2] < strides[-1]:
@@ -182,24 +182,24 @@ def _wanted(kind: str, value: Value) -> tuple[int, ...] | None:
 
 
 def _is_as(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Strides are equal where they matter: in the first dimension, of one sample here, and where sizes are not 1."""
+    """True if strides are equal in the first dimension, of one sample here, and wherever sizes are not 1."""
     pairs = enumerate(zip(shape, strides, wanted, strict=True))
     return all(own == other or (place > 0 and size == 1) for place, (size, own, other) in pairs)
 
 
 def _is_slice(value: Value, strides: tuple[int, ...]) -> bool:
-    """It would lie in these strides but for gaps."""
+    """True if the value has these strides except for gaps."""
     return _is_as(value.shape, _dense(value), strides)
 
 
 def is_nhwc(value: Value) -> bool:
-    """It is a batch of images whose channels lie next to each other."""
+    """True if the value is a batch of images in NHWC."""
     shape, strides = value.shape, value.strides
     return len(shape) == 4 and shape[1] > 1 and strides[1] == 1 and max(shape[2:]) > 1
 
 
 def _dense(value: Value) -> tuple[int, ...]:
-    """Strides of a result that keeps the order of dimensions and leaves no gaps, as casts do."""
+    """Return the strides of a result with the same order of dimensions and no gaps, as casts make."""
     result, step = [0] * len(value.shape), 1
     for place in sorted(range(len(value.shape)), key=lambda each: (value.strides[each], -each)):
         result[place] = step
@@ -212,12 +212,12 @@ def groups_of(first: Value, weight: tuple[int, ...]) -> int:
 
 
 def _as_seen(root: Value, view: Value) -> Value:
-    """The value that a view is of, with the shape and strides of the view."""
+    """Return the base of a view with the shape and strides of the view."""
     return root._replace(shape=view.shape, strides=view.strides)
 
 
 def in_order(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor whose elements lie one after the other.
+    """Return the strides of a contiguous tensor.
 
     Examples:
         >>> in_order((2, 3, 4))

@@ -37,7 +37,7 @@ class XlaProgram:
         counts: floating-point operations as XLA counts them.
         batch: first dimension of the largest input that is no weight; 1 without any.
         side: side of the images among its inputs, 0 without any.
-        is_training: it returns an array of the shape of most of its weights, as gradients or new weights are.
+        is_training: True if it returns arrays of the shapes of most of its weights, as gradients have.
         parameter_bytes: of the inputs that are weights.
         unknown_loops: loops whose trip count the module does not tell; they count once.
     """
@@ -60,13 +60,15 @@ class XlaProgram:
 
     @property
     def is_half(self) -> bool:
-        """Most of its products are of 16 bits."""
+        """True if most of its products are of 16 bits."""
         products = [each for each in self.operations if each.kind in ("linear", "matmul", "conv2d", "conv1d", "conv3d")]
         return 2 * sum(each.reads[0].dtype.itemsize == 2 for each in products) > len(products)
 
     def activation_bytes(self) -> float:
-        """The most bytes of values other than weights at once, if each is freed after its last use and a fusion keeps
-        none of its own; of a module that is not compiled at most, because its fusions are not known."""
+        """Return the peak bytes of values other than weights; an upper bound if the module is not compiled.
+
+        Each value is freed after its last use, and values within a fusion take no memory.
+        """
         owners = {value.name: value for operation in self.operations for value in (*operation.writes, *operation.reads)
                   if value.name == value.storage}  # fmt: skip
         whole = [
@@ -90,7 +92,7 @@ class XlaProgram:
         return peak_memory(steps)[1]
 
     def kernels(self) -> Kernels:
-        """The kernels that run it.
+        """Return the kernels that run it.
 
         Raises:
             ValueError: it moves no data, or runs more than `MOST_KERNELS`.
@@ -112,7 +114,7 @@ class XlaProgram:
 
 
 def read_xla(path: Path | str) -> XlaProgram:
-    """Read an XLA program of a file, as `gst.data.hlo.modules.read_module` does, as operators.
+    """Read the operators of an XLA program from a file that `gst.data.hlo.modules.read_module` reads.
 
     Raises:
         ValueError: the file holds none, or an instruction contradicts its operands; the message names it.
@@ -134,7 +136,7 @@ def read_xla(path: Path | str) -> XlaProgram:
 
 
 def xla_program(module: Any) -> XlaProgram:
-    """The operators of an HLO module of `gst.data.hlo`; see `read_xla`."""
+    """Return the operators of an HLO module of `gst.data.hlo`; see `read_xla`."""
     entry = entry_of(module)
     is_compiled = any(each.opcode == "fusion" for one in module.computations for each in one.instructions)
     first = Walk(module, is_compiled)

@@ -1,4 +1,4 @@
-"""Instructions of HLO by the names and shapes that operators of FX sources have, by which kernels are told apart."""
+"""Conversion of HLO instructions to the kinds and shapes of operators of FX sources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gst.cost.step_time.steps import cast_kind
+from gst.cost.step_time.steps import cast_kind, in_order
 from gst.data.graphnet import Value
 
 VIEWS = frozenset({"bitcast", "reshape", "broadcast", "bitcast-convert"})
@@ -29,10 +29,10 @@ LETTERS = ("lhs_contracting", "rhs_contracting", "lhs_batch", "rhs_batch")
 
 
 class Shapes(NamedTuple):
-    """An operator as FX sources have it.
+    """Tensors of an operator in the shapes of FX sources.
 
     Args:
-        reads, writes: its tensors, in the shapes that products have there: (batch, rows, inner), NCHW, OIHW.
+        reads, writes: its tensors; those of products are (batch, rows, inner), NCHW, OIHW.
         constants: stride of a convolution.
         images: batch and side of the images that a convolution of two dimensions reads; None of others.
     """
@@ -44,7 +44,7 @@ class Shapes(NamedTuple):
 
 
 def kind_of(each: Any, reads: Sequence[Value], writes: Sequence[Value]) -> str:
-    """Kind of the operator that an instruction is."""
+    """Return the kind of operator of an instruction."""
     opcode = each.opcode
     if is_convolution(each):
         return f"conv{min(max(len(each.convolution_dimension_numbers.input_spatial_dimensions), 1), 3)}d"
@@ -58,20 +58,20 @@ def kind_of(each: Any, reads: Sequence[Value], writes: Sequence[Value]) -> str:
 
 
 def is_convolution(each: Any) -> bool:
-    """A convolution, or the call of a library that is one."""
+    """True for a convolution, also by the call of a library."""
     is_call = each.opcode == "custom-call" and bool(each.convolution_dimension_numbers.input_spatial_dimensions)
     return (each.opcode == "convolution" or is_call) and len(each.operand_ids) > 1
 
 
 def is_product(each: Any) -> bool:
-    """A product of matrices, or the call of a library that is one."""
+    """True for a product of matrices, also by the call of a library."""
     target = each.custom_call_target.lower()
     is_call = each.opcode == "custom-call" and any(name in target for name in GEMM)
     return (each.opcode == "dot" or is_call) and len(each.operand_ids) > 1
 
 
 def shapes_of(each: Any, kind: str, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> Shapes:
-    """The tensors of an instruction, as the operator of its kind has them.
+    """Return the tensors of an instruction in the shapes of the operator of its kind.
 
     Raises:
         ValueError: dimensions that it names are not there, or sizes that should agree do not.
@@ -93,8 +93,7 @@ def shapes_of(each: Any, kind: str, reads: tuple[Value, ...], writes: tuple[Valu
 
 
 def _shaped(value: Value, shape: Sequence[int]) -> Value:
-    sizes = tuple(shape)
-    return value._replace(shape=sizes, strides=tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes))))
+    return value._replace(shape=tuple(shape), strides=in_order(tuple(shape)))
 
 
 def _product(each: Any, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> Shapes:
@@ -119,7 +118,7 @@ def _product(each: Any, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> 
 
 
 def _dimensions(each: Any, first: Value) -> list[list[int]]:
-    """Contracted dimensions of both operands, then their batch dimensions; of a library's call by its configuration."""
+    """Return contracted, then batch dimensions of both operands; those of a library's call from its configuration."""
     numbers = each.dot_dimension_numbers
     if each.opcode == "dot":
         return [list(getattr(numbers, f"{name}_dimensions")) for name in LETTERS]
@@ -139,8 +138,11 @@ def _within(each: Any, value: Value, places: Sequence[int]) -> None:
 
 
 def _convolution(each: Any, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> Shapes:
-    """NCHW and OIHW. The gradient of a convolution has the products of that convolution and is described by its shapes:
-    that of the weights has a window larger than its result, that of the input of one with a stride has holes."""
+    """Return the tensors of a convolution in NCHW and OIHW.
+
+    A gradient has the products of its convolution and gets the shapes of that convolution. The gradient of weights has
+    a window larger than its result, and the gradient of the input of a strided convolution has holes.
+    """
     numbers, window = each.convolution_dimension_numbers, each.window.dimensions
     source = [numbers.input_batch_dimension, numbers.input_feature_dimension, *numbers.input_spatial_dimensions]
     kernel = [

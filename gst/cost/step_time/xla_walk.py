@@ -1,5 +1,4 @@
-"""The way through an HLO module: callees where they are called, loops as often as they run. A module goes in; groups of
-operators come out, with their repeats and with what is known of the inputs."""
+"""Walk through an HLO module, which collects groups of operators with their repeats, and facts about the inputs."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gst.cost.step_time.steps import in_order
 from gst.cost.step_time.xla_operations import VIEWS, kind_of, shapes_of
 from gst.data.columns import ELEMENT_TYPES
 from gst.data.graphnet import Operation, Value
@@ -23,7 +23,7 @@ DTYPES = {
         ("c128", torch.complex128),
     )
 }  # fmt: skip
-"""Of element types; others (f8e4m3fn, s4) have one byte."""
+"""Types of torch by number of element type; others (f8e4m3fn, s4) have one byte."""
 TRIPS = re.compile(rb"known_trip_count\W+n\W+(\d{1,15})")
 MOST_DEPTH = 100  # of calls within calls
 MOST_INSTRUCTIONS = 200_000  # of a program, those of a computation at each of its calls
@@ -35,7 +35,7 @@ Result: TypeAlias = "Value | tuple[Result, ...]"
 
 @dataclass
 class Walk:
-    """Goes through the computations of a module, callees where they are called, and collects operators.
+    """Walk through the computations of a module, callees where they are called, that collects operators.
 
     Args:
         weights: numbers of the inputs that are weights.
@@ -58,7 +58,7 @@ class Walk:
     depth: int = 0
 
     def run(self, entry: Any) -> Result:
-        """Go through the module from its entry on; what the entry returns."""
+        """Go through the module from its entry and return the result of the entry."""
         self.computations = {each.id: each for each in self.module.computations}
         return self.computation(entry, None, 1, self.region(1))
 
@@ -73,7 +73,7 @@ class Walk:
         if any(size < 0 for size in sizes) or math.prod(sizes) > MOST_ELEMENTS:
             raise ValueError(f"an array of {list(sizes[:6])}; want sizes from 0, and at most {MOST_ELEMENTS} elements")
         dtype, storage = DTYPES.get(shape.element_type, torch.uint8), self.count if like is None else like.storage
-        return Value(self.count, storage, sizes, _strides(sizes), dtype, is_parameter)
+        return Value(self.count, storage, sizes, in_order(sizes), dtype, is_parameter)
 
     def result(self, shape: Any, is_parameter: bool) -> Result:
         if shape.tuple_shapes:
@@ -83,8 +83,7 @@ class Walk:
     def computation(
         self, computation: Any, arguments: Sequence[Result] | None, repeats: int, group: list[Operation] | None
     ) -> Result:
-        """What its root returns. Operators go to `group`; each instruction of a compiled module has one of its own
-        unless it is part of a fusion."""
+        """Return the result of the root. Operators go to `group`; without it each instruction has its own group."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise ValueError(f"computation {computation.name[:40]!r} is within more than {MOST_DEPTH} calls")
@@ -151,7 +150,7 @@ class Walk:
         return self.result(each.shape, False)
 
     def branches(self, each: Any, called: Sequence[Any], operands: list[Result], repeats: int) -> Result:
-        """The branch of the most operators."""
+        """Walk the branch with the most operators."""
         before = len(self.groups)
         longest = max(called, key=lambda one: len(one.instructions))
         operand = operands[1 + called.index(longest)]
@@ -183,7 +182,7 @@ class Walk:
         return result
 
     def note(self, kind: str, reads: Sequence[Value]) -> None:
-        """Which inputs are the first and which the second operand of a product, or looked up in."""
+        """Record the inputs that are first or second operands of a product, or tables of a look-up."""
         first, second = ([self.origin.get(value.name) for value in reads[:2]] + [None, None])[:2]
         if kind == "embedding" and first is not None and reads[0].dtype.is_floating_point:
             self.second.add(first)
@@ -195,18 +194,17 @@ class Walk:
                 self.second.add(second)
 
     def likely_weights(self) -> frozenset[int]:
-        """Inputs that only stand second in products, as weights do in `x @ w`, or first beside what was computed;
-        data stand first beside a weight, and second in the gradient of one."""
+        """Return the inputs that are likely weights.
+
+        Weights are always second operands, as in `x @ w`, or first operands with a computed second one. Data are first
+        operands with a weight, and second operands in its gradient.
+        """
         return frozenset((self.second - self.first) | (self.first - self.first_of_inputs))
 
 
 def leaves(result: Result) -> list[Value]:
-    """The arrays of a result, in order."""
+    """Return the arrays of a result, in order."""
     return [result] if isinstance(result, Value) else [value for part in result for value in leaves(part)]
-
-
-def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
 def _root(computation: Any) -> Any:
@@ -217,8 +215,10 @@ def _root(computation: Any) -> Any:
 
 
 def _trips(each: Any, called: Sequence[Any]) -> int | None:
-    """Trip count of a loop: what the compiler noted, else the constant that its condition compares a counter with,
-    which is taken to count from 0 by 1 as that of `jax.lax.scan` and `fori_loop(0, n)` does."""
+    """Return the trip count of a loop that the compiler noted, else the constant in its condition; None without one.
+
+    The counter is assumed to count from 0 by 1, as in `jax.lax.scan` and `fori_loop(0, n)`.
+    """
     if noted := TRIPS.search(each.backend_config):
         return int(noted[1])
     condition = next((one for one in called if _root(one).shape.element_type == ELEMENT_TYPES["pred"]), None)

@@ -39,9 +39,6 @@ def counts_of(module: Any) -> Counts:
     The body of a loop counts once, positions of a convolution's window on padding do not count, and a conditional
     counts as its costliest branch. Collectives, sorts, Fourier transforms, decompositions and custom calls count 0.
 
-    Args:
-        module: result of `gst.data.hlo.modules.read_module`.
-
     Examples:
         >>> from gst.data.hlo.text import parse_module
         >>> lines = ["HloModule m", "ENTRY e {", "x = f32[2,3] parameter(0)", "y = f32[3,4] parameter(1)"]
@@ -85,7 +82,8 @@ def _counts(instruction: Any, shapes: dict[int, Any], done: dict[int, Counts]) -
     if opcode in ELEMENTWISE:
         return Counts(float(size), 0.0)
     if opcode == "dot" and operands:
-        return Counts(2.0 * size * prod(dimensions_of(operands[0], contracted(instruction))), 0.0)
+        contracted = list(instruction.dot_dimension_numbers.lhs_contracting_dimensions)
+        return Counts(2.0 * size * prod(dimensions_of(operands[0], contracted)), 0.0)
     if opcode == "convolution" and len(operands) > 1:
         return Counts(_convolution(instruction, operands), 0.0)
     if not called or not (operands or opcode in ("fusion", "call", "async-start")):
@@ -110,11 +108,6 @@ def _counts(instruction: Any, shapes: dict[int, Any], done: dict[int, Counts]) -
         case "call" | "fusion" | "while" | "async-start":
             return Counts(sum(each.flops for each in called), sum(each.transcendentals for each in called))
     return Counts(0.0, 0.0)
-
-
-def contracted(instruction: Any) -> list[int]:
-    """Return the dimensions of the first operand of a dot that it sums over."""
-    return list(instruction.dot_dimension_numbers.lhs_contracting_dimensions)
 
 
 def dimensions_of(shape: Any, places: list[int]) -> list[int]:

@@ -15,123 +15,121 @@ from google.protobuf import (  # type: ignore[import-untyped]
     message_factory,
 )
 
-_FIELDS = {
-    "Layout": "repeated int64 minor_to_major = 1",
-    "Shape": """
-        int32 element_type = 2
-        repeated int64 dimensions = 3
-        repeated Shape tuple_shapes = 4
-        Layout layout = 5
-    """,
-    "WindowDimension": """
-        int64 size = 1
-        int64 stride = 2
-        int64 padding_low = 3
-        int64 padding_high = 4
-        int64 window_dilation = 5
-        int64 base_dilation = 6
-        bool window_reversal = 7
-    """,
-    "Window": "repeated WindowDimension dimensions = 1",
-    "ConvolutionDimensionNumbers": """
-        int64 kernel_input_feature_dimension = 3
-        int64 kernel_output_feature_dimension = 4
-        repeated int64 kernel_spatial_dimensions = 6
-        int64 input_batch_dimension = 7
-        int64 input_feature_dimension = 8
-        int64 output_batch_dimension = 9
-        int64 output_feature_dimension = 10
-        repeated int64 input_spatial_dimensions = 11
-    """,
-    "SliceDimensions": """
-        int64 start = 1
-        int64 limit = 2
-        int64 stride = 3
-    """,
-    "PaddingConfigDimension": """
-        int64 edge_padding_low = 1
-        int64 edge_padding_high = 2
-    """,
-    "PaddingConfig": "repeated PaddingConfigDimension dimensions = 1",
-    "DotDimensionNumbers": """
-        repeated int64 lhs_contracting_dimensions = 1
-        repeated int64 rhs_contracting_dimensions = 2
-        repeated int64 lhs_batch_dimensions = 3
-        repeated int64 rhs_batch_dimensions = 4
-    """,
-    "Literal": """
-        repeated int32 s32s = 4
-        repeated int64 s64s = 5
-    """,
-    "HloInstruction": """
-        string name = 1
-        string opcode = 2
-        Shape shape = 3
-        Literal literal = 8
-        int64 parameter_number = 9
-        int64 tuple_index = 13
-        repeated int64 dimensions = 14
-        Window window = 15
-        ConvolutionDimensionNumbers convolution_dimension_numbers = 16
-        repeated SliceDimensions slice_dimensions = 17
-        repeated int64 dynamic_slice_sizes = 20
-        PaddingConfig padding_config = 21
-        string custom_call_target = 28
-        DotDimensionNumbers dot_dimension_numbers = 30
-        int64 id = 35
-        repeated int64 operand_ids = 36
-        repeated int64 called_computation_ids = 38
-        bytes backend_config = 43
-        int64 feature_group_count = 50
-        int64 batch_group_count = 58
-        bool is_stable = 60
-        string comparison_direction = 63
-    """,
-    "HloComputation": """
-        string name = 1
-        repeated HloInstruction instructions = 2
-        int64 id = 5
-        int64 root_id = 6
-    """,
-    "HloModule": """
-        string name = 1
-        repeated HloComputation computations = 3
-        int64 entry_computation_id = 6
-    """,
-    "ExecutionProfile": "int64 compute_time_ns = 4",
-    "TensorLayout": "repeated int32 dims = 1",
-    "NodeLayout": "repeated TensorLayout tensors = 1",
-    "LayoutConfig": "repeated NodeLayout nodes = 1",
-    "HloModuleConfig": "LayoutConfig layout_config = 1",
-    "ConfigProfile": """
-        HloModuleConfig module_config = 2
-        bool error = 3
-        ExecutionProfile profile = 4
-    """,
-    "ModuleTuningData": """
-        HloModule module = 1
-        repeated ConfigProfile runs = 3
-        repeated uint64 config_index_to_node = 4
-    """,
-}
+_SCHEMA = """
+message Layout
+    repeated int64 minor_to_major = 1
+message Shape
+    int32 element_type = 2
+    repeated int64 dimensions = 3
+    repeated Shape tuple_shapes = 4
+    Layout layout = 5
+message WindowDimension
+    int64 size = 1
+    int64 stride = 2
+    int64 padding_low = 3
+    int64 padding_high = 4
+    int64 window_dilation = 5
+    int64 base_dilation = 6
+    bool window_reversal = 7
+message Window
+    repeated WindowDimension dimensions = 1
+message ConvolutionDimensionNumbers
+    int64 kernel_input_feature_dimension = 3
+    int64 kernel_output_feature_dimension = 4
+    repeated int64 kernel_spatial_dimensions = 6
+    int64 input_batch_dimension = 7
+    int64 input_feature_dimension = 8
+    int64 output_batch_dimension = 9
+    int64 output_feature_dimension = 10
+    repeated int64 input_spatial_dimensions = 11
+message SliceDimensions
+    int64 start = 1
+    int64 limit = 2
+    int64 stride = 3
+message PaddingConfigDimension
+    int64 edge_padding_low = 1
+    int64 edge_padding_high = 2
+message PaddingConfig
+    repeated PaddingConfigDimension dimensions = 1
+message DotDimensionNumbers
+    repeated int64 lhs_contracting_dimensions = 1
+    repeated int64 rhs_contracting_dimensions = 2
+    repeated int64 lhs_batch_dimensions = 3
+    repeated int64 rhs_batch_dimensions = 4
+message Literal
+    repeated int32 s32s = 4
+    repeated int64 s64s = 5
+message HloInstruction
+    string name = 1
+    string opcode = 2
+    Shape shape = 3
+    Literal literal = 8
+    int64 parameter_number = 9
+    int64 tuple_index = 13
+    repeated int64 dimensions = 14
+    Window window = 15
+    ConvolutionDimensionNumbers convolution_dimension_numbers = 16
+    repeated SliceDimensions slice_dimensions = 17
+    repeated int64 dynamic_slice_sizes = 20
+    PaddingConfig padding_config = 21
+    string custom_call_target = 28
+    DotDimensionNumbers dot_dimension_numbers = 30
+    int64 id = 35
+    repeated int64 operand_ids = 36
+    repeated int64 called_computation_ids = 38
+    bytes backend_config = 43
+    int64 feature_group_count = 50
+    int64 batch_group_count = 58
+    bool is_stable = 60
+    string comparison_direction = 63
+message HloComputation
+    string name = 1
+    repeated HloInstruction instructions = 2
+    int64 id = 5
+    int64 root_id = 6
+message HloModule
+    string name = 1
+    repeated HloComputation computations = 3
+    int64 entry_computation_id = 6
+message ExecutionProfile
+    int64 compute_time_ns = 4
+message TensorLayout
+    repeated int32 dims = 1
+message NodeLayout
+    repeated TensorLayout tensors = 1
+message LayoutConfig
+    repeated NodeLayout nodes = 1
+message HloModuleConfig
+    LayoutConfig layout_config = 1
+message ConfigProfile
+    HloModuleConfig module_config = 2
+    bool error = 3
+    ExecutionProfile profile = 4
+message ModuleTuningData
+    HloModule module = 1
+    repeated ConfigProfile runs = 3
+    repeated uint64 config_index_to_node = 4
+"""
 
 
 def _message_classes() -> dict[str, Any]:
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="gst_hlo.proto", package="gst_hlo", syntax="proto3")
-    for message, lines in _FIELDS.items():
+    messages = [each.strip().splitlines() for each in _SCHEMA.split("message ")[1:]]
+    names = [message for message, *_ in messages]
+    for message, *lines in messages:
         declared = file.message_type.add(name=message)
-        for line in lines.strip().splitlines():
+        for line in lines:
             *repeated, kind, name, _, number = line.split()
             field = declared.field.add(name=name, number=int(number))
             field.label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
-            if kind in _FIELDS:
+            if kind in names:
                 field.type, field.type_name = kinds.TYPE_MESSAGE, f".gst_hlo.{kind}"
             else:
                 field.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"gst_hlo.{name}")) for name in _FIELDS}
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"gst_hlo.{name}")) for name in names}
 
 
 _CLASSES = _message_classes()

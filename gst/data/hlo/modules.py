@@ -28,7 +28,7 @@ def read_module(path: Path | str) -> Any:
 
     Raises:
         ValueError: there is no such file, it is no XLA program, it is damaged, or it is StableHLO and jaxlib is not
-            installed; the message says where and what to do.
+            installed; the message names the remedy.
 
     Examples:
         >>> _ = Path("step.txt").write_text("HloModule m\\nENTRY e {\\nROOT x = f32[3] parameter(0)\\n}")

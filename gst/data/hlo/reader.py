@@ -29,13 +29,10 @@ def read_hlo(path: Path | str, merge: bool = True) -> Graph:
     """Read an XLA program: HLO text, StableHLO text where jaxlib is installed, or the protobuf of an
     `HloModuleProto`, an `HloProto` or a TpuGraphs `ModuleTuningData`.
 
-    Nodes, opcodes, edges and the 140 node features are those that TpuGraphs publishes of the same module
-    (Phothilimthana et al. 2023). Tuning data have configurable nodes, configurations and runtimes in ns; runs that
-    failed are left out. Other modules get one configuration without a runtime: -1, the choice of the compiler, at
-    every convolution, dot and reshape.
-
-    The text of a compiled module lists its instructions in the order of its schedule, its protobuf in another: the
-    two graphs differ in the numbering of nodes.
+    Nodes, opcodes, edges and the 140 node features are those that TpuGraphs publishes of the same module. Tuning data
+    have configurable nodes, configurations and runtimes in ns; failed runs are left out. Other modules get one
+    configuration without a runtime: -1, the choice of the compiler, at every convolution, dot and reshape. Text and
+    protobuf of a compiled module list their instructions in different orders, which nodes follow.
 
     Examples:
         >>> text = Path("step.txt").write_text("HloModule m\\nENTRY e {\\nROOT x = f32[3] parameter(0)\\n}")
@@ -47,7 +44,7 @@ def read_hlo(path: Path | str, merge: bool = True) -> Graph:
         merge: merge repeated configurations, see `gst.data.tpugraphs.merge_repeats`.
 
     Raises:
-        ValueError: there is no such file, it is no XLA program, or it is damaged; the message says where.
+        ValueError: there is no such file, it is no XLA program, or it is damaged; the message names the place.
     """
     path = Path(path)
     module, tuning = read_tuning(path)

@@ -75,12 +75,12 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
                 file.write(streams.text(names.__getitem__) + "\n")
     if options.trace is not None:
         write_json(options.trace, trace_of_task(task, plan))
-    if options.explain:
-        result["explanation"] = "\n".join([*contributions(result["plans"]), explanation(task, plan, result)])
     certificate = certificate_of(task, plan, peak_bytes, 1e3 * result["lower_bound"])
     result["certificate"] = certificate
     if plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate["lower_bound"])
+    if options.explain:
+        result["explanation"] = "\n".join([*contributions(result["plans"]), explanation(task, plan, result)])
     save_plan(plan, task, out / "plan.json", streams, certificate)
     drawing = plan_drawing(task, plan) | placement.drawing
     with atomic_write(out / "report.html") as file:

@@ -1,5 +1,4 @@
-"""`gst measure`: plans of a program measured a few at a time into a directory, so that a killed command goes on; on
-this host, or on those of a fleet, each kind of host in a directory of its own."""
+"""`gst measure`: measure plans of a program, a few at a time, on this host or on each kind of host of a fleet."""
 
 from __future__ import annotations
 
@@ -32,25 +31,25 @@ from gst.programs import Program, kind_for, traced
 from gst.util.progress import Progress, no_progress
 
 Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
-AT_ONCE = 4  # plans that are timed in turns; the log holds all of them before the next four begin
+AT_ONCE = 4  # plans that are timed alternately; the log holds all of them before the next four begin
 
 
 @dataclass(frozen=True)
 class MeasuringSettings:
-    """What to measure of a program, and how.
+    """Settings of `gst measure`.
 
     Args:
-        program: its name, see `gst.programs.resolve`.
-        out: directory of what is measured: `graph.npz`, `measurements.jsonl`, which grows, and `dataset/`, a store; of
-            a cluster a directory of these for each kind of host.
-        device_names: which of the devices found to use; all if None.
-        plan_files: plans to measure, before random ones.
-        num_random: how many plans of `random_plans` to measure.
+        program: name of the program, see `gst.programs.resolve`.
+        out: directory of `graph.npz`, `measurements.jsonl`, which grows, and `dataset/`, a store; of a fleet a directory
+            of these for each kind of host.
+        device_names: devices to use; all if None.
+        plan_files: plans to measure before random ones.
+        num_random: number of plans of `random_plans`.
         repetitions: timed runs of each plan.
         seed: of the random plans.
         memory_limit, time_limit_s: of each run, see `IsolatedExecutor`.
-        patience_s: how long to wait for quiet cores before the profile and before each four plans, see `LoadGate`.
-        resume: go on with what is in `out`, if anything is.
+        patience_s: seconds to wait for quiet cores before the profile and before each four plans, see `LoadGate`.
+        resume: go on with the files in `out`.
     """
 
     program: str
@@ -66,15 +65,11 @@ class MeasuringSettings:
     resume: bool = False
 
     def header(self, program: Program, machine: dict[str, Any]) -> dict[str, Any]:
-        """The first record of a log."""
+        """Return the first record of a log."""
         return {
-            "name": self.program,
-            "program": program.key,
-            "seed": self.seed,
-            "memory_limit": self.memory_limit,
-            "time_limit_s": self.time_limit_s,
-            "machine": machine,
-        }
+            "name": self.program, "program": program.key, "seed": self.seed, "memory_limit": self.memory_limit,
+            "time_limit_s": self.time_limit_s, "machine": machine,
+        }  # fmt: skip
 
     def check_new(self, logs: Iterable[Path]) -> None:
         """Raises:
@@ -88,12 +83,10 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
     """Measure plans of a program in a child process and make a dataset of those that ran.
 
     Returns:
-        program, key, devices, plans (numbers: measured, ran, and of each reason of failure), the fastest and the
-        slowest median in ms, profile_load (share of the cores that other processes took while operations were
-        profiled; None of earlier versions), dataset (its directory), machine.
+        See `summary`.
 
     Raises:
-        ValueError: measurements are there and `resume` is not given, or they are of another program, other devices, or
+        ValueError: `out` holds measurements and `resume` is not set, or they are of another program, other devices or
             another machine; a plan is for another program or other devices; no plan ran.
     """
     log = settings.out / LOG
@@ -112,12 +105,9 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
         gate = LoadGate(patience_s=settings.patience_s, progress=progress)
 
         def profile() -> Costs:
-            def costs() -> Costs:
-                progress("profiling", 0, 1)
-                return isolated.costs()
-
+            progress("profiling", 0, 1)
             spent = gate.wait()[0] if settings.patience_s > 0 else 0.0
-            attempts = repeated_while_busy(costs, replace(gate, patience_s=settings.patience_s - spent))
+            attempts = repeated_while_busy(isolated.costs, replace(gate, patience_s=settings.patience_s - spent))
             return min(attempts, key=lambda costs: costs.load or 0.0)
 
         left = _plans_left(settings, settings.out, program, devices, this_machine(), from_files, profile)
@@ -131,20 +121,19 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
 
 
 def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progress = no_progress) -> dict[str, Any]:
-    """Measure the same plans of a program on every kind of host that has the devices; hosts of a kind share the work.
+    """Measure the same plans on every kind of host that has the devices; hosts of a kind share the work.
 
-    Writes to `out/KIND`, for each kind, what `measure_program` writes. A row is on disk as soon as it is known; the
-    `machine` of its measurement says its `kind` and its `host`.
+    The files of each kind are in `out/KIND`. The `machine` of a measurement has its `kind` and `host`.
 
     Args:
         settings: devices are those of the hosts.
         address: of the cluster, see `gst.placement.fleet.cluster.joined`.
 
     Returns:
-        program, key, and for each of `kinds`: hosts, and what `measure_program` returns.
+        program, key, and for each of `kinds` the number of hosts and its `summary`.
 
     Raises:
-        ValueError: as `measure_program`, or the cluster cannot be had, has no such devices, or lost its last host.
+        ValueError: as `measure_program`, or the cluster is not there, has no such devices, or lost its last host.
     """
     out = settings.out
     settings.check_new(out.glob(f"*/{LOG}"))
@@ -181,8 +170,8 @@ def _plans_left(
     settings: MeasuringSettings, out: Path, program: Program, devices: tuple[Device, ...], machine: dict[str, Any],
     from_files: Sequence[Plan], profile: Callable[[], Costs],
 ) -> list[tuple[str, Plan]]:  # fmt: skip
-    """Plans from files and random ones, each with its kind, that are not in the log in `out`; a new log is begun, with
-    a profile, if there is none.
+    """Return plans from files and random ones, with their kinds, that the log in `out` lacks; begin a new log with a
+    profile if there is none.
 
     Raises:
         ValueError: the log is of another program, other devices, another memory limit or machine.
@@ -206,7 +195,7 @@ def _plans_left(
 def _finite(
     times_us: Float64[np.ndarray, "devices nodes"], devices: Sequence[Device]
 ) -> Float64[np.ndarray, "devices nodes"]:
-    """The times, if every device can run every operation: measured plans place operations anywhere."""
+    """Return the times, if every device can run every operation: measured plans place operations anywhere."""
     if (stuck := np.argwhere(np.isinf(times_us))).size:
         device, node = stuck[0].tolist()
         raise ValueError(f"operation {node} cannot run on {devices[device].name}; leave that device out (--devices)")
@@ -220,23 +209,25 @@ def _write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], measurem
 
 
 def summary(out: Path) -> dict[str, Any]:
-    """Make a dataset of all that was measured into `out`; what `measure_program` returns."""
+    """Make a dataset of all measurements in `out`.
+
+    Returns:
+        program, key, devices, plans (numbers: measured, ran, and of each reason of failure), the fastest and the
+        slowest median in ms, profile_load (share of the cores that other processes took during the profile), quiet
+        (share of plans on quiet cores), dataset (its directory), machine.
+    """
     measured = read_measured(out)
     ran = [each.median_ms for each in measured.measurements if each.outcome == "ok"]
     failed = Counter(each.reason for each in measured.measurements if each.outcome == "failed")
     dataset = prepare(MeasuredPlans([glob.escape(str(out))]), out / "dataset")
     return {
-        "program": measured.header["name"],
-        "key": measured.header["program"],
+        "program": measured.header["name"], "key": measured.header["program"],
         "devices": [device.name for device in measured.profiled.devices],
         "plans": {"measured": len(measured.plans), "ran": len(ran), "failed": dict(failed.most_common())},
-        "fastest_ms": min(ran),
-        "slowest_ms": max(ran),
-        "profile_load": measured.header.get("profile_load"),
+        "fastest_ms": min(ran), "slowest_ms": max(ran), "profile_load": measured.header.get("profile_load"),
         "quiet": sum(each.quiet for each in measured.measurements) / len(measured.measurements),
-        "dataset": str(dataset),
-        "machine": measured.header["machine"],
-    }
+        "dataset": str(dataset), "machine": measured.header["machine"],
+    }  # fmt: skip
 
 
 def _write_as_they_come(jobs: Sequence[Job], program: Program, progress: Progress) -> None:

@@ -15,8 +15,8 @@ class EdgeLists(NamedTuple):
     """Edges from both of their ends, in compressed rows.
 
     Args:
-        indptr, consumers, out_edges: who reads the value of each node, and the number of what moves there.
-        producer_indptr, producers, in_edges: whose values each node reads, likewise.
+        indptr, consumers, out_edges: consumers of each node, and the number of each amount that moves to them.
+        producer_indptr, producers, in_edges: producers of each node, likewise.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
@@ -28,11 +28,10 @@ class EdgeLists(NamedTuple):
 
 
 def edge_lists(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, by_node: bool = False) -> EdgeLists:
-    """The lists of some edges.
+    """Return the lists of edges, producer -> consumer.
 
     Args:
-        edges: producer -> consumer.
-        by_node: whether what moves has the number of its producer, in place of that of its edge.
+        by_node: an amount has the number of its producer, instead of that of its edge.
 
     Examples:
         >>> lists = edge_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
@@ -47,17 +46,16 @@ def edge_lists(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, by_node: boo
 
 
 class Arrays(NamedTuple):
-    """Operations, devices and links of a program or of a published problem. Nodes are in topological order.
+    """Operations, devices and links. Nodes are in topological order.
 
     Args:
-        indptr, consumers, out_edges, producer_indptr, producers, in_edges: see `EdgeLists`; the numbers are positions
-            in `amounts`.
+        indptr, consumers, out_edges, producer_indptr, producers, in_edges: see `EdgeLists`; numbers of `amounts`.
         times: of each node on each device; infinite where it cannot run.
-        amounts: of what moves: one for each edge, or one for each node where all readers of a node read all of it.
+        amounts: one for each edge, or for each node whose readers all read the whole value.
         fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
-        table: time of each amount between two kinds of devices, in place of those two; no entries where there is none.
+        table: time of each amount between two kinds of devices, instead of these two; may have no entries.
         kind: of each device.
-        groups: of each node; nodes of one are on one device.
+        groups: of each node; the nodes of a group are on one device.
         member_indptr, members: nodes of each group.
         sizes: bytes of each group.
         memory: of each device.
@@ -87,7 +85,7 @@ class Arrays(NamedTuple):
 
 
 def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarray, " nodes"]:
-    """Time of each node, mean over the devices that can run it; 0 where none can.
+    """Return the mean time of each node over the devices that can run it; 0 if none can.
 
     Examples:
         >>> mean_times(np.array([[1.0, np.inf], [3.0, 5.0]])).tolist()
@@ -100,12 +98,7 @@ def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarra
 @compiled
 @no_type_check
 def moved(edge, here, there, arrays):
-    """Time that an amount takes from a device to another.
-
-    Args:
-        edge: its position in `amounts`.
-        arrays: `Arrays`.
-    """
+    """Return the time of amount number `edge` from a device to another; `arrays` are `Arrays`."""
     if here == there:
         return 0.0
     if len(arrays.table):
@@ -116,8 +109,8 @@ def moved(edge, here, there, arrays):
 @compiled
 @no_type_check
 def upward_rank(times, transfers, lists):
-    """Return the time from the start of each node to the end along its longest path (Topcuoglu, Hariri and Wu, IEEE
-    TPDS 13(3), 2002, equation 8), in the unit of the times.
+    """Return the time from the start of each node to the end along its longest path. (Topcuoglu, Hariri and Wu, IEEE
+    TPDS 13(3), 2002, equation 8)
 
     Args:
         times: of each node, mean over devices for the rank of HEFT.

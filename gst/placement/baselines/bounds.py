@@ -17,6 +17,7 @@ from gst.placement.baselines.arrays import Arrays, moved
 from gst.placement.baselines.list_schedule import Scheduled
 from gst.placement.baselines.list_schedules import task_scheduled
 from gst.placement.task import Task
+from gst.reporting.charts import brief
 from gst.util.compiled import compiled
 
 MOST_VARIABLES = 100_000  # of the linear program
@@ -89,11 +90,11 @@ def words(record: Mapping[str, Any]) -> str:
     Examples:
         >>> print(words({"lower_bound": 100.0, "plan": 200.0, "gap": 1.0, "peak_bytes": {"gpu": 2**20},
         ...              "limit_bytes": {"gpu": None}, "memory_by": "checker"}))
-        Lower bound by these costs: 100.00 ms; this plan takes 200.00 ms, at most 100.0 % above the best
+        Lower bound by these costs: 100 ms; this plan takes 200 ms, at most 100 % above the best
         Memory at most, by the checker: gpu 1.0 MiB
     """
     others = "Lower bound without fusion" if record.get("is_fused") else "Lower bound by these costs"
-    above = "" if record["gap"] is None else f", at most {100 * record['gap']:.1f} % above the best"
+    above = "" if record["gap"] is None else f", at most {brief(100 * record['gap'])} % above the best"
     by_size = sorted(((name, size) for name, size in record["peak_bytes"].items() if size), key=lambda each: -each[1])
     limits = record["limit_bytes"]
     memories = [
@@ -102,7 +103,7 @@ def words(record: Mapping[str, Any]) -> str:
     ]
     more = f" and {len(by_size) - NUM_SHOWN} more" if len(by_size) > NUM_SHOWN else ""
     return (
-        f"{others}: {record['lower_bound']:.2f} ms; this plan takes {record['plan']:.2f} ms{above}\n"
+        f"{others}: {brief(record['lower_bound'])} ms; this plan takes {brief(record['plan'])} ms{above}\n"
         f"Memory at most, by the {record['memory_by']}: {', '.join(memories) or 'none'}{more}"
     )
 
@@ -141,9 +142,7 @@ def classes(
     return result
 
 
-def _resources(
-    what: Scheduled,
-) -> tuple[Float64[np.ndarray, "resources nodes"], Float64[np.ndarray, " resources"]]:
+def _resources(what: Scheduled) -> tuple[Float64[np.ndarray, "resources nodes"], Float64[np.ndarray, " resources"]]:
     """Return the core microseconds that each operation takes of each resource, and the cores of each resource."""
     use, times = what.use, what.arrays.times
     shared = connected_components(csr_array(use.astype(np.int64) @ use.T), directed=False)[1]

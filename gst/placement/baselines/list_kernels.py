@@ -1,7 +1,4 @@
-"""List schedulers of programs by time, compiled: earliest time first, and operations of several widths.
-
-A node for which there was no place is on device -1.
-"""
+"""List schedulers by time, compiled: earliest time first, and operations on several cores. Device -1 = no place."""
 
 from __future__ import annotations
 
@@ -16,12 +13,7 @@ from gst.util.compiled import compiled
 
 
 class Threads(NamedTuple):
-    """Threads of the simulator, and its delays between operations (`Contention`).
-
-    Args:
-        worker: thread of each device.
-        own_core: of each thread.
-    """
+    """Threads of the simulator (`worker` of each device, `own_core` of each thread), and its delays (`Contention`)."""
 
     worker: Int64[np.ndarray, " devices"]
     own_core: Int64[np.ndarray, " threads"]
@@ -34,7 +26,7 @@ class Threads(NamedTuple):
 @compiled
 @no_type_check
 def place_the_rest(placement, arrays, places):
-    """Nodes that take no time, inputs and constants, go where their unit is, or where there is most room."""
+    """Place inputs and constants on the device of their unit, or where most memory is left."""
     groups = arrays.groups
     for node in range(len(placement)):
         if placement[node] >= 0:
@@ -52,16 +44,17 @@ def place_the_rest(placement, arrays, places):
 @compiled
 @no_type_check
 def earliest_first(order, task, places, favourite):
-    """Each device offers an operation: of those whose values are there when it is free the first in `order`, otherwise
-    the one whose values are there first. The offer of the earliest start is taken, on devices of different speed that
-    of the earliest start plus the time that the fastest device would save.
+    """Place the operation and device of the earliest start next, until all are placed.
 
-    A device whose last operation has a favourite child (`favourite`, -1 for none), all of whose producers are placed
-    and which could start nowhere earlier, offers that, or, if it must wait for it, an operation whose values are
-    everywhere by then.
+    Each device offers an operation: the first in `order` of those whose values are there when it is free, otherwise the
+    one whose values are there first. The offer of least start, plus the time that the fastest device would save, wins.
+
+    If the last operation of a device has a favourite child (`favourite`, -1 for none) with all producers placed, which
+    could start nowhere earlier, the device offers it; or, if it has to wait for it, an operation whose values are on
+    all devices by then.
 
     Returns:
-        device of each node, and the turn in which it was placed, -1 for nodes that are not computed.
+        Device of each node, and its turn; -1 for nodes that are not computed.
     """
     arrays, groups = task.arrays, task.arrays.groups
     nodes, devices, times = len(order), len(task.use), arrays.times
@@ -169,18 +162,19 @@ def earliest_first(order, task, places, favourite):
 @compiled
 @no_type_check
 def with_widths(order, task, places, threads, worthwhile, crowd):
-    """Events in the order of time. Of the ready operations the first in `order` chooses among the devices that are
-    worthwhile for its unit and those that give each ready operation its share of the cores, `crowd` times over. It
-    takes the device of the earliest end, to which the time is added for which cores would have to wait for others
-    while other operations are ready. If some core of that is in use, its other cores are kept for it until the next
-    event.
+    """Place operations event by event in time.
+
+    The first ready operation in `order` chooses among the devices that are worthwhile for its unit and those that leave
+    each ready operation its share of the cores, `crowd` times. It takes the device of the earliest end; idle time of
+    cores that wait for others counts while other operations are ready. If a core of the device is in use, its other
+    cores are reserved until the next event.
 
     Args:
-        task: with the helpers' delay in `times`, and without threads' delays in `fixed`.
-        worthwhile: which devices of each unit; at least one for each.
+        task: with the helpers' delay in `times`, and without delays of threads in `fixed`.
+        worthwhile: devices for each unit, at least one.
 
     Returns:
-        device of each node, and the turn in which it began, -1 for nodes that are not computed.
+        Device of each node, and its turn; -1 for nodes that are not computed.
     """
     arrays, groups, times = task.arrays, task.arrays.groups, task.arrays.times
     use, worker, own_core = task.use, threads.worker, threads.own_core

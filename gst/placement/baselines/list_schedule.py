@@ -1,5 +1,5 @@
-"""List schedules, compiled: operations are placed one after the other, each where it does best beside those placed
-before. The first operation of a group decides where all of it goes."""
+"""List schedule, compiled: operations are placed one after the other, each on its best device given those before it.
+The first operation of a group decides the device of the group."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gst.util.compiled import compiled
 
 
 class Scheduled(NamedTuple):
-    """What is scheduled: operations and the devices on which they run, by the cores that these take.
+    """Operations and the devices that run them, with the cores of each device.
 
     Args:
         arrays: operations, devices, links, groups and memories.
-        computed: of each node; inputs and constants, which take no time, are not.
-        use: which device takes which core.
-        core_indptr, cores: the same as the cores of each device, in compressed rows.
+        computed: false for inputs and constants, which take no time.
+        use: true where a device takes a core.
+        core_indptr, cores: the cores of each device, in compressed rows.
     """
 
     arrays: Arrays
@@ -30,15 +30,15 @@ class Scheduled(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where groups are so far, and which values have crossed to other memories; schedulers write all but `times`.
+    """Devices of groups so far, and copies of values; schedulers write all but `times`.
 
     Args:
         times: of each group on each device; infinite where it may not go.
-        room: bytes that are left in each memory.
-        device: of each group; -1 where it is not decided yet.
-        arrived: when the copy of each value is in each memory; infinite where there is none yet.
-        lane_free: when the lane of copies of each memory is free; no entries where links never queue.
-        lane_next: for intermediate results, as long.
+        room: bytes left in each memory.
+        device: of each group; -1 = undecided.
+        arrived: arrival of the copy of each value in each memory; infinite before there is one.
+        lane_free: end of the last copy from each memory; no entries where links never queue.
+        lane_next: of the same length, for intermediate results.
     """
 
     times: Float64[np.ndarray, "devices groups"]
@@ -55,11 +55,11 @@ def places(
     device: Int64[np.ndarray, " groups"] | None = None,
     queued: int = 0,
 ) -> Places:
-    """Places of groups before anything has run.
+    """Return the places of groups before anything has run.
 
     Args:
         times, room, device: see `Places`; all groups are undecided if `device` is None.
-        queued: number of values whose copies queue; 0 where links never queue.
+        queued: number of values whose copies queue.
     """
     lanes = len(room) if queued else 0
     decided = np.full(times.shape[1], -1) if device is None else device
@@ -67,13 +67,13 @@ def places(
 
 
 class Rule(NamedTuple):
-    """How a list schedule chooses.
+    """Choices of a list schedule.
 
     Args:
-        fill: whether gaps between operations placed before are filled (insertion); only where no device shares a core.
-        by_start: whether the least start counts, in place of the least finish.
-        by_group: whether the finish of the first operation of a group is that of its whole group.
-        is_view_free: whether operations that take no time need no core.
+        fill: fill gaps between operations placed before (insertion); only if no device shares a core.
+        by_start: take the least start, instead of the least finish.
+        by_group: count the whole group in the finish of its first operation.
+        is_view_free: operations that take no time need no core.
     """
 
     fill: bool = True
@@ -85,12 +85,7 @@ class Rule(NamedTuple):
 def scheduled(
     arrays: Arrays, use: Bool[np.ndarray, "devices cores"], computed: Bool[np.ndarray, " nodes"] | None = None
 ) -> Scheduled:
-    """What is scheduled, with the cores of each device in compressed rows.
-
-    Args:
-        use: which device takes which core.
-        computed: of each node; all are if None.
-    """
+    """Return `Scheduled` of arrays and cores; all nodes are computed if `computed` is None."""
     every = np.ones(arrays.times.shape[1], bool) if computed is None else computed
     return Scheduled(arrays, every, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1].astype(np.int64))
 
@@ -98,11 +93,11 @@ def scheduled(
 @compiled
 @no_type_check
 def arrives(node, device, arrays, places, home, end, is_placed):
-    """When all values that a node reads are at a device. Where copies queue, a value crosses to another memory once,
-    when the lane of copies of the memory that it leaves is free.
+    """Return the time at which all values that a node reads are on a device. Where copies queue, a value crosses to
+    another memory once, after the copies that left its memory before.
 
     Args:
-        is_placed: whether the node is placed there, so that the lanes carry the copies that it needs.
+        is_placed: the node is placed there, so that its copies are made.
     """
     latest, there, queues = 0.0, arrays.memory[device], len(places.lane_free) > 0
     places.lane_next[:] = places.lane_free
@@ -129,7 +124,7 @@ def arrives(node, device, arrays, places, home, end, is_placed):
 @compiled
 @no_type_check
 def free_at(device, what, free):
-    """When the last core of a device is free."""
+    """Return the time at which the last core of a device is free."""
     latest = 0.0
     for position in range(what.core_indptr[device], what.core_indptr[device + 1]):
         latest = max(latest, free[what.cores[position]])
@@ -139,7 +134,7 @@ def free_at(device, what, free):
 @compiled
 @no_type_check
 def may_take(device, group, arrays, places):
-    """Whether a group is on a device or can still go there."""
+    """True if a group is on a device or can still go there."""
     if places.device[group] >= 0:
         return places.device[group] == device
     return places.times[device, group] < np.inf and arrays.sizes[group] <= places.room[arrays.memory[device]]
@@ -157,20 +152,19 @@ def take(device, group, arrays, places):
 @compiled
 @no_type_check
 def place_in_order(order, what, places, rule, bias, home, begin):
-    """List schedule: nodes in the order given, each on the device where it would finish first, which is HEFT where the
-    order is that of upward ranks (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002).
+    """Place nodes in the order given, each on the device where it would finish first: HEFT, if the order is that of
+    upward ranks (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002).
 
     Args:
-        order: of all nodes; every producer comes before its consumers.
+        order: all nodes, producers before consumers.
         what: `Scheduled`.
         places: `Places`, written.
         rule: `Rule`.
-        bias: (devices, nodes), added to the finish of each node on each device before the least is taken; no entries
-            where there is none.
+        bias: (devices, nodes), added to the finish of each node on each device; may have no entries.
         home, begin: device and start of each computed node, written.
 
     Returns:
-        Whether every node found a device that can run it, within the limits of the memories.
+        True if every node has a device that can run it, within the limits of the memories.
     """
     arrays, computed, core_indptr, cores = what.arrays, what.computed, what.core_indptr, what.cores
     times, groups, nodes = arrays.times, arrays.groups, len(order)
@@ -217,11 +211,8 @@ def place_in_order(order, what, places, rule, bias, home, begin):
 @compiled
 @no_type_check
 def _gap(starts, ends, count, ready, took):
-    """The first moment from `ready` on at which a device is free for so long.
-
-    Args:
-        starts, ends: of what it runs, `count` of them, by start.
-    """
+    """Return the first time from `ready` on at which a device is free for `took`, given the sorted starts and ends of
+    its `count` operations."""
     gap = ready
     for slot in range(np.searchsorted(ends[:count], ready, side="right"), count):
         if gap + took <= starts[slot]:
@@ -233,7 +224,7 @@ def _gap(starts, ends, count, ready, took):
 @compiled
 @no_type_check
 def _insert(starts, ends, count, start, end):
-    """Add an operation to those that a device runs."""
+    """Insert an operation into those of a device."""
     slot = count
     while slot > 0 and starts[slot - 1] >= start:
         if starts[slot - 1] == start and ends[slot - 1] <= end:

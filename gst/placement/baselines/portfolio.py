@@ -10,14 +10,7 @@ from jaxtyping import Float64, Int64
 
 from gst.lowering.plan import Plan, priority_of
 from gst.machine.devices import overlap
-from gst.placement.baselines.list_schedules import (
-    etf,
-    heft,
-    longest_first,
-    mean_transfers_us,
-    moldable,
-    sct,
-)
+from gst.placement.baselines.list_schedules import etf, heft, longest_first, mean_transfers_us, moldable, sct
 from gst.placement.baselines.units import (
     Assignment,
     Rooms,
@@ -236,11 +229,7 @@ def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], f
 
 
 def _repaired_plan(
-    task: Task,
-    parts: Units,
-    assignment: Assignment,
-    priority: Int64[np.ndarray, " nodes"] | None,
-    room: Rooms,
+    task: Task, parts: Units, assignment: Assignment, priority: Int64[np.ndarray, " nodes"] | None, room: Rooms
 ) -> Plan | None:
     found = repaired(task, parts, assignment, room)
     return None if found is None else task.plan(found[parts.of], priority)

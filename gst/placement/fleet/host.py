@@ -40,9 +40,10 @@ class Host:
     Answers are JSON: `refused` (the request is wrong) or `failed` (a plan failed) with a reason, or the result.
     """
 
+    _isolated: IsolatedExecutor  # since `begin`
+
     def __init__(self) -> None:
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the cores of the actor; children use those of devices
-        self._isolated: IsolatedExecutor | None = None
 
     def describe(self) -> str:
         """Return the `machine`, all `devices`, the `version` of this package and the `pid`."""
@@ -75,7 +76,6 @@ class Host:
 
     def answer(self, request: str) -> str:
         """Answer a request of `RemoteWorker`: `costs`, `timelines`, `groups` or `measure`."""
-        assert self._isolated is not None
         ((name, arguments),) = json.loads(request).items()
         methods = {
             "costs": self._costs, "timelines": self._timelines, "groups": self._groups, "measure": self._measure,
@@ -88,13 +88,11 @@ class Host:
             return json.dumps({"refused": str(error)})
 
     def _costs(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self._isolated is not None
         if arguments["patience_s"] > 0:
             LoadGate(patience_s=arguments["patience_s"]).wait()
         return costs_record(self._isolated.costs(arguments["repetitions"]))
 
     def _timelines(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self._isolated is not None
         timelines = self._isolated.timelines(_plans(arguments), arguments["repetitions"])
 
         def record(run: Timeline) -> list[Any]:
@@ -103,12 +101,10 @@ class Host:
         return {"runs": [list(map(record, of_plan)) for of_plan in timelines.runs], "load": timelines.load}
 
     def _groups(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self._isolated is not None
         (plan,) = _plans(arguments)
         return {"groups": list(self._isolated.groups(plan).items())}
 
     def _measure(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self._isolated is not None
         settings = (arguments["repetitions"], arguments["warmup"], LoadGate(patience_s=arguments["patience_s"]))
         if arguments["with_steps"] is None:
             measurements = measure_plans(self._isolated, _plans(arguments), *settings)

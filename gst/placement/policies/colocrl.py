@@ -22,7 +22,6 @@ from gst.programs.features import FEATURE_NAMES
 from gst.util.progress import Progress, no_progress
 from gst.util.random_numbers import seeded
 
-
 DIMENSIONS = [FEATURE_NAMES.index(f"log_dim_{axis}") for axis in range(4)]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
-from gst.placement.baselines.arrays import Arrays, mean_times, moved
+from gst.placement.baselines.arrays import mean_times, moved
 from gst.placement.baselines.list_schedule import Scheduled
 from gst.util.compiled import compiled
 from gst.util.progress import Progress, no_progress
@@ -50,30 +50,43 @@ class Schedule:
         return float(self.end.max(initial=0.0))
 
 
+class Run(NamedTuple):
+    """Times of operations while a window is annealed.
+
+    Args:
+        begin, end: of each operation.
+        before: the operation that left the cores of each one last, within its window, or -1.
+        whole: the longest path through the schedule that leaves the window after each operation.
+    """
+
+    begin: Float64[np.ndarray, " nodes"]
+    end: Float64[np.ndarray, " nodes"]
+    before: Int64[np.ndarray, " nodes"]
+    whole: Float64[np.ndarray, " nodes"]
+
+
 class Border(NamedTuple):
     """The rest of the schedule, as a window depends on it.
 
     Args:
         free: end of the operations before the window on each core.
-        arrival: when the values from before the window are on each device.
         rest: time from the start of the operations after the window on each core to the end of the schedule.
         way: time from the end of each operation to the end of the schedule through readers after the window, if the
             operation runs on each device.
     """
 
     free: Float64[np.ndarray, " cores"]
-    arrival: Float64[np.ndarray, "operations devices"]
     rest: Float64[np.ndarray, " cores"]
-    way: Float64[np.ndarray, "operations devices"]
+    way: Float64[np.ndarray, "nodes devices"]
 
 
 def schedule(what: Scheduled, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"]) -> Schedule:
     """Compute when each operation runs; arguments as in `Schedule`."""
-    nodes, cores, devices = len(home), what.use.shape[1], what.use.shape[0]
-    begin, end, nothing = np.zeros(nodes), np.zeros(nodes), np.zeros((nodes, devices))
-    border = Border(np.zeros(cores), nothing, np.zeros(cores), nothing)
-    run_window(home, order, 0, np.inf, begin, end, np.full(nodes, -1), np.zeros(nodes), what, border)
-    return Schedule(home, order, begin, end)
+    nodes, (devices, cores) = len(home), what.use.shape
+    run = Run(np.zeros(nodes), np.zeros(nodes), np.full(nodes, -1), np.zeros(nodes))
+    border = Border(np.zeros(cores), np.zeros(cores), np.zeros((nodes, devices)))
+    run_window(home, order, 0, 0, nodes, np.inf, run, what, border)
+    return Schedule(home, order, run.begin, run.end)
 
 
 def refine(
@@ -159,29 +172,28 @@ def sweep(home, order, begin, end, offset, steps, temperature, state, what):
         state: of the random numbers, one uint64.
     """
     arrays, core_indptr, cores = what.arrays, what.core_indptr, what.cores
-    nodes, total = len(home), 0
-    used, free = np.zeros(len(arrays.limits)), np.zeros(what.use.shape[1])
+    nodes, (devices, num_cores) = len(home), what.use.shape
+    used, free, way = np.zeros(len(arrays.limits)), np.zeros(num_cores), np.zeros((nodes, devices))
     for group in range(len(arrays.sizes)):
         used[arrays.memory[home[arrays.members[arrays.member_indptr[group]]]]] += arrays.sizes[group]
     tail, rests = tails(home, order, offset, what)
-    local, local_groups = np.full(nodes, -1), np.full(len(arrays.sizes), -1)
-    low = 0
+    position = np.empty(nodes, np.int64)
+    position[order] = np.arange(nodes)
+    now = Run(begin, end, np.full(nodes, -1), np.zeros(nodes))
+    trial = Run(begin.copy(), end.copy(), np.full(nodes, -1), np.zeros(nodes))
+    low, total = 0, 0
     for number in range(len(rests)):
         high = min(offset + number * SIZE, nodes)
-        span = order[low:high].copy()
-        window, arrival, way = cut_out(span, home, end, tail, local, local_groups, what)
-        inner, inner_home = np.arange(len(span)), home[span]
-        count = steps * len(span) // SIZE
-        begins, ends = anneal_window(
-            inner_home, inner, used, count, temperature, state, window, Border(free, arrival, rests[number], way)
-        )
+        for node in order[low:high]:
+            for where in range(arrays.indptr[node], arrays.indptr[node + 1]):
+                consumer, edge = arrays.consumers[where], arrays.out_edges[where]
+                for device in range(devices if position[consumer] >= high else 0):
+                    through = moved(edge, device, home[consumer], arrays) + tail[consumer]
+                    way[node, device] = max(way[node, device], through)
+        count, border = steps * (high - low) // SIZE, Border(free, rests[number], way)
+        anneal_window(home, order, position, low, high, used, count, temperature, state, now, trial, what, border)
         total += count
-        for position in range(len(span)):
-            node = span[position]
-            home[node], begin[node], end[node] = inner_home[position], begins[position], ends[position]
-        for position in range(len(span)):
-            node = span[inner[position]]
-            order[low + position] = node
+        for node in order[low:high]:
             for core in cores[core_indptr[home[node]] : core_indptr[home[node] + 1]]:
                 free[core] = end[node]
         low = high
@@ -217,185 +229,118 @@ def tails(home, order, offset, what):
 
 @compiled
 @no_type_check
-def cut_out(span, home, end, tail, local, local_groups, what):
-    """Return the operations of a window as `Scheduled`, in the order of `span`, and `arrival` and `way` of `Border`.
-
-    An operation whose colocation group is not whole inside can run on no other device.
+def anneal_window(home, order, position, low, high, used, steps, temperature, state, now, trial, what, border):
+    """Anneal a window: operations of a stretch of the order.
 
     Args:
-        local, local_groups: of all nodes and of all groups, -1 everywhere; scratch.
-    """
-    arrays = what.arrays
-    count, devices = len(span), arrays.times.shape[0]
-    num_in, num_out, num_groups, num_members = 0, 0, 0, 0
-    for inside in range(count):
-        node = span[inside]
-        local[node] = inside
-        num_in += arrays.producer_indptr[node + 1] - arrays.producer_indptr[node]
-        num_out += arrays.indptr[node + 1] - arrays.indptr[node]
-    indptr, consumers = np.zeros(count + 1, np.int64), np.empty(num_out, np.int64)
-    producer_indptr, producers = np.zeros(count + 1, np.int64), np.empty(num_in, np.int64)
-    out_edges, in_edges = np.empty(num_out, np.int64), np.empty(num_in, np.int64)
-    times, groups, sizes = np.empty((devices, count)), np.empty(count, np.int64), np.empty(count)
-    members, member_indptr = np.empty(count, np.int64), np.zeros(count + 1, np.int64)
-    arrival, way = np.zeros((count, devices)), np.zeros((count, devices))
-    num_in, num_out = 0, 0
-    for inside in range(count):
-        node = span[inside]
-        for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
-            producer, edge = arrays.producers[position], arrays.in_edges[position]
-            if local[producer] >= 0:
-                producers[num_in], in_edges[num_in] = local[producer], edge
-                num_in += 1
-                continue
-            for device in range(devices):
-                there = end[producer] + moved(edge, home[producer], device, arrays)
-                arrival[inside, device] = max(arrival[inside, device], there)
-        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
-            consumer, edge = arrays.consumers[position], arrays.out_edges[position]
-            if local[consumer] >= 0:
-                consumers[num_out], out_edges[num_out] = local[consumer], edge
-                num_out += 1
-                continue
-            for device in range(devices):
-                whole = moved(edge, device, home[consumer], arrays) + tail[consumer]
-                way[inside, device] = max(way[inside, device], whole)
-        producer_indptr[inside + 1], indptr[inside + 1] = num_in, num_out
-        group, is_whole = arrays.groups[node], True
-        for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
-            is_whole = is_whole and local[member] >= 0
-        for device in range(devices):
-            times[device, inside] = arrays.times[device, node] if is_whole or device == home[node] else np.inf
-        if local_groups[group] < 0:
-            local_groups[group], sizes[num_groups] = num_groups, arrays.sizes[group]
-            for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
-                if local[member] >= 0:
-                    members[num_members] = local[member]
-                    num_members += 1
-            num_groups += 1
-            member_indptr[num_groups] = num_members
-        groups[inside] = local_groups[group]
-    for node in span:
-        local[node], local_groups[arrays.groups[node]] = -1, -1
-    inner = Arrays(
-        indptr, consumers, out_edges, producer_indptr, producers, in_edges, times, arrays.amounts, arrays.fixed,
-        arrays.per_amount, arrays.table, arrays.kind, groups, member_indptr[: num_groups + 1], members,
-        sizes[:num_groups], arrays.memory, arrays.limits, span,
-    )  # fmt: skip
-    return Scheduled(inner, what.computed, what.use, what.core_indptr, what.cores), arrival, way
-
-
-@compiled
-@no_type_check
-def anneal_window(home, order, used, steps, temperature, state, window, border):
-    """Anneal a window, and return the begin and the end of each of its operations.
-
-    Args:
-        home, order: of the operations of the window, written.
+        home, order, position: of a schedule, written; `position` of each operation in `order`.
+        low, high: bounds of the stretch.
         used: bytes of each memory that all operations of the schedule take, written.
+        now, trial: `Run` of the schedule and of a changed one, written.
     """
-    arrays, nodes, is_tight = window.arrays, len(home), window.arrays.limits.min() < np.inf
-    begin, end, before, whole = np.zeros(nodes), np.zeros(nodes), np.full(nodes, -1), np.zeros(nodes)
-    now, _ = run_window(home, order, 0, np.inf, begin, end, before, whole, window, border)
-    begin_now, end_now, before_now, whole_now = begin.copy(), end.copy(), before.copy(), whole.copy()
-    position, chain, length, is_stale = np.argsort(order), np.empty(nodes, np.int64), 0, True
+    arrays, is_tight = what.arrays, what.arrays.limits.min() < np.inf
+    span, chain, length, is_stale = order[low:high].copy(), np.empty(high - low, np.int64), 0, True
     moved_groups, sources = np.empty(MOST_MOVED, np.int64), np.empty(MOST_MOVED, np.int64)
+    least, _ = run_window(home, order, low, low, high, np.inf, trial, what, border)
+    copy_run(trial, now, span)
     for _ in range(steps):
         if is_stale:
-            length, is_stale = _chain(home, begin_now, end_now, before_now, whole_now, window, border, chain), False
+            length, is_stale = _chain(home, position, low, span, now, arrays, chain), False
         on_chain = uniform(state) < 0.5
-        node = chain[np.int64(uniform(state) * length)] if on_chain else np.int64(uniform(state) * nodes)
+        node = chain[np.int64(uniform(state) * length)] if on_chain else span[np.int64(uniform(state) * len(span))]
         count, origin, to, first = step_from(
-            node, home, order, position, before_now, used, is_tight, False, state, arrays, moved_groups, sources
-        )
+            node, span, low, home, order, position, now.before, used, is_tight, False, state, arrays, moved_groups,
+            sources,
+        )  # fmt: skip
         if count < 0:
             continue
-        limit = now - temperature * np.log(uniform(state) + 1e-300)
-        took, last = run_window(home, order, first, limit, begin, end, before, whole, window, border)
+        limit = least - temperature * np.log(uniform(state) + 1e-300)
+        took, last = run_window(home, order, low, first, high, limit, trial, what, border)
         if took <= limit:
-            now, is_stale = took, True
-            for node in order[first:]:
-                begin_now[node], end_now[node] = begin[node], end[node]
-                before_now[node], whole_now[node] = before[node], whole[node]
+            least, is_stale = took, True
+            copy_run(trial, now, order[first:high])
             continue
-        for node in order[first:last]:
-            begin[node], end[node] = begin_now[node], end_now[node]
-            before[node], whole[node] = before_now[node], whole_now[node]
+        copy_run(now, trial, order[first:last])
         take_back(home, used, arrays, moved_groups, sources, count)
         if origin >= 0:
             rotate(order, position, to, origin)
-    return begin_now, end_now
 
 
 @compiled
 @no_type_check
-def run_window(home, order, first, limit, begin, end, before, whole, window, border):
+def copy_run(source, target, nodes):
+    """Copy some nodes of a `Run` to another."""
+    for node in nodes:
+        target.begin[node], target.end[node] = source.begin[node], source.end[node]
+        target.before[node], target.whole[node] = source.before[node], source.whole[node]
+
+
+@compiled
+@no_type_check
+def run_window(home, order, low, first, high, limit, run, what, border):
     """Compute the longest path through a window, from the beginning of the schedule to its end, and the place up to
     which operations were computed; the path is infinite if it would pass `limit`.
 
     Args:
+        low, high: bounds of the window in `order`.
         first: place from which on operations are computed anew.
-        begin, end: of each operation, written.
-        before: the operation that left the cores of each one last, or -1, written.
-        whole: the longest path among those that leave the window after each operation, written.
+        run: `Run`, written.
     """
-    arrays, core_indptr, cores = window.arrays, window.core_indptr, window.cores
-    producer_indptr, producers, in_edges, times = (
-        arrays.producer_indptr, arrays.producers, arrays.in_edges, arrays.times,
-    )  # fmt: skip
+    arrays, core_indptr, cores, times = what.arrays, what.core_indptr, what.cores, what.arrays.times
+    producer_indptr, producers, in_edges = arrays.producer_indptr, arrays.producers, arrays.in_edges
+    begin, end, before, whole = run.begin, run.end, run.before, run.whole
     free, last = border.free.copy(), np.full(len(border.free), -1)
     latest = 0.0
-    for node in order[:first]:
+    for node in order[low:first]:
         latest = max(latest, whole[node])
-        for core in cores[core_indptr[home[node]] : core_indptr[home[node] + 1]]:
-            free[core], last[core] = end[node], node
-    for place in range(first, len(order)):
+        for where in range(core_indptr[home[node]], core_indptr[home[node] + 1]):
+            free[cores[where]], last[cores[where]] = end[node], node
+    for place in range(first, high):
         node = order[place]
         device = home[node]
-        start, rest, previous = border.arrival[node, device], border.way[node, device], -1
-        for place_of_core in range(core_indptr[device], core_indptr[device + 1]):
-            core = cores[place_of_core]
+        start, rest, previous = 0.0, border.way[node, device], -1
+        for where in range(core_indptr[device], core_indptr[device + 1]):
+            core = cores[where]
             start, rest = max(start, free[core]), max(rest, border.rest[core])
             if last[core] >= 0 and (previous < 0 or end[last[core]] > end[previous]):
                 previous = last[core]
-        for position in range(producer_indptr[node], producer_indptr[node + 1]):
-            producer = producers[position]
+        for where in range(producer_indptr[node], producer_indptr[node + 1]):
+            producer = producers[where]
             there = end[producer]
             if home[producer] != device:
-                there += moved(in_edges[position], home[producer], device, arrays)
+                there += moved(in_edges[where], home[producer], device, arrays)
             start = max(start, there)
         stop = start + times[device, node]
         begin[node], end[node], before[node], whole[node] = start, stop, previous, stop + rest
         if whole[node] > limit:
             return np.inf, place + 1
-        for place_of_core in range(core_indptr[device], core_indptr[device + 1]):
-            core = cores[place_of_core]
-            free[core], last[core] = stop, node
+        for where in range(core_indptr[device], core_indptr[device + 1]):
+            free[cores[where]], last[cores[where]] = stop, node
         latest = max(latest, whole[node])
     for core in range(len(free)):
         latest = max(latest, free[core] + border.rest[core])
-    return latest, len(order)
+    return latest, high
 
 
 @compiled
 @no_type_check
-def _chain(home, begin, end, before, whole, window, border, chain):
-    """Write the operations of the longest path through the window, the last first; return their number."""
-    arrays = window.arrays
-    node, length = np.argmax(whole), 0
+def _chain(home, position, low, span, run, arrays, chain):
+    """Write the operations of the longest path through a window, the last first; return their number."""
+    node, length = span[0], 0
+    for other in span:
+        if run.whole[other] > run.whole[node]:
+            node = other
     while node >= 0:
         chain[length] = node
         length += 1
-        start, cause, device = begin[node], -1, home[node]
-        outside = border.arrival[node, device]
-        for core in window.cores[window.core_indptr[device] : window.core_indptr[device + 1]]:
-            outside = max(outside, border.free[core])
-        if before[node] >= 0 and end[before[node]] >= start:
-            cause = before[node]
-        elif outside < start:
-            for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
-                producer = arrays.producers[position]
-                if end[producer] + moved(arrays.in_edges[position], home[producer], device, arrays) >= start:
+        start, cause = run.begin[node], -1
+        if run.before[node] >= 0 and run.end[run.before[node]] >= start:
+            cause = run.before[node]
+        else:
+            for where in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
+                producer = arrays.producers[where]
+                transfer = moved(arrays.in_edges[where], home[producer], home[node], arrays)
+                if position[producer] >= low and run.end[producer] + transfer >= start:
                     cause = producer
                     break
         node = cause
@@ -405,7 +350,7 @@ def _chain(home, begin, end, before, whole, window, border, chain):
 @compiled
 @no_type_check
 def step_from(
-    node, home, order, position, before, used, is_tight, fixed_order, state, arrays, moved_groups, sources
+    node, span, low, home, order, position, before, used, is_tight, fixed_order, state, arrays, moved_groups, sources
 ):  # fmt: skip
     """Change `home` and `order` by a step that begins at a node.
 
@@ -414,6 +359,8 @@ def step_from(
     changed, if the step is not admitted or does nothing.
 
     Args:
+        span: nodes that may move; a group with others stays.
+        low: place of the first of them in `order`.
         home, order, position: of each node, and its place in `order`; written.
         before: the node that ran before each on its device, or -1.
         used: bytes of each memory, written.
@@ -421,8 +368,8 @@ def step_from(
         fixed_order: whether the order stays.
         moved_groups, sources: groups that changed their device and their devices before, `MOST_MOVED` each, written.
     """
-    nodes, devices = len(home), arrays.times.shape[0]
-    count, origin, to, first = 0, -1, -1, nodes
+    nodes, devices, high = len(span), arrays.times.shape[0], low + len(span)
+    count, origin, to, first = 0, -1, -1, high
     draw = uniform(state)
     if devices > 1 and (fixed_order or draw < 0.7):
         old, target = home[node], home[node]
@@ -434,16 +381,17 @@ def step_from(
         kind, other = uniform(state), node
         count = _give(arrays.groups[node], target, home, used, arrays, moved_groups, sources, count)
         if kind < 0.15:  # exchange
-            other = np.int64(uniform(state) * nodes)
+            other = span[np.int64(uniform(state) * nodes)]
             if home[other] == target and arrays.groups[other] != arrays.groups[node]:
                 count = _give(arrays.groups[other], old, home, used, arrays, moved_groups, sources, count)
         elif is_tight and kind < 0.3:  # memories are full: two more change places
             for _ in range(2):
-                other = np.int64(uniform(state) * nodes)
+                other = span[np.int64(uniform(state) * nodes)]
                 group, anywhere = arrays.groups[other], np.int64(uniform(state) * devices)
                 count = _give(group, anywhere, home, used, arrays, moved_groups, sources, count)
         while kind > 0.7 and count < MOST_MOVED:  # those on a random walk go along
-            other = _neighbour(other, state, arrays)
+            beside = _neighbour(other, state, arrays)
+            other = beside if low <= position[beside] < high else other
             if home[other] != target:
                 count = _give(arrays.groups[other], target, home, used, arrays, moved_groups, sources, count)
             kind *= 0.9
@@ -451,7 +399,7 @@ def step_from(
         for number in range(count):
             group = moved_groups[number]
             for member in arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]:
-                able = able and arrays.times[home[member], member] < np.inf
+                able = able and arrays.times[home[member], member] < np.inf and low <= position[member] < high
                 first = min(first, position[member])
             memory = arrays.memory[home[arrays.members[arrays.member_indptr[group]]]]
             able = able and used[memory] <= arrays.limits[memory]
@@ -459,16 +407,16 @@ def step_from(
             take_back(home, used, arrays, moved_groups, sources, count)
             return -1, origin, to, first
     if not fixed_order and (count == 0 or draw < 0.3):
-        low, high, origin = 0, nodes - 1, position[node]
+        earliest, latest, origin = low, high - 1, position[node]
         for producer in arrays.producers[arrays.producer_indptr[node] : arrays.producer_indptr[node + 1]]:
-            low = max(low, position[producer] + 1)
+            earliest = max(earliest, position[producer] + 1)
         for consumer in arrays.consumers[arrays.indptr[node] : arrays.indptr[node + 1]]:
-            high = min(high, position[consumer] - 1)
+            latest = min(latest, position[consumer] - 1)
         blocks = before[node]
-        if count == 0 and blocks >= 0 and position[blocks] >= low and uniform(state) < 0.5:
+        if count == 0 and blocks >= 0 and position[blocks] >= earliest and uniform(state) < 0.5:
             to = position[blocks]
         else:
-            to = low + np.int64(uniform(state) * (high - low + 1))
+            to = earliest + np.int64(uniform(state) * (latest - earliest + 1))
         if to == origin and count == 0:
             return -1, origin, to, first
         rotate(order, position, origin, to)

@@ -119,7 +119,7 @@ class Mixture(nn.Module):
         return mixed.view_as(x)
 
     def _weights(self, gates: Float[Tensor, "tokens experts"], places: int) -> Float[Tensor, "tokens experts capacity"]:
-        """What the result at each place of each expert counts for each token."""
+        """Return the weight of the result at each place of each expert for each token."""
         experts = gates.shape[1]
         capacity = -(-places // experts)
         chosen = gates >= gates.topk(min(CHOSEN, experts), dim=1).values[:, -1:]

@@ -1,4 +1,4 @@
-"""Which features a variant leaves out, what is held out, and that nothing is computed twice."""
+"""Features that variants leave out, held-out configurations, and results computed once."""
 
 from __future__ import annotations
 

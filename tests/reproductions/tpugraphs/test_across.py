@@ -85,8 +85,10 @@ def test_layouts_of_a_reshape_are_permutations_of_its_own_dimensions(alexnet: Gr
 
 
 def convolution(order: list[int]) -> Graph:
-    """Images of 32 x 12 x 12 x 384 from 32 x 12 x 12 x 256 and a kernel of 3 x 3 x 256 x 384, which comes first; the
-    output's layout is `order`, the input has its features minor, the kernel no layout."""
+    """Make a convolution: 32 x 12 x 12 x 256 images and a 3 x 3 x 256 x 384 kernel, which comes first.
+
+    The output's layout is `order`, the input has its features minor, the kernel no layout.
+    """
     columns = np.zeros((3, 140), np.float32)
     put = lambda node, **values: [columns[node].__setitem__(NODE_FEATURES.index(k), v) for k, v in values.items()]  # noqa: E731
     for node, sizes in enumerate(([3, 3, 256, 384], [32, 12, 12, 256], [32, 12, 12, 384])):

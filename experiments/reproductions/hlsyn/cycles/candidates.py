@@ -52,7 +52,7 @@ class Candidates(NamedTuple):
 
     @property
     def num_designs(self) -> int:
-        """How many there are."""
+        """Number of designs."""
         return len(self.points)
 
     @property

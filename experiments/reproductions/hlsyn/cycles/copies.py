@@ -1,4 +1,4 @@
-"""What copies of a loop and tiles do to time: whether copies run side by side, and what is moved for them."""
+"""Effect of loop copies and tiles on time: parallel execution of copies, and the data moved for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one iteration of a loop needs of an earlier one, from the subscripts of reads and writes."""
+"""Dependences of one loop iteration on earlier ones, from the subscripts of reads and writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.reproductions.hlsyn.source.loop_tree import Access, Assignment,
 
 
 class Recurrence(NamedTuple):
-    """What one iteration of a loop needs of an earlier one.
+    """Dependence of one loop iteration on an earlier one.
 
     Args:
         path: operations between the read and the write.
@@ -30,7 +30,7 @@ class Recurrence(NamedTuple):
 
 
 class LoopFacts(NamedTuple):
-    """What holds of a loop whatever its pragmas."""
+    """Properties of a loop that do not depend on its pragmas."""
 
     loop: Loop
     level: int

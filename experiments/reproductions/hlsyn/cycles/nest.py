@@ -18,7 +18,7 @@ MEMORY_PORTS = 2  # of one bank of memory on the chip
 
 
 class Body(NamedTuple):
-    """What one iteration of a loop does besides the loops that remain in it."""
+    """Work of one loop iteration outside the loops that remain in it."""
 
     operations: Counter[str]
     ports: float
@@ -80,7 +80,7 @@ class Nest(NamedTuple):
 
 
 def body_of(nest: Nest, fact: LoopFacts, unrolled: Mapping[str, float], below: set[str]) -> Body:
-    """What one iteration of a loop does.
+    """Return the work of one loop iteration.
 
     Args:
         unrolled: copies of the loop itself and of each loop inside that is unrolled, by variable.

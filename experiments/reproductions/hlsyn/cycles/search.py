@@ -25,7 +25,7 @@ COMPOSED = 0  # column of the analytical estimate of log2 cycles
 
 
 class Prior(NamedTuple):
-    """What other kernels say of designs: trees for what the analytical estimate gets wrong, and for validity.
+    """Trees trained on other kernels: for the error of the analytical estimate, and for validity.
 
     Args:
         residual, validity: of scikit-learn.

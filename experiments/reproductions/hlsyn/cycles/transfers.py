@@ -13,7 +13,7 @@ BURST = 16  # cycles before the first element of a run arrives
 
 
 class Footprint(NamedTuple):
-    """What a piece of a loop nest touches; arrays that it writes count twice.
+    """Array elements that a piece of a loop nest accesses; written arrays count twice.
 
     Args:
         boxed: elements from the first to the last of each array, as they lie in memory.
@@ -28,7 +28,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(kernel: Kernel, statements: Iterable[Assignment], iterations: Mapping[str, float]) -> Footprint:
-    """What `statements` touch of the arrays of `kernel` while some of the loops around them iterate.
+    """Return the array elements of `kernel` that `statements` access while some surrounding loops iterate.
 
     Args:
         iterations: of each loop variable that moves; the others stand still.

@@ -68,7 +68,7 @@ def assign(reading: Reading, target: Access, value: Value) -> None:
         reading.scope.values[target.name] = replace(value, access=None)
         return
     if not target.subscripts and value.affine is not None:
-        reading.scope.values[target.name] = value  # an index, computed beside
+        reading.scope.values[target.name] = value  # an index, computed in parallel
         reading.operations = Counter()
         reading.sink.append(Assignment(target, (), Counter(), (), reading.guards > 0))
         return
@@ -121,7 +121,7 @@ def _operate(reading: Reading, sign: str, left: Value, right: Value) -> Value:
 
 
 def combine(reading: Reading, values: list[Value], kind: str) -> Value:
-    """What one operation of a kind makes of values; it is counted for the statement at hand."""
+    """Return the result of one operation on values, and count it for the current statement."""
     reading.operations[kind] += 1
     reads = tuple((read, (*path, kind)) for value in values for read, path in value.reads)[:256]
     depth = (*max((value.depth for value in values), key=len), kind)

@@ -16,7 +16,7 @@ OPERATIONS = ("+", "-", "*", "/", "<<", ">>")
 
 
 class Step(NamedTuple):
-    """What one iteration does to a variable.
+    """Change of a variable by one iteration.
 
     Args:
         name: the variable.
@@ -67,7 +67,7 @@ def bare(tokens: Sequence[Token]) -> list[Token]:
 
 
 def step_of(tokens: Sequence[Token]) -> Step | None:
-    """What an expression does to a variable: `i++`, `--i`, `i += 2`, `i = i + 2`, `i <<= 1`; None if it does nothing.
+    """Return the change of a variable by an expression: `i++`, `--i`, `i += 2`, `i = i + 2`, `i <<= 1`; else None.
 
     Examples:
         >>> from experiments.reproductions.hlsyn.source.preprocess import tokens_of
@@ -121,7 +121,7 @@ def without_step(tokens: Sequence[Token], name: str) -> tuple[list[Token], Step 
 
 
 def steps_in(body: list[Token], names: set[str]) -> list[Step]:
-    """What the one statement of a body that changes a variable named does to it; none where several change it."""
+    """Return the change of each variable by the single statement of a body that changes it; none if several do."""
     body = body[1:-1] if body and body[0][1] == "{" else body
     found = [step for part in split(body, ";", ",") if (step := step_of(part)) is not None and step.name in names]
     changed = changes(body)
@@ -129,7 +129,7 @@ def steps_in(body: list[Token], names: set[str]) -> list[Step]:
 
 
 def changes(tokens: list[Token]) -> Counter[str]:
-    """How often scalars are changed by tokens, by their names."""
+    """Count the changes of scalars by tokens, by name."""
     result: Counter[str] = Counter()
     for place, (kind, text, _) in enumerate(tokens):
         before = tokens[place - 1][1] if place else ""

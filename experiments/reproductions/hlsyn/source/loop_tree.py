@@ -1,5 +1,7 @@
-"""The loop tree of a kernel: loops with trip counts, pragmas and bodies, and statements with what they read and write.
-`functions.py` makes it of a C source; `experiments.reproductions.hlsyn.cycles` makes estimates of cycles and resources of it."""
+"""The loop tree of a kernel: loops with trip counts, pragmas and bodies, and statements with their reads and writes.
+
+`functions.py` builds it from a C source; `experiments.reproductions.hlsyn.cycles` estimates cycles and resources.
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _kernel(files: dict[str, bytes], name: str, tool: str, stem: str, path: Path
     source = _partner(files, "sources", stem, "_kernel.c", f"{path}/{name}")
     graph = _partner(files, "graphs", stem, "_processed_result.gexf", None)
     if source is None:
-        raise ValueError(f"{path}: {name} has no sources/{stem}_kernel.c beside it; add its C source")
+        raise ValueError(f"{path}: {name} lacks sources/{stem}_kernel.c; add this C source")
     kernel = parse_kernel(_text(files[source], f"{path}/{source}"), f"{path}/{source}")
     program = parse_gexf(files[graph], f"{path}/{graph}") if graph else None
     return HlsKernel(stem, tool, kernel, program, _designs(files[name], kernel, f"{path}/{name}"))

@@ -31,7 +31,7 @@ class Pointer(NamedTuple):
     offset: Affine | None = None
 
     def element(self, subscripts: tuple[Affine | None, ...]) -> Access:
-        """What the pointer with these subscripts behind it names."""
+        """Return the element that the pointer with these subscripts names."""
         first = combined("+", self.offset, subscripts[0])
         return Access(self.name, (*self.outer, first, *subscripts[1:]))
 
@@ -51,7 +51,7 @@ class Value:
 
 @dataclass
 class Scope:
-    """What is true where a statement stands: values of scalars, names and types, ranges of loop variables."""
+    """State at a statement: values of scalars, names and types, ranges of loop variables."""
 
     values: dict[str, Value] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from gst.util.untrusted import shown
 
 
 class Count(NamedTuple):
-    """How a loop counts.
+    """Trip count of a loop.
 
     Args:
         name: the variable that its condition is about.
@@ -44,7 +44,7 @@ class Count(NamedTuple):
 
 
 def counted(reading: Reading, condition: list[Token], steps: list[Step], first: str, body: list[Token]) -> Count:
-    """How a loop counts whose body stands ahead.
+    """Return the trip count of a loop from its header and body.
 
     Args:
         condition, body: tokens.

@@ -1,0 +1,274 @@
+"""The three parts of `gst demo`: training on a growing graph, a cost model of a real program, the placement loop."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from scipy.stats import rankdata
+
+from embedding_cache import EmbeddingTable
+from gst.cost.losses import pairwise_hinge
+from gst.cost.metrics import kendall_tau
+from gst.data.loader import Selection, StepLoader, split
+from gst.data.synthetic import SyntheticPrograms
+from gst.data.tpugraphs import read
+from gst.graphs.graph import Graph
+from gst.graphs.segments import segment
+from gst.graphs.store import open_store, prepare
+from gst.machine.devices import usable_devices
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
+from gst.programs import kind_for, traced
+from gst.reporting.headline import headline
+from gst.util.progress import Progress
+
+SAMPLE = Path(__file__).parent.parent / "data" / "samples" / "alexnet.npz"
+SEGMENT = 1000  # nodes
+ROWS = 1 << 14  # (node, configuration) pairs encoded at once without gradient: the smallest graph has as many
+CONFIGS = 8  # configurations of a training step, and of a growing graph
+GROWING_STEPS = 16  # on each graph; whole graphs take a quarter of them
+COMPARED, HELD_OUT = 128, 32  # configurations of the graph on which errors are compared, and those held out of them
+LAYOUTS = 300  # held out of the measured layouts of AlexNet
+Record = dict[str, Any]
+Values = Float64[np.ndarray, " configs"]
+Features = Float64[np.ndarray, "configs features"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the three parts.
+
+    Args:
+        nodes: of the graphs that GST trains on; the first two are trained on whole too.
+        compared: nodes of the graph on which errors are compared.
+        compared_steps: training steps of both there.
+        ranking_steps: training steps of the cost model.
+        program: that is placed, see `gst.programs.traced`.
+        budget: plans that the search measures.
+        compile_s: seconds for `torch.compile`.
+    """
+
+    nodes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    compared: int = 20_000
+    compared_steps: int = 100
+    ranking_steps: int = 450
+    program: str = "inception:modules=2"
+    budget: int = 12
+    compile_s: float = 40.0
+
+
+QUICK = Sizes((2_000, 20_000, 200_000), 10_000, 40, 150, "inception:modules=1", 6, 12.0)
+
+
+# 1. Training on a graph that grows -----------------------------------------------------------------------------------
+
+
+def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress) -> Record:
+    """Train on synthetic programs of growing size, each time in a process of its own, and compare with whole graphs.
+
+    Returns:
+        `segments` and `whole`: an entry of `measure_training` for each size. `compared`: one entry of each on one
+        graph, with `wrong_pairs`, the share of held-out pairs of configurations in the wrong order.
+    """
+    grown = [("segments", nodes, GROWING_STEPS, 0) for nodes in sizes.nodes]
+    grown += [("whole", nodes, GROWING_STEPS // 4, 0) for nodes in sizes.nodes[:2]]
+    tasks = grown + [(mode, sizes.compared, sizes.compared_steps, HELD_OUT) for mode in ("segments", "whole")]
+    entries: list[Record] = []
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="graphs-", dir=out) as scratch:
+        for number, (mode, nodes, steps, held_out) in enumerate(tasks):
+            progress(f"training on {nodes:,} nodes ({mode})", number, len(tasks))
+            programs = SyntheticPrograms(num_nodes=nodes, num_configs=COMPARED if held_out else CONFIGS, seed=seed)
+            started = time.perf_counter()
+            store = prepare(programs, scratch, SEGMENT if mode == "segments" else nodes)
+            prepare_s = time.perf_counter() - started
+            command = [
+                sys.executable,
+                "-m",
+                "gst.cli.demo_parts",
+                str(store),
+                mode,
+                str(steps),
+                str(held_out),
+                str(seed),
+            ]
+            child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+            entries.append({"mode": mode, "prepare_s": prepare_s, **json.loads(child.stdout)})
+    progress("training on segments and whole graphs", len(tasks), len(tasks))
+    pair = dict(zip(("segments", "whole"), entries[len(grown) :], strict=True))
+    by_mode = {mode: [entry for entry in entries[: len(grown)] if entry["mode"] == mode] for mode in pair}
+    return {**by_mode, "compared": pair}
+
+
+def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: int) -> Record:
+    """Train on the graph of a store in this process, which should do nothing else.
+
+    Args:
+        mode: `segments`, with GST+ED and 2 fresh segments, or `whole`.
+        held_out: configurations to hold out.
+
+    Returns:
+        `nodes`, `segments` (count), `step_ms`, `train_s`, `peak_mib`, the most memory of this process, and
+        `wrong_pairs` if configurations are held out.
+    """
+    graph = open_store(store)[0]
+    training, unseen, _ = split([graph], "configs", held_out, 0, seed)
+    torch.manual_seed(seed)
+    table: Record = {"table": EmbeddingTable(1, 32), "num_fresh": 2, "keep_probability": 0.5}
+    encoder, head = SAGE(32, 2, num_opcodes=8, config_symbols=7), Head(32)
+    model = GraphSegmentTraining(encoder, head, "mean", max_rows=ROWS, seed=seed, **(table if mode == "segments" else {}))
+    *_, train_s = train(model, StepLoader(training, 1, CONFIGS, seed=seed), steps, 1e-2)
+    entry: Record = {"nodes": graph.num_nodes, "segments": graph.num_segments, "step_ms": 1e3 * train_s / steps}
+    entry |= {"train_s": train_s, "peak_mib": own_peak_mib()}
+    if held_out:
+        entry["wrong_pairs"] = (1 - kendall_tau(*scores_of(model, unseen[0]))) / 2
+    return entry
+
+
+def own_peak_mib() -> float:
+    """Return the most memory that this process held so far, in MiB, pages of mapped files included."""
+    try:  # `getrusage` counts what the parent held when it started this process
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def train(model: GraphSegmentTraining, loader: Any, steps: int, rate: float) -> Iterator[float]:
+    """Train by the pairwise hinge loss, the learning rate falling along a cosine; yield the seconds after each step."""
+
+    started, step_number, optimizer = time.perf_counter(), 0, None
+    while True:
+        for step in loader:
+            loss = pairwise_hinge(model.train()(step.graphs, step.configs), step.targets)
+            optimizer = optimizer or torch.optim.AdamW(model.parameters(), rate)  # lazy layers have their widths now
+            optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step_number / steps)) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step_number += 1
+            yield time.perf_counter() - started
+            if step_number == steps:
+                return
+
+
+def scores_of(
+    model: GraphSegmentTraining, selection: Selection
+) -> tuple[Float64[np.ndarray, " configs"], Float64[np.ndarray, " configs"]]:
+    """Return predicted scores and measured runtimes of the configurations of a selection."""
+    graph, configs = selection
+    return model.eval().scores(graph, configs, CONFIGS).double().numpy(), graph.targets[configs.numpy()]
+
+
+# 2. A cost model of a real program -----------------------------------------------------------------------------------
+
+
+def ranking(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress) -> Record:
+    """Train a cost model on measured layouts of AlexNet (TpuGraphs, on a TPU v3) and rank layouts that it never saw.
+
+    Returns:
+        `tau` of `GST` and of two linear regressions on the same configurations, the numbers of configurations, the
+        `predicted` and `measured` places of the held-out ones in percent, and `slowdown`, by how much the layout that
+        the model puts first is slower than the best held-out one, with the same of the median layout.
+    """
+
+    progress("ranking layouts of AlexNet", 0, sizes.ranking_steps)
+    graph = read(SAMPLE)
+    training, (held_out,), _ = split([segment(graph, 128)], "configs", LAYOUTS, 0, seed)
+    torch.manual_seed(seed)
+    encoder, head = SAGE(channels=64, num_layers=3, config_symbols=7), Head(64)
+    model = GraphSegmentTraining(encoder, head, "sum", num_fresh=3, seed=seed)
+    for done, _ in enumerate(train(model, StepLoader(training, 1, 64, seed=seed), sizes.ranking_steps, 1e-3), 1):
+        progress("ranking layouts of AlexNet", done, sizes.ranking_steps)
+    scores, runtimes = scores_of(model, held_out)
+    known, unseen = training[0][1].numpy(), held_out[1].numpy()
+    taus = {"GST": kendall_tau(scores, runtimes)}
+    for name, features in linear_features(graph).items():
+        taus[name] = kendall_tau(linear(features, graph.targets, known)[unseen], runtimes)
+    places = [100 * (rankdata(values) - 1) / (len(values) - 1) for values in (scores, runtimes)]
+    fastest = runtimes.min()
+    return {
+        "tau": taus,
+        "num_train": len(known),
+        "num_held_out": len(unseen),
+        "predicted": places[0].round(2).tolist(),
+        "measured": places[1].round(2).tolist(),
+        "slowdown": float(runtimes[scores.argmin()] / fastest - 1),
+        "median_slowdown": float(np.median(runtimes) / fastest - 1),
+        "nodes": graph.num_nodes,
+    }
+
+
+def linear_features(graph: Graph) -> dict[str, Features]:
+    """Return features of each configuration for linear regression, (configs, features) each.
+
+    The sums count the values of each feature over all nodes. The features of each node are those of this program alone.
+    """
+
+    values = graph.config_features.astype(int) - int(graph.config_features.min())
+    one_hot = np.eye(values.max() + 1)[values]  # (configs, nodes, features, values)
+    return {
+        "linear regression on sums": one_hot.sum(1).reshape(len(values), -1),
+        "linear regression on each node": one_hot.reshape(len(values), -1),
+    }
+
+
+def linear(features: Features, runtimes: Values, known: Int64[np.ndarray, " known"]) -> Values:
+    """Return scores of all configurations by ridge regression on the ranks of the `known` runtimes."""
+
+    design = np.c_[features, np.ones(len(features))]
+    x = design[known]
+    weights = np.linalg.solve(x.T @ x + np.eye(x.shape[1]), x.T @ rankdata(runtimes[known]))
+    return design @ weights
+
+
+# 3. The placement loop on this machine -------------------------------------------------------------------------------
+
+
+def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress) -> Record:
+    """Place a bundled program on the devices of this machine, the search guided by the GST cost model.
+
+    Returns:
+        The result of `gst.placement.loop.place_measured`, with `headline` and the trials of the search.
+    """
+    from gst.placement.loop import place_measured
+    from gst.placement.settings import Settings
+
+    if not resume:
+        shutil.rmtree(out / "place", ignore_errors=True)
+    progress(f"capturing {sizes.program}", 0, 1)
+    devices = usable_devices(None)
+    program = traced(sizes.program, kind=kind_for(each.kind for each in devices))
+    settings = Settings(
+        budget=sizes.budget, evaluations=300, repetitions=10, seed=seed, patience_s=0.0, cost_model="network",
+        compile_s=sizes.compile_s, finals_s=3.0,
+    )  # fmt: skip
+    placed = place_measured(program, sizes.program, devices, out / "place", settings, progress)
+    trials = placed.drawing.get("measurements", [])
+    return {**placed.result, "name": sizes.program, "headline": headline(placed.result), "measurements": trials}
+
+
+def main() -> None:
+    """Measure one training; the arguments are those of `measure_training`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    store, mode, steps, held_out, seed = sys.argv[1:]
+    print(json.dumps(measure_training(Path(store), mode, int(steps), int(held_out), int(seed))))
+
+
+if __name__ == "__main__":
+    main()
