@@ -17,7 +17,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 
 .PHONY: demo test studies e2e lint audit results package docs sbom chaos fuzz bench gpu sparse clean
 
-demo: $(STAMPS)/base            ## set up, then run the whole loop on what this machine has
+demo: $(STAMPS)/base            ## set up, then show training, ranking and placement in three minutes: runs/demo/report.html
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (six minutes)

@@ -1,4 +1,4 @@
-"""Which row belongs to which key, when it was written, and which rows leave a full table. On the host."""
+"""Index of a table on the host: the row of each key, the step of each write, and the rows that leave a full table."""
 
 from __future__ import annotations
 

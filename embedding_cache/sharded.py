@@ -84,9 +84,9 @@ class ShardedTable(nn.Module):
         self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int,
         refused: Callable[[Tensor], None] = lambda places: None,
     ) -> Pushed:  # fmt: skip
-        """Begin to write a row per key, without its gradient; the next `request`, or `wait`, finishes it, unless a
-        condition of what is returned has failed in any process by then. Of a key that comes more than once the first
-        row is kept.
+        """Begin to write a row per key, without its gradient. The next `request`, or `wait`, finishes it, unless a
+        condition of the result has failed in any process by then. Of a key that comes more than once the first row is
+        written.
 
         Args:
             keys: of all processes, or at least those that this process sends or keeps.
@@ -187,7 +187,7 @@ class ShardedTable(nn.Module):
             self._written.require(torch.tensor(False))
 
     def _holds_everywhere(self, conditions: list[Tensor]) -> bool:
-        """Whether the conditions of all processes hold. A process without any takes part too, so that all of them make
+        """True if the conditions of all processes hold. A process without any takes part too, so that all of them make
         the same collective calls whatever gradients they computed."""
         own = [torch.tensor(True), *conditions]
         flag = torch.stack([each.to(self._device) for each in own]).all().to(torch.uint8)
@@ -240,7 +240,7 @@ class ShardedTable(nn.Module):
 
 
 class Pulled:
-    """What was requested, on its way.
+    """Requested rows on their way to this process.
 
     Attributes:
         unknown: after `wait`, which of the keys asked for or kept by this process have no row.
@@ -300,7 +300,7 @@ class Pushed:
 
 
 def _of(which: Entries, rank: int, then_by: Entries) -> Entries:
-    """Where `which` is `rank`, sorted by `then_by`, else as they stand."""
+    """Return the positions where `which` is `rank`, sorted by `then_by`, else in their order."""
     found = np.flatnonzero(which == rank)
     return found[np.argsort(then_by[found], kind="stable")]
 

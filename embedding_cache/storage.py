@@ -342,7 +342,7 @@ class HostRows:
         return rows if self._reachable(rows) else rows.clone()
 
     def _reachable(self, rows: Tensor) -> bool:
-        """Whether the kernels can read or write it, word by word, as it lies."""
+        """True if the kernels can read or write it in place, word by word."""
         if rows.device.type != "cpu" or not rows.is_contiguous():
             return False
         offset = rows.storage_offset() * rows.element_size()
@@ -402,7 +402,7 @@ class Pending:
         self._future, self._device = future, device
 
     def wait(self) -> Tensor | None:
-        """What the job returned; it may be used on the caller's stream from now on. Raises what the job has raised."""
+        """Return the result of the job, ready for the caller's stream. Raises the error of the job."""
         result, done = self._future.result()
         if done is not None:
             stream = torch.cuda.current_stream(self._device)
@@ -412,7 +412,7 @@ class Pending:
         return result
 
     def succeeded(self) -> bool:
-        """Whether the job has ended, and raised nothing."""
+        """True if the job has ended without an error."""
         return self._future.done() and self._future.exception() is None
 
 
@@ -424,7 +424,7 @@ class Prefetched(NamedTuple):
     is_known: Bool[Tensor, " keys"]
 
     def wait(self) -> tuple[Float[Tensor, "keys channels"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
-        """What `pull` returns."""
+        """Return rows, ages and known flags, as `pull`."""
         rows = self.rows.wait()
         assert rows is not None
         return rows, self.ages, self.is_known

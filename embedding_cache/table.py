@@ -139,7 +139,7 @@ class EmbeddingTable(nn.Module):
 
     @property
     def rows_in_use(self) -> int:
-        """How many keys have a row."""
+        """Number of keys with a row."""
         self._settle()
         return self._index.rows_in_use
 
@@ -178,7 +178,7 @@ class EmbeddingTable(nn.Module):
         return Prefetched(self._background.run(partial(self._rows.gather, slots, out)), ages, is_known)
 
     def is_known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
-        """Whether each of `keys` has a row: `pull(keys)[2]` without the rows."""
+        """Mark the `keys` that have a row: `pull(keys)[2]` without the rows."""
         return self._look_up(keys)[2]
 
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
@@ -249,7 +249,7 @@ class EmbeddingTable(nn.Module):
         return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
 
     def statistics(self) -> dict[str, float]:
-        """What to log.
+        """Return the numbers to log.
 
         Returns:
             age_mean, age_max: steps, over the rows in use, as of `self.step`; -1 without any.

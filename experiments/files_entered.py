@@ -31,6 +31,15 @@ class MeasurementBegins(Exception):
     """Ends the path of `gst place`: the first plan is about to be measured."""
 
 
+def is_import(frame: FrameType | None) -> bool:
+    """True if a call belongs to the import of a module: decorators and tables at its top are no part of a path."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def entered(last: str = "") -> Iterator[Counter[str]]:
     """Count the calls of functions of each file, in all threads, until the context ends or a function named `last` is
@@ -39,7 +48,8 @@ def entered(last: str = "") -> Iterator[Counter[str]]:
 
     def trace(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGES) and code.co_flags & CO_OPTIMIZED:
+        is_function = event == "call" and code.co_filename.startswith(PACKAGES) and code.co_flags & CO_OPTIMIZED
+        if is_function and not is_import(frame):
             calls[str(Path(code.co_filename).relative_to(ROOT))] += 1
             if code.co_name == last:
                 raise MeasurementBegins

@@ -11,8 +11,7 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from partitioners.compiled import compiled
-from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights, symmetric_csr
+from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights, compiled, symmetric_csr
 
 
 def largest_part(
@@ -166,7 +165,7 @@ def _spill(
 def _beyond(
     parts: Int64[np.ndarray, " nodes"], weights: Int64[np.ndarray, " nodes"], kept: Int64[np.ndarray, " parts"]
 ) -> Bool[np.ndarray, " nodes"]:
-    """Whether a node is more than its part keeps: the heaviest nodes, lower ids first, while they weigh `kept`."""
+    """Mark the nodes beyond what their part keeps: the heaviest, lower ids first, while they weigh `kept`."""
     order = np.lexsort((-weights, parts))
     counts = np.bincount(parts, minlength=len(kept))
     starts = np.cumsum(counts) - counts
@@ -267,7 +266,7 @@ def sift_down(heap, slots, keys, length, slot):
 
 
 def unplaceable(node_weights: Int64[np.ndarray, " nodes"], num_parts: int, largest: int) -> Bool[np.ndarray, " nodes"]:
-    """Whether a node may find no room: all others lie in parts of at most `largest`, none lighter than the mean.
+    """Mark the nodes that may find no room: all others lie in parts of at most `largest`, none lighter than the mean.
 
     Any other node always has room on the lightest part, so only these ask for care.
     """

@@ -23,7 +23,7 @@ CHECKSUM_BYTES = 32  # behind the array, where np.load does not look
 def partition_cached(
     directory: Path, edges: Int64[np.ndarray, "2 edges"], num_nodes: int, num_parts: int, **arguments: Any
 ) -> Int64[np.ndarray, " nodes"]:
-    """What `partition` gives for the same arguments, read from `directory` where it was computed before.
+    """Return the result of `partition` for the same arguments, read from `directory` if it was computed before.
 
     A file is named by a hash of edges, sizes, weights and the other arguments, written beside its place, moved
     there whole, and carries a checksum; one that was changed or cut short is computed and written again.

@@ -16,7 +16,7 @@ from partitioners.orders import contiguous, fennel, linear_deterministic_greedy,
 
 
 def has_metis() -> bool:
-    """Whether pymetis is here. `gst` depends on it, but a machine that only measures can do without.
+    """True if pymetis is installed. `gst` depends on it, but a machine that only measures can do without.
 
     Examples:
         >>> has_metis()

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from partitioners.balance import Problem, sift_down
-from partitioners.compiled import compiled
+from partitioners.csr import compiled
 
 
 def contiguous(problem: Problem) -> Int64[np.ndarray, " nodes"]:
@@ -88,7 +88,7 @@ def _reverse_postorder(sources, targets, num_nodes):
 @compiled
 @no_type_check
 def _sorted_successors(sources, targets, num_nodes):
-    """Where the successors of each node start, and the successors, ascending whatever the order of the edges."""
+    """Return the start of each node's successors, and the successors, ascending for any order of the edges."""
     starts, sources_by_target = _grouped(targets, sources, num_nodes)
     targets_ascending = np.repeat(np.arange(num_nodes), np.diff(starts))
     return _grouped(sources_by_target, targets_ascending, num_nodes)

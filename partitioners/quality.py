@@ -1,4 +1,4 @@
-"""How good a partition is, in the two numbers that matter: edges cut and balance."""
+"""Quality of a partition in two numbers: edges cut and balance."""
 
 from __future__ import annotations
 

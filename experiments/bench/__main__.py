@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from experiments.bench.commands import add_benchmarks
-from gst import cli
+from gst.cli import command_line as cli
 
 
 def parser() -> argparse.ArgumentParser:

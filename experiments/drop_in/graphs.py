@@ -37,8 +37,10 @@ class Example(NamedTuple):
 
 
 def families(num_graphs: int = 200, seed: int = 0) -> list[Example]:
-    """Which of five families does a graph come from? As in MalNet (Freitas et al. 2021) nodes have no features of their
-    own, so `x` is their local degree profile, its columns brought to mean 0 and deviation 1 over all graphs."""
+    """Generate graphs of five families; the label is the family.
+
+    As in MalNet (Freitas et al. 2021) nodes have no features of their own, so `x` is their local degree profile, its
+    columns brought to mean 0 and deviation 1 over all graphs."""
     generator = np.random.default_rng(seed)
     sizes = generator.integers(80, 160, size=num_graphs)
     labels = np.arange(num_graphs) % NUM_FAMILIES
@@ -52,8 +54,10 @@ def families(num_graphs: int = 200, seed: int = 0) -> list[Example]:
 
 
 def homophily(num_graphs: int = 200, seed: int = 0) -> list[Example]:
-    """How much does like join like? Nodes are of three kinds, one-hot; `y` is the mean over nodes of the share of
-    neighbours of the node's own kind ("node homophily"; Pei et al. 2020, section 3.2.1)."""
+    """Generate graphs whose label is their homophily.
+
+    Nodes are of three kinds, one-hot; `y` is the mean over nodes of the share of neighbours of the node's own kind
+    ("node homophily"; Pei et al. 2020, section 3.2.1)."""
     generator = np.random.default_rng(seed)
     examples = []
     for _ in range(num_graphs):

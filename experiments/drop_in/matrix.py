@@ -274,7 +274,7 @@ ROWS: dict[str, Row] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How a row is trained; the fields of one column differ from these."""
+    """Settings of the training of a row; the fields of one column differ from these."""
 
     task: str = "regression"
     precision: str = "fp32"
@@ -375,7 +375,7 @@ class Training:
         self.optimizer.load_state_dict(loaded["optimizer"])
 
     def whole(self) -> Tensor:
-        """What the encoder and the head say of whole graphs, called by their owner."""
+        """Return the predictions of encoder and head for whole graphs, called directly."""
         encoder = getattr(self.model.encoder, "_orig_mod", self.model.encoder)
         dtype = self.labels.dtype
         return torch.stack(

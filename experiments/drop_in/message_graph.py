@@ -16,7 +16,7 @@ Rows = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class EdgeBatch:
-    """What a message function sees: the features at both ends of every edge, by name."""
+    """Argument of a message function: the features at both ends of every edge, by name."""
 
     src: Rows
     dst: Rows
@@ -24,7 +24,7 @@ class EdgeBatch:
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """What a reduce function sees: nodes with equally many messages (nodes, messages, channels), and their data."""
+    """Argument of a reduce function: nodes with equally many messages (nodes, messages, channels), and their data."""
 
     mailbox: Rows
     data: Rows

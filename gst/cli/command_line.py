@@ -105,7 +105,7 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gst",
         description="Learn how fast giant computation graphs run, and place them on real devices.",
-        epilog="First: gst doctor says what this machine lacks, gst demo shows the whole loop (minutes), and gst place "
+        epilog="First: gst doctor says what this machine lacks, gst demo shows training, ranking and placement (minutes), and gst place "
         "rnnlm --out runs/place/rnnlm places a bundled program. "
         f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). To any command add "
         "--quiet (results and errors alone), --verbose (bars of what is done stay) or --debug (tracebacks of errors).",

@@ -161,7 +161,7 @@ def dataset(words: Sequence[str], arguments: Sequence[str] = (), **options: Any)
     name, rest = words[0], list(words[1:])
     if match := CLASS.fullmatch(name):
         _check(name, rest, (), options)
-        return _of_class(name, *match.groups(), arguments)
+        return _of_class(name, match[1], match[2], arguments)
     if name.startswith("synthetic:") or name == "synthetic":
         _check(name, rest, arguments, options)
         number = name.partition(":")[2]

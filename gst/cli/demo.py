@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gst.reporting.demo import PARTS, render_demo, sentences
+from gst.reporting.demo import NEXT, gains, render_demo
 from gst.util.process import wait_briefly
 from gst.util.progress import Bars, Progress
 from gst.util.writing import atomic_write, write_json
@@ -46,8 +46,8 @@ def _demo(options: argparse.Namespace) -> Record:
     sizes = QUICK if options.quick else Sizes()
     with Bars() as bars:
         record = run_demo(sizes, options.out, options.seed, options.resume, options.command, bars.show)
-    for sentence in sentences(record):
-        print(sentence)
+    for name, (value, words, _) in gains(record).items():
+        print(f"{NEXT[name][0]}: {value} {words}")
     print(f"Look at {options.out / 'report.html'}")
     return record
 
@@ -64,14 +64,14 @@ def run_demo(sizes: Sizes, out: Path, seed: int, resume: bool, command: str, pro
 
     setting = {**asdict(sizes), "nodes": list(sizes.nodes), "seed": seed}
     record: Record = {"command": command, "machine": machine_record(), "seconds": 0.0}
-    for number, name in enumerate(PARTS, 1):
+    for number, name in enumerate(NEXT, 1):
         path = out / f"{name}.json"
         finished = json.loads(path.read_text()) if resume and path.exists() else {}
         if finished.get("setting") != setting:
             path.unlink(missing_ok=True)
             started = time.perf_counter()
             run = getattr(demo_parts, name)
-            part = run(sizes, out, seed, resume, partial(_labelled, progress, f"{number} of {len(PARTS)}: "))
+            part = run(sizes, out, seed, resume, partial(_labelled, progress, f"{number} of {len(NEXT)}: "))
             finished = {**part, "setting": setting, "seconds": time.perf_counter() - started}
             write_json(path, finished)
         record[name] = finished

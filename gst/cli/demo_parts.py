@@ -33,7 +33,8 @@ from gst.graphs.store import open_store, prepare
 from gst.machine.devices import usable_devices
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.programs import kind_for, traced
+from gst.programs import kind_for
+from gst.programs.traces import traced
 from gst.reporting.headline import headline
 from gst.util.progress import Progress
 
@@ -41,7 +42,8 @@ SAMPLE = Path(__file__).parent.parent / "data" / "samples" / "alexnet.npz"
 SEGMENT = 1000  # nodes
 ROWS = 1 << 14  # (node, configuration) pairs encoded at once without gradient: the smallest graph has as many
 CONFIGS = 8  # configurations of a training step, and of a growing graph
-GROWING_STEPS = 16  # on each graph; whole graphs take a quarter of them
+GROWING_STEPS = 16  # on each graph; the whole one takes a quarter of them
+MORE_STEPS = 4  # on segments, which take less time than one on the whole graph
 COMPARED, HELD_OUT = 128, 32  # configurations of the graph on which errors are compared, and those held out of them
 LAYOUTS = 300  # held out of the measured layouts of AlexNet
 Record = dict[str, Any]
@@ -54,9 +56,9 @@ class Sizes:
     """Sizes of the three parts.
 
     Args:
-        nodes: of the graphs that GST trains on; the first two are trained on whole too.
-        compared: nodes of the graph on which errors are compared.
-        compared_steps: training steps of both there.
+        nodes: of the graphs that GST trains on; the first is trained on whole too.
+        compared: nodes of the graph on which errors are compared, more than the first of `nodes`.
+        compared_steps: training steps on that graph as a whole; segments take `MORE_STEPS` times as many.
         ranking_steps: training steps of the cost model.
         program: that is placed, see `gst.programs.traced`.
         budget: plans that the search measures.
@@ -64,15 +66,15 @@ class Sizes:
     """
 
     nodes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    compared: int = 20_000
-    compared_steps: int = 100
+    compared: int = 100_000
+    compared_steps: int = 30
     ranking_steps: int = 450
     program: str = "inception:modules=2"
-    budget: int = 12
+    budget: int = 14
     compile_s: float = 40.0
 
 
-QUICK = Sizes((2_000, 20_000, 200_000), 10_000, 40, 150, "inception:modules=1", 6, 12.0)
+QUICK = Sizes((2_000, 20_000, 200_000), 50_000, 24, 250, "inception:modules=1", 6, 12.0)
 
 
 # 1. Training on a graph that grows -----------------------------------------------------------------------------------
@@ -85,17 +87,19 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
         `segments` and `whole`: an entry of `measure_training` for each size. `compared`: one entry of each on one
         graph, with `wrong_pairs`, the share of held-out pairs of configurations in the wrong order.
     """
-    grown = [("segments", nodes, GROWING_STEPS, 0) for nodes in sizes.nodes]
-    grown += [("whole", nodes, GROWING_STEPS // 4, 0) for nodes in sizes.nodes[:2]]
-    tasks = grown + [(mode, sizes.compared, sizes.compared_steps, HELD_OUT) for mode in ("segments", "whole")]
+    largest = sizes.compared // 20  # nodes of a segment
+    tasks = [("segments", nodes, SEGMENT, GROWING_STEPS, 0) for nodes in sizes.nodes]
+    tasks.append(("whole", sizes.nodes[0], sizes.nodes[0], GROWING_STEPS // 4, 0))
+    tasks.append(("segments", sizes.compared, largest, MORE_STEPS * sizes.compared_steps, HELD_OUT))
+    tasks.append(("whole", sizes.compared, sizes.compared, sizes.compared_steps, HELD_OUT))
     entries: list[Record] = []
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="graphs-", dir=out) as scratch:
-        for number, (mode, nodes, steps, held_out) in enumerate(tasks):
+        for number, (mode, nodes, most_nodes, steps, held_out) in enumerate(tasks):
             progress(f"training on {nodes:,} nodes ({mode})", number, len(tasks))
             programs = SyntheticPrograms(num_nodes=nodes, num_configs=COMPARED if held_out else CONFIGS, seed=seed)
             started = time.perf_counter()
-            store = prepare(programs, scratch, SEGMENT if mode == "segments" else nodes)
+            store = prepare(programs, scratch, most_nodes)
             prepare_s = time.perf_counter() - started
             command = [
                 sys.executable,
@@ -108,11 +112,10 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
                 str(seed),
             ]
             child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-            entries.append({"mode": mode, "prepare_s": prepare_s, **json.loads(child.stdout)})
+            entries.append({"prepare_s": prepare_s, **json.loads(child.stdout)})
     progress("training on segments and whole graphs", len(tasks), len(tasks))
-    pair = dict(zip(("segments", "whole"), entries[len(grown) :], strict=True))
-    by_mode = {mode: [entry for entry in entries[: len(grown)] if entry["mode"] == mode] for mode in pair}
-    return {**by_mode, "compared": pair}
+    *growing, small_whole, segments, whole = entries
+    return {"segments": growing, "whole": [small_whole, whole], "compared": {"segments": segments, "whole": whole}}
 
 
 def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: int) -> Record:
@@ -123,7 +126,7 @@ def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: in
         held_out: configurations to hold out.
 
     Returns:
-        `nodes`, `segments` (count), `step_ms`, `train_s`, `peak_mib`, the most memory of this process, and
+        `nodes`, `segments` (count), `steps`, `step_ms`, `train_s`, `peak_mib`, the most memory of this process, and
         `wrong_pairs` if configurations are held out.
     """
     graph = open_store(store)[0]
@@ -131,10 +134,12 @@ def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: in
     torch.manual_seed(seed)
     table: Record = {"table": EmbeddingTable(1, 32), "num_fresh": 2, "keep_probability": 0.5}
     encoder, head = SAGE(32, 2, num_opcodes=8, config_symbols=7), Head(32)
-    model = GraphSegmentTraining(encoder, head, "mean", max_rows=ROWS, seed=seed, **(table if mode == "segments" else {}))
+    model = GraphSegmentTraining(
+        encoder, head, "mean", max_rows=ROWS, seed=seed, **(table if mode == "segments" else {})
+    )
     *_, train_s = train(model, StepLoader(training, 1, CONFIGS, seed=seed), steps, 1e-2)
-    entry: Record = {"nodes": graph.num_nodes, "segments": graph.num_segments, "step_ms": 1e3 * train_s / steps}
-    entry |= {"train_s": train_s, "peak_mib": own_peak_mib()}
+    entry: Record = {"nodes": graph.num_nodes, "segments": graph.num_segments, "steps": steps}
+    entry |= {"step_ms": 1e3 * train_s / steps, "train_s": train_s, "peak_mib": own_peak_mib()}
     if held_out:
         entry["wrong_pairs"] = (1 - kendall_tau(*scores_of(model, unseen[0]))) / 2
     return entry

@@ -120,7 +120,7 @@ def _program(name: str) -> Program | FxSource | XlaProgram:
     if not Path(name).exists():
         if ":" not in name and (Path(name).suffix in FILES or "/" in name):
             raise ValueError(f"{name}: there is no such file or folder (what may be given: gst estimate --help)")
-        from gst.programs import traced
+        from gst.programs.traces import traced
 
         return traced(name)
     if Path(name).is_file():

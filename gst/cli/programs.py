@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gst.programs.operation import ACCELERATOR, KINDS
+KINDS = ("cpu", "cuda")  # of gst.programs.operation, which imports torch
+ACCELERATOR = KINDS[1]
 
 
 def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -45,9 +46,8 @@ def _trace(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--out goes with --hlo: a PyTorch program does not have the features of TpuGraphs")
     from collections import Counter
 
-    from gst.programs import trace_path, traced
     from gst.programs.features import flops
-    from gst.programs.traces import TRACES
+    from gst.programs.traces import TRACES, trace_path, traced
 
     program = traced(options.program, kind=options.kind)
     path = trace_path(options.program, TRACES, options.kind)

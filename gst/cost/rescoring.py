@@ -194,10 +194,8 @@ class Rescorer:
     def _read_out(self, pooled: Float64[np.ndarray, "configs width"]) -> tuple[Runtimes, Runtimes]:
         parts = torch.from_numpy(pooled).float().split(self.model.settings["channels"], dim=1)
         with torch.no_grad():
-            scores = torch.stack(
-                [member.head(part[None])[0] for member, part in zip(self._members, parts, strict=True)]
-            )
-        scores = scores.double().numpy()
+            rows = [member.head(part[None])[0] for member, part in zip(self._members, parts, strict=True)]
+        scores = torch.stack(rows).double().numpy()
         return scores.mean(0) * self.model.deviation + self.model.mean, scores.std(0) * self.model.deviation
 
     # Embeddings ----------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Int8, Int64
 
 from gst.data.source import GraphSource
-from gst.graphs.graph import Graph
-from gst.util.writing import CHUNK, chunks, empty_array
+from gst.graphs.graph import CHUNK, Graph, chunks, empty_array
 
 NUM_OPCODES = 8
 NUM_CHOICES = 4

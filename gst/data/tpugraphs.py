@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.graphs.graph import Graph, groups_of_equals
+from gst.graphs.graph import Graph, chunks, groups_of_equals
 from gst.util.untrusted import read_arrays
-from gst.util.writing import atomic_path, chunks
+from gst.util.writing import atomic_path
 
 VERSION = 1  # of what is read
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}

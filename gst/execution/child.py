@@ -35,7 +35,8 @@ from gst.execution.pairs import pairs_of_lanes
 from gst.execution.probes import measured_links
 from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.machine.devices import least_memory_limit, limit_memory
-from gst.programs import Program, kind_for, traced
+from gst.programs import Program, kind_for
+from gst.programs.traces import traced
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a run that it stopped itself

@@ -66,7 +66,7 @@ class NativeExecutor:
             raise ValueError(f"the compiled interpreter runs CPU devices of one memory, at most {MOST_CORES:,} cores")
         self.memory_limit = least_memory_limit(self.devices)
         load()
-        keep_freed_memory()  # else each run meets pages that the last one gave back, the more so where plans take turns
+        keep_freed_memory()  # else each run meets pages that the last one gave back, above all where plans alternate
         self._lowered = lower(program, len(self.devices))
         self._machine: Any = None
         self._schedules: OrderedDict[str, Scheduled] = OrderedDict()

@@ -30,8 +30,9 @@ from gst.execution.measure import timed
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import usable_cores
-from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding, resolve, traced
+from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding
 from gst.programs.seeded import unseeded
+from gst.programs.traces import resolve, traced
 from gst.util.process import WAITING, keep_freed_memory
 
 

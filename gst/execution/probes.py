@@ -28,7 +28,8 @@ from gst.lowering.plan import Plan, Timeline
 from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadMeter
 from gst.machine.rates import CopyRates, Link, OperationRates, Rates
-from gst.programs import Operation, Program, Step, capture
+from gst.programs import Operation, Program, Step
+from gst.programs.tracing import capture
 from gst.util.compiled import compiler
 from gst.util.progress import Progress, no_progress
 

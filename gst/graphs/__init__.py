@@ -1,4 +1,4 @@
-"""Graphs and their segments: the graph, its cut, and the store of segments on disk.
+"""Graphs, their segments, and stores of segments on disk.
 
 A `Graph` goes in; a `SegmentedGraph`, in memory or in a store, comes out. Read `graph.py`, then `segments.py`.
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
+from numpy.typing import DTypeLike
 
-from gst.util.writing import chunks
-
+CHUNK = 1 << 18  # entries handled at once: anonymous memory is proportional to it, not to a graph
 DATA = ("node_data", "edge_data")
 NUMBERS = "biuf"  # kinds of dtype: booleans, integers with and without sign, floats
 NAMES_TAKEN = ("x", "edge_index", "batch", "batch_size", "num_nodes", "num_graphs", "opcodes")
@@ -167,9 +169,8 @@ class Graph:
         """16 hexadecimal digits that differ when any array differs."""
         digest = hashlib.sha256()
         for name, given in self._arrays():
-            array = np.ascontiguousarray(given)
-            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(array.data.cast("B") if array.size else b"")
+            digest.update(f"{name} {given.dtype.str} {given.shape}".encode())
+            digest.update(content(given))
         return digest.hexdigest()[:16]
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -221,3 +222,38 @@ def groups_of_equals(
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return first[order], rank[group]
+
+
+def content(array: np.ndarray) -> memoryview | bytes:
+    """Return the bytes of an array in row-major order."""
+    return np.ascontiguousarray(array).data.cast("B") if array.size else b""
+
+
+def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Return an uninitialised array: in memory if `directory` is None, else memory-mapped from the new file `name` in
+    it, whose pages the system can write back.
+
+    Raises:
+        OSError: the disk is full. All blocks are allocated here, since a later write to a full disk would kill the
+            process.
+    """
+    if directory is None:
+        return np.empty(shape, dtype)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    try:
+        with (directory / name).open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, num_bytes))
+    except OSError as error:
+        message = f"no room for {num_bytes} bytes in {directory}: {error.strerror}; make room or give another place"
+        raise OSError(error.errno, message) from error
+    return np.memmap(directory / name, dtype, "r+", shape=shape)
+
+
+def chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
+    """Yield slices that cover 0 .. length, each of at most `size` entries.
+
+    Examples:
+        >>> list(chunks(5, 2))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))

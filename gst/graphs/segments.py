@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
-from gst.graphs.graph import DATA, Graph
-from gst.util.arrays import Mapped, PackedArray, as_bytes, shortened
-from gst.util.writing import CHUNK, chunks, empty_array
+from gst.graphs.graph import CHUNK, DATA, Graph, chunks, content, empty_array
+from gst.util.arrays import Mapped, PackedArray
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
@@ -77,7 +76,7 @@ class SegmentedGraph:
 
     @cached_property
     def is_copy(self) -> bool:
-        """Whether it was unpickled, as what workers of a DataLoader send is anew for every step."""
+        """True if the graph was unpickled, as for every step that workers of a DataLoader send."""
         return False
 
     @cached_property
@@ -95,7 +94,7 @@ class SegmentedGraph:
             if name not in _SEEN_BY_ENCODERS and name in ARRAYS:
                 continue
             stored = array.words if isinstance(array, PackedArray) else array.T if name == "edges" else array
-            checksum = self.checksums.get(name) or shortened(sha256(as_bytes(stored)))
+            checksum = self.checksums.get(name) or sha256(content(stored)).hexdigest()[:16]
             digest.update(f"{name} {array.dtype.str} {array.shape} {checksum} ".encode())
         return digest.hexdigest()[:32]
 
@@ -260,7 +259,7 @@ class Cutting:
 
     @property
     def assigned(self) -> bool:
-        """Whether all jobs are answered."""
+        """True if all jobs are answered."""
         return len(self._counts) == self.num_blocks
 
     def assign(self, parts: Int64[np.ndarray, " nodes"]) -> None:
@@ -407,8 +406,8 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """For each node the other ends of its edges, `others[starts[v]:starts[v + 1]]`, in the order the edges stand in,
-    and likewise the numbers of these edges, where they were asked for."""
+    """The other ends of the edges of each node v, `others[starts[v]:starts[v + 1]]`, in the order of the edges.
+    On request also the numbers of these edges."""
 
     starts: Int64[np.ndarray, " nodes_plus_one"]
     others: Int64[np.ndarray, " edges"]

@@ -188,7 +188,7 @@ def _workplace(root: Path, key: str) -> Iterator[Path]:
 
 
 def _locked(lock: int, path: Path) -> bool:
-    """Whether the file at `path`, open as `lock`, is ours alone now; not so if its owner has removed it."""
+    """True if the file at `path`, open as `lock`, is ours alone now; False if its owner has removed it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock), path.stat())
@@ -217,7 +217,7 @@ def open_store(directory: Path | str) -> list[SegmentedGraph]:
 
 @contextmanager
 def _damage_named(directory: Path) -> Iterator[None]:
-    """Whatever a damaged store makes its readers raise, as one line that names it."""
+    """Turn any error of reading a damaged store into one line that names it."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OSError, OverflowError, SyntaxError) as error:

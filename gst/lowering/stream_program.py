@@ -75,7 +75,7 @@ class StreamProgram:
         made: pairs (node, memory) of the values that a run makes, in increasing order.
         holds: buffers in which each of `made` lies; a view lies in those of its base, several results in several.
         buffer_bytes: of each buffer. It is taken when its first value is made, and given back when its last is freed.
-        transient_bytes: that each group takes while it runs, beside the buffers of what it writes.
+        transient_bytes: that each group takes while it runs, in addition to its results.
         resident_bytes: of each of `residents`.
     """
 

@@ -62,7 +62,7 @@ SINGLE = re.compile(r"cpu:\d+")
 SET = re.compile(r"cpu:\d+(-\d+|(-\d+)?(\+\d+(-\d+)?)+)")
 STREAM = re.compile(r"((?!cpu)[a-z]+:\d+)/stream:\d+")
 MOST_CORES = 1024  # and accelerators, of one task: one bit each
-MOST_SETS = 64  # of cores, beside the cores themselves
+MOST_SETS = 64  # of cores, without the cores themselves
 NUMBERS_OF_CPU = {"cpu family": "family", "model": "model", "CPU part": "part"}  # as Linux calls them
 BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)?", re.IGNORECASE)
 

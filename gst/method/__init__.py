@@ -1,4 +1,5 @@
-"""Graph Segment Training (Cao et al., NeurIPS 2023): the estimator and its parts, in plain PyTorch.
+"""Graph Segment Training (Cao et al., NeurIPS 2023) in plain PyTorch.
 
-Segmented graphs and an encoder go in; predictions with gradients come out. Read `estimator.py`, then `draws.py`.
-"""
+Segmented graphs and configurations go in, predictions come out. Read `estimator.py` first: a step draws (`draws.py`),
+encodes (`encoding.py`), pulls and pushes rows (`rows.py`; `exchange.py` over several processes) and corrects their sum
+(`regression.py`). `fixed_step.py` is the same step with fixed shapes."""

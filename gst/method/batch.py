@@ -1,5 +1,5 @@
-"""What an encoder gets and returns: segments side by side as one graph, with their configurations (`SegmentBatch`) or
-as one copy for each configuration (`ExpandedBatch`), and the states of their nodes."""
+"""Inputs and outputs of encoders: segments joined into one disconnected graph, with their configurations
+(`SegmentBatch`) or one copy for each configuration (`ExpandedBatch`), and the states of their nodes."""
 
 from __future__ import annotations
 

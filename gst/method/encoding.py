@@ -32,7 +32,7 @@ or the source of each argument by its name."""
 
 @dataclass(frozen=True)
 class Call:
-    """How an encoder is called.
+    """Convention by which an encoder is called.
 
     Args:
         whole: it takes one argument, a `SegmentBatch` or an `ExpandedBatch`; None if it takes fields.
@@ -48,7 +48,7 @@ class Call:
 
     @property
     def takes_segments(self) -> bool:
-        """Whether the encoder may know the segment of each row."""
+        """True if the encoder may know the segment of each row."""
         return self.whole is not None or "batch" in (*self.positional, *self.optional, *(self.named or {}))
 
     @torch.compiler.disable
@@ -62,8 +62,8 @@ class Call:
         return tuple(_take(name, copies) for name in self.positional), named
 
     def rows(self, returned: Any, batch: SegmentBatch) -> Any:
-        """What the encoder returned; (nodes or segments, configurations, channels) if that is one row for each node or
-        segment of every copy."""
+        """Reshape the result of the encoder to (nodes or segments, configurations, channels), where it has one row for
+        each node or segment of every copy."""
         returned = returned[0] if isinstance(returned, tuple | list) else returned
         if self.whole == "batch":
             return returned
@@ -84,7 +84,7 @@ class Call:
 
 
 def call_of(encoder: Callable[..., Any], inputs: Inputs | None = None) -> Call:
-    """How `encoder` is called: as `inputs` says, or else by its signature.
+    """Return the convention by which to call `encoder`: that of `inputs`, or else of its signature.
 
     An encoder that requires one argument takes an `ExpandedBatch` if the argument is called `data`, and a
     `SegmentBatch` otherwise. One that requires more takes `x` and `edge_index` first, unless the names say otherwise,
@@ -374,7 +374,7 @@ def warn_about(encoder: object, inputs: Inputs | None = None, stacklevel: int = 
 
 
 def _needs_segments(layer: nn.Module) -> bool:
-    """Whether statistics or attention of `layer` go over all nodes it is not told to keep apart: PyG's GraphNorm,
+    """True if statistics or attention of `layer` mix all nodes unless it gets `batch`: PyG's GraphNorm,
     InstanceNorm, LayerNorm unless its mode is "node", ... and GPSConv."""
     named_so = type(layer).__name__.endswith(("Norm", "GPSConv"))
     return named_so and "batch" in inspect.signature(layer.forward).parameters and getattr(layer, "mode", "") != "node"
@@ -539,7 +539,7 @@ def _arrays(*tensors: Tensor) -> list[np.ndarray]:
 @compiled
 @no_type_check
 def _varies(rows):
-    """Whether a node has more than one row."""
+    """True if a node has more than one row."""
     for row in rows:  # noqa: SIM110 - numba knows no generators
         if row != rows[0]:
             return True
@@ -549,7 +549,7 @@ def _varies(rows):
 @compiled
 @no_type_check
 def _sum_forward(rows, row_of, segment, out):
-    """What a node says of all configurations alike is added once for its segment, and then to each of them."""
+    """Add up rows; a row common to all configurations is added once for its segment, and then to each of them."""
     once = np.zeros((out.shape[0], out.shape[2]), out.dtype)
     for node in range(len(row_of)):
         if not _varies(row_of[node]):

@@ -261,8 +261,8 @@ class FixedStep:
 
     def finish(self) -> None:
         """Write the rows of the fresh segments, unless their gradient is not finite."""
-        if self._done is not None and self._done[0] is not None:
-            rows, chosen = self._done
+        rows, chosen = self._done or (None, torch.empty(0))
+        if rows is not None:
             rows.push(self._embedded[: len(chosen)].clone(), chosen).require(self._is_finite.clone())
 
     def _look_at(self, gradient: Tensor) -> None:

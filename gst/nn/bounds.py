@@ -19,7 +19,7 @@ Direction = Literal["forward", "backward"]
 
 
 class PlanOptions(NamedTuple):
-    """What a plan depends on besides the batch.
+    """Settings of an encoder that its plans depend on.
 
     Args:
         num_layers, directions, share, whole_segments: see `gst.nn.sharing.Sharing.of`.

@@ -44,11 +44,11 @@ class Edges:
         return self.senders.columns
 
     def at_receiver(self, x: Float[Tensor, "receivers channels"]) -> Float[Tensor, "edges channels"]:
-        """What the receiver of each edge has."""
+        """Return the row of the receiver of each edge."""
         return product(self.receivers, x)
 
     def at_sender(self, x: Float[Tensor, "senders channels"]) -> Float[Tensor, "edges channels"]:
-        """What the sender of each edge has."""
+        """Return the row of the sender of each edge."""
         return product(self.senders, x)
 
     def by_receiver(self, messages: Float[Tensor, "edges channels"]) -> Float[Tensor, "receivers channels"]:

@@ -56,7 +56,7 @@ class InputProjection(nn.Module):
         return product(nodes, common).index_add(0, rows, given.to(common.dtype))
 
     def of_nodes(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
-        """What is known of each node whatever the configuration."""
+        """Return the features of each node that do not depend on the configuration."""
         self.check_batch(batch.on_host)
         features = batch.node_features.to(torch.promote_types(batch.node_features.dtype, self.opcode.weight.dtype))
         return by_rows(self.static, signed_log(features)) + self.opcode(batch.opcodes)
@@ -74,7 +74,7 @@ class InputProjection(nn.Module):
             )
 
     def of_configurations(self, features: Float[Tensor, "given columns"]) -> Float[Tensor, "given channels"]:
-        """What a configuration gives a configurable node, row by row."""
+        """Return the features that a configuration gives a configurable node, row by row."""
         return by_rows(self.config, self._readable(features))
 
     def _readable(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
@@ -132,7 +132,7 @@ class Encoder(nn.Module):
         return NodeStates(rows, sharing.row_of())
 
     def sharing(self, batch: SegmentBatch) -> Sharing:
-        """Which states of `batch` are equal; found once for each batch."""
+        """Return the groups of equal states of `batch`, computed once for each batch."""
         return planned(batch, self._plan)
 
     @property

@@ -32,7 +32,7 @@ class Fusion(nn.Module):
         slots: Int64[Tensor, " given"],
         configurations: Float[Tensor, "given channels"],
     ) -> Float[Tensor, "given channels"]:
-        """What is added to the states of nodes `slots` under these configurations."""
+        """Return the terms added to the states of nodes `slots` under these configurations."""
         both = by_rows(self.state, states).index_select(0, slots) + configurations
         return by_rows(self.mix, self.norm(both).relu())
 

@@ -1,4 +1,4 @@
-"""Which configurations look alike to which node, before the first layer of an encoder and after each: refinement."""
+"""Classes of configurations that look alike to a node before and after each layer of an encoder: refinement."""
 
 from __future__ import annotations
 

@@ -124,8 +124,9 @@ class Sharing:
         return replace(self, device=other.device, _tensors=other._tensors)
 
     def matrix(self, layer: int, parts: tuple[Part, ...], weights: Weights = "sum", stacked: bool = False) -> CsrMatrix:
-        """What each row after `layer` (from 0) hears from the rows before it. In a padded plan, further entries of
-        weight 0 are in unused rows.
+        """Return the messages that each row after `layer` (from 0) receives from the rows before it.
+
+        In a padded plan, further entries of weight 0 are in unused rows.
 
         Args:
             stacked: keep `parts` apart: column `len(parts) * row + i` holds part i of a row, so that one product takes
@@ -180,7 +181,7 @@ class Sharing:
         return (np.concatenate([rows, np.repeat(last.unused(padding)[:, None], rows.shape[1], axis=1)]),)
 
     def inputs(self) -> tuple[CsrMatrix, Int64[Tensor, " given"], Int64[Tensor, "2 given"]]:
-        """What the first rows are made of.
+        """Return the sources of the first rows.
 
         Returns:
             A matrix (rows, nodes) that picks the node of each row; the rows that belong to configurable nodes; and for
@@ -214,7 +215,7 @@ class Sharing:
 
     @property
     def num_groups(self) -> int:
-        """How many numbers `groups` gives: one for each segment and configuration, and one for unused rows."""
+        """Number of groups: one for each segment and configuration, and one for unused rows."""
         segments = int(self.segment_of_node.max()) + 1 if self.bounds is None else self.bounds.segments
         return segments * self.levels[0].alike.shape[1] + 1
 

@@ -76,7 +76,7 @@ def measured_task(
     for words in dict.fromkeys(_cannot_run(program, profiled)):
         notice(words)
     delays = STREAMS if any(device.is_accelerator for device in profiled.devices) else UNCALIBRATED
-    task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays))
+    task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays) if profiled.pairs else delays)
     if len(task.devices) < 2:
         return task
     chosen, like = representatives(task.devices)

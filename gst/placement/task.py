@@ -132,8 +132,8 @@ class Task:
 
     @property
     def least_alone_us(self) -> float:
-        """Time of all operations, one after the other, on the device that takes least for them; if no device can run
-        all, the sum of the least time of each operation."""
+        """Time of all operations, one after the other, on the fastest device; if no device can run all, the sum of the
+        least time of each."""
         alone_us = float(self.times_us.sum(1).min())
         return alone_us if np.isfinite(alone_us) else float(self.times_us.min(0).sum())
 

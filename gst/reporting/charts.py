@@ -1,7 +1,7 @@
-"""Numbers as inline SVG: axes, marks, lines. Text in, text out.
+"""Charts as inline SVG: axes, marks, lines.
 
-Colours are classes (`c0` ... `c6`, the Okabe-Ito palette, given in `report.css`), so that one
-drawing serves a light page, a dark page and paper. Whatever comes from outside goes through `escape`.
+Colours are classes (`c0` ... `c6`, the Okabe-Ito palette of `report.css`), so that one drawing serves light pages, dark
+pages and paper. Text from outside goes through `escape`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ EPOCH_COLOURS = ("c0", "c5", "c2", "c3")
 CURVE_COLOURS = ("c0", "c1", "c2", "c3", "c5", "ink", "c4")
 STAIRS_HEIGHT = 372
 CURVES_END = WIDTH - 102  # where curves end and their names begin
-TOP = 1.6  # times the least time; what is above is drawn at the upper edge, so that the ends can be told apart
+TOP = 1.6  # times the least time; greater times are drawn at the upper edge, so that ends stay distinct
 GAP = 15  # between two names, in pixels
 
 Course = tuple[str, Sequence[tuple[float, float]]]
-"""What it is, and its (epochs finished, value) in order."""
+"""Name of a line, and its points (epochs finished, value) in order."""
 
 
 def escape(value: Any, limit: int = 400) -> str:
-    """Safe between tags and inside quotes, cut at `limit` characters."""
+    """Return text that is safe between tags and inside quotes, cut at `limit` characters."""
     text = str(value).encode("utf-8", "replace").decode().replace("\0", "")
     return html.escape(text if len(text) <= limit else text[: limit - 1] + "\u2026")
 
 
 def number(value: Any) -> float:
-    """The value as a finite float, else NaN (None, infinities, words)."""
+    """Return the value as a finite float, else NaN (None, infinities, words)."""
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -59,7 +59,7 @@ def number(value: Any) -> float:
 
 
 def brief(value: Any, missing: str = DASH) -> str:
-    """About three digits: 0.0123, 4.56, 41.2, 1,234."""
+    """Return about three digits of a value: 0.0123, 4.56, 41.2, 1,234."""
     value = number(value)
     if math.isnan(value):
         return missing
@@ -74,14 +74,14 @@ def whole(value: Any) -> str:
 
 
 def span(low: Any, high: Any) -> str:
-    """An interval; a dash alone where either end is unknown."""
+    """Return an interval; a dash alone if either end is unknown."""
     ends = number(low), number(high)
     return DASH if any(map(math.isnan, ends)) else f"{brief(low)}{DASH}{brief(high)}"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A stretch of numbers laid on a stretch of pixels (`start` may lie right of or below `end`)."""
+    """Map from an interval of numbers to an interval of pixels (`start` may lie right of or below `end`)."""
 
     low: float
     high: float
@@ -91,7 +91,7 @@ class Axis:
 
     @classmethod
     def fit(cls, values: Iterable[float], start: float, end: float, *, zero: bool = False) -> Axis:
-        """Room for all finite values; logarithmic (never with `zero`) if they span more than 20-fold."""
+        """Return an axis with space for all finite values; logarithmic, unless `zero`, if they span over 20-fold."""
         finite = [value for value in values if math.isfinite(value)]
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if zero:
@@ -122,12 +122,10 @@ def drawing(
     label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = "",
     role: str = "img",
 ) -> str:  # fmt: skip
-    """A complete figure for eyes and screen readers alike.
+    """Return a complete figure, with a name and a description for screen readers.
 
     Args:
-        label: its name.
-        description: what is to be seen in it, for those who do not see it.
-        role: 'img', or 'group' where parts of it can be chosen.
+        role: 'img', or 'group' if parts of it can be chosen.
     """
     name = escape(label)
     return (
@@ -142,19 +140,19 @@ def text(x: float, y: float, words: Any, anchor: str = "middle", css: str = "lab
 
 
 def mark(kind: str, x: float, y: float, title: str = "", failed: bool = False) -> str:
-    """What a plan of a kind, one of `SHAPES`, looks like: a colour and a shape, so that either is enough."""
+    """Return the mark of a kind of plan, a key of `SHAPES`: a colour and a shape, so that either is enough."""
     kind, shape = ("failed", CROSS) if failed else (kind, SHAPES[kind])
     inside = f"<title>{escape(title)}</title>" if title else ""
     return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{shape}">{inside}</path>'
 
 
 def shape_of(index: int) -> str:
-    """The outline of the marks of a device or a line, in a box from -6 to 6."""
+    """Return the outline of the marks of a device or a line, in a box from -6 to 6."""
     return list(SHAPES.values())[(index + 1) % len(SHAPES)]
 
 
 def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
-    """Grid lines, numbers on both axes, and what they count."""
+    """Return grid lines, numbers on both axes, and their labels."""
     out = []
     for tick in x.ticks():
         at = x(tick)
@@ -172,14 +170,14 @@ def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
 
 
 def square(values: Sequence[float], left: float, x_label: str, y_label: str) -> tuple[Axis, Axis, str, str]:
-    """Two equal axes, for what is compared: the axes, their frame, and the diagonal where x = y."""
+    """Return two equal axes, their frame, and the diagonal where x = y."""
     x, y = Axis.fit(values, left, WIDTH - 14), Axis.fit(values, HEIGHT - 50, 12)
     diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
     return x, y, frame(x, y, x_label, y_label), diagonal
 
 
 def reference_line(x: Axis, y: Axis, value: float, words: str, anchor: str) -> str:
-    """A dashed line at `value`, if it is a number, with words at its 'start' or its 'end'."""
+    """Return a dashed line at `value`, if it is a number, with words at its 'start' or its 'end'."""
     if math.isnan(value):
         return ""
     at = y(min(value, y.high))
@@ -189,7 +187,7 @@ def reference_line(x: Axis, y: Axis, value: float, words: str, anchor: str) -> s
 
 
 def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
-    """Points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
+    """Draw points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
     across, up = [point[0] for point in points], [point[1] for point in points]
     x, y, axes, diagonal = square([*across, *up], 58, x_label, y_label)
     dots = "".join(mark(kind, x(a), y(b), title) for a, b, kind, title in points)
@@ -199,7 +197,7 @@ def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_lab
 
 
 def cloud(predicted: Floats, measured: Floats, x_label: str, y_label: str, label: str) -> str:
-    """Points without titles, thousands of them, on two equal axes with the diagonal where x = y."""
+    """Draw thousands of points without titles on two equal axes with the diagonal where x = y."""
     pairs = list(zip(predicted.tolist(), measured.tolist(), strict=True))
     x, y, axes, diagonal = square([*predicted.tolist(), *measured.tolist()], 62, x_label, y_label)
     dots = "".join(f"M{x(a)} {y(b)}h.01" for a, b in pairs)
@@ -210,7 +208,7 @@ def cloud(predicted: Floats, measured: Floats, x_label: str, y_label: str, label
 
 
 def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, label: str) -> str:
-    """Steps (milliseconds or NaN, kind, title) as measured, and the best so far as a staircase."""
+    """Draw steps (milliseconds or NaN, kind, title) in the order measured, and the best so far as a staircase."""
     times = [time for time, _, _ in steps]
     y = Axis.fit([*times, reference], HEIGHT - 50, 24)
     x = Axis(0, max(len(steps) * 1.02, 2), 58, WIDTH - 14)
@@ -230,7 +228,7 @@ def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, labe
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str) -> str:
-    """Rows (name, low, middle, high, kind of "best" or "pytorch" or ""), one below the other, on one axis."""
+    """Draw rows (name, low, middle, high, kind of "best" or "pytorch" or ""), one below the other, on one axis."""
     bottom = 12 + 26 * len(rows)
     x = Axis.fit([*(value for row in rows for value in row[1:4]), reference], 138, WIDTH - 14)
     y = Axis(0, len(rows), 12, bottom)
@@ -256,12 +254,11 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
 
 @dataclass(frozen=True)
 class Curve:
-    """What a method found, and when.
+    """Best runtime of a method over the plans it asked about.
 
     Args:
-        name: of the method.
         points: (plans asked, best ms so far), in order; at least one.
-        asked: plans asked in all, as far as the staircase goes on.
+        asked: plans asked in all, where the staircase ends.
     """
 
     name: str
@@ -270,7 +267,7 @@ class Curve:
 
 
 def staircases(curves: Sequence[Curve], reference: float, reference_name: str, label: str) -> str:
-    """The chart; the axis of plans asked is logarithmic, and `reference` a dashed line, if it is a number."""
+    """Draw the curves over a logarithmic axis of plans asked, and `reference` as a dashed line if it is a number."""
     most = max(curve.asked for curve in curves)
     x = Axis(1.0, max(most, 10.0), 58, CURVES_END, log=True)
     times = [time for curve in curves for _, time in curve.points] + [reference] * (not math.isnan(reference))
@@ -278,7 +275,7 @@ def staircases(curves: Sequence[Curve], reference: float, reference_name: str, l
     out = [frame(x, y, "plans asked", "best so far, ms")]
     out.append(reference_line(x, y, reference, f"best baseline, {reference_name}"[:40], "start"))
     last = [y(min(curve.points[-1][1], y.high)) for curve in curves]
-    names = beside(last, y)
+    names = label_heights(last, y)
     for index, end in sorted(enumerate(last), key=lambda entry: entry[1]):
         curve, at, colour = curves[index], names[index], CURVE_COLOURS[index % len(CURVE_COLOURS)]
         words = f"{curve.name}: {brief(curve.points[-1][1])} ms after {curve.asked:,.0f} plans"
@@ -292,15 +289,15 @@ def staircases(curves: Sequence[Curve], reference: float, reference_name: str, l
     return drawing(label, "".join(out), height=STAIRS_HEIGHT, description=ends)
 
 
-def beside(ends: Sequence[float], y: Axis) -> list[float]:
-    """Heights for the names of lines that end at these heights, far enough apart to be read."""
+def label_heights(ends: Sequence[float], y: Axis) -> list[float]:
+    """Return heights for the names of lines that end at these heights, far enough apart to be read."""
     order = sorted(range(len(ends)), key=lambda index: ends[index])
     names = dict(zip(order, apart([ends[index] for index in order], GAP, y.end + 4, y.start - 2), strict=True))
     return [names[index] for index in range(len(ends))]
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places from `low` to `high`, near those wanted (ascending), `gap` apart or as far as there is room."""
+    """Return places from `low` to `high`, near those wanted (ascending), `gap` apart or as far as the space allows."""
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
     places: list[float] = []
     for value in wanted:
@@ -311,11 +308,11 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
 
 
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
-    """A line for each, told apart by colour, dashes and marks, and named at its end where there are several."""
+    """Draw a line for each course, with its own colour, dashes and marks, and its name at the end of several."""
     right = WIDTH - (14 if len(courses) == 1 else 92)
     x = Axis(0, max(5.0, *(points[-1][0] for _, points in courses)), 62, right)
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
-    out, names = [frame(x, y, "epochs", y_label)], beside([y(points[-1][1]) for _, points in courses], y)
+    out, names = [frame(x, y, "epochs", y_label)], label_heights([y(points[-1][1]) for _, points in courses], y)
     for index, (name, points) in enumerate(courses):
         colour, shape = EPOCH_COLOURS[index % len(EPOCH_COLOURS)], shape_of(index)
         places = [(x(epoch), y(value)) for epoch, value in points]

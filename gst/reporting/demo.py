@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
-from gst.reporting.charts import HEIGHT, WIDTH, Axis, brief, drawing, escape, frame, mark, number, square, text, whole
-from gst.reporting.headline import again, plans_of, pytorch_of, step_kind, time_of, winner_of
+from gst.reporting.charts import (
+    DASH,
+    HEIGHT,
+    WIDTH,
+    Axis,
+    brief,
+    drawing,
+    escape,
+    frame,
+    mark,
+    number,
+    square,
+    text,
+    whole,
+)
+from gst.reporting.headline import PYTORCH, again, plans_of, step_kind, time_of, winner_of
 from gst.reporting.page import (
     Record,
+    block,
+    command_line,
     command_of,
     definitions,
     empty,
@@ -23,58 +38,57 @@ from gst.reporting.page import (
     tiles,
 )
 
-PARTS = ("growth", "ranking", "placement")
-TITLES = (
-    "Train on a graph that does not fit",
-    "Rank configurations of a real program",
-    "Place a program on this machine",
-)
-NEXT = (
-    "gst fit --config experiments/configs/giant_synthetic.yaml",
-    "gst rank runs/alexnet_layout/checkpoints/best.ckpt FILE.npz",
-    "gst place inception --out runs/place/inception --cost-model network",
-)
-UNFINISHED = "This part has not finished. Run <code>gst demo --resume</code> to go on."
+NEXT = {
+    "growth": ("Train on a graph that does not fit", "gst fit --config experiments/configs/giant_synthetic.yaml"),
+    "ranking": ("Rank configurations of a real program", "gst rank runs/alexnet_layout/checkpoints/best.ckpt FILE.npz"),
+    "placement": ("Place a program on this machine", "gst place inception --out runs/place/inception"),
+}
+"""Title of each part, and the command to go on with."""
+SENTENCE = {
+    "growth": "trained on a giant graph in {}",
+    "ranking": "ranked layouts of a real program with {}",
+    "placement": "planned a step at {} the speed of PyTorch",
+}
+SUMS = "linear regression on sums"
+MODELS = {"network": "GST cost model", "sums": SUMS}
+NOTHING = "No part of the demo has finished"
+UNFINISHED = "This part has not finished. <code>gst demo --resume</code> goes on."
+Gain = tuple[str, str, str]
+"""Value, words and tone of a tile; the words begin after the value in a sentence."""
 
 
 def render_demo(record: Record) -> str:
-    """Return the page of a record with the parts `growth`, `ranking` and `placement`; each may be missing."""
-    parts = [mapping(record.get(name)) for name in PARTS]
-    finished = [part for part in parts if part]
-    gains = [gain(part) for gain, part in zip(GAINS, parts, strict=True)]
-    body = tiles((value, words, tone) for value, words, tone in gains)
-    for draw, part, title, name, command in zip(SECTIONS, parts, TITLES, PARTS, NEXT, strict=True):
+    """Return the page of a record with the parts `growth`, `ranking` and `placement`; each may be missing.
+
+    Examples:
+        >>> "No part of the demo has finished" in render_demo({})
+        True
+    """
+    sections = {"growth": _growth, "ranking": _ranking, "placement": _placement}
+    body = ""
+    for name, draw in sections.items():
+        part, (title, command) = mapping(record.get(name)), NEXT[name]
         shown = draw(part) if part else empty(UNFINISHED)
         body += section(name, title, shown, f"<h3>Go on with</h3><pre><code>{escape(command)}</code></pre>")
-    machine = mapping(record.get("machine"))
-    body += section("machine", "Command and machine", _machine(record, machine, parts))
-    count = "" if len(finished) == len(PARTS) else f" · {len(finished)} of {len(PARTS)} parts finished"
-    eyebrow = f"{command_of(record)} · {whole(record.get('seconds'))} s{count}"
-    return page("GST demo", heading(record), eyebrow, "", body, command_of(record))
+    seconds = [(f"{name}, s", brief(mapping(record.get(name)).get("seconds"))) for name in sections]
+    machine = block("Machine", definitions([*mapping(record.get("machine")).items(), *seconds]))
+    body += section("setting", "Machine and command", machine, command_line(record))
+    found = gains(record)
+    heading = "GST " + ", ".join(SENTENCE[name].format(value) for name, (value, _, _) in found.items())
+    eyebrow = f"{command_of(record)} · {len(found)} of {len(NEXT)} parts in {brief(record.get('seconds'))} s"
+    head = tiles(found.values()) if found else ""
+    return page("GST demo", heading if found else NOTHING, eyebrow, head, body, command_of(record))
 
 
-def heading(record: Record) -> str:
-    """Return one sentence with the gain of each finished part."""
-    growth, ranking, placement = (mapping(record.get(name)) for name in PARTS)
-    words = []
-    if segments := mappings(growth.get("segments")):
-        words.append(f"trains on {whole(segments[-1].get('nodes'))} nodes in {brief(segments[-1].get('peak_mib'))} MiB")
-    if ranking:
-        words.append(f"ranks unseen layouts of AlexNet with tau {_tau(ranking, 'GST')}")
-    if placement:
-        words.append(_placement_words(placement))
-    return f"GST {_joined(words)}" if words else "No part of the demo has finished yet"
+def gains(record: Record) -> dict[str, Gain]:
+    """Return the gain of each finished part by its name.
 
-
-def sentences(record: Record) -> list[str]:
-    """Return the gain of each finished part as one line for a terminal."""
-    parts = [mapping(record.get(name)) for name in PARTS]
-    gains = [(title, gain(part)) for title, gain, part in zip(TITLES, GAINS, parts, strict=True) if part]
-    return [f"{title}: {value}, {words}" for title, (value, words, _) in gains]
-
-
-def _joined(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    Examples:
+        >>> gains({"ranking": {"tau": {"GST": 0.8, "linear regression on sums": 0.5}, "num_held_out": 300}})["ranking"]
+        ('tau 0.80', 'on 300 unseen layouts of AlexNet; linear regression on sums 0.50', 'good')
+    """
+    functions = {"growth": _growth_gain, "ranking": _ranking_gain, "placement": _placement_gain}
+    return {name: gain(mapping(record[name])) for name, gain in functions.items() if mapping(record.get(name))}
 
 
 # 1. Training on a graph that grows -----------------------------------------------------------------------------------
@@ -87,182 +101,144 @@ def whole_mib(growth: Record) -> float:
         >>> whole_mib({"segments": [{"nodes": 4}], "whole": [{"nodes": 1, "peak_mib": 3}, {"nodes": 2, "peak_mib": 4}]})
         6.0
     """
-    known = [(number(each.get("nodes")), number(each.get("peak_mib"))) for each in mappings(growth.get("whole"))]
-    nodes = [number(each.get("nodes")) for each in mappings(growth.get("segments"))]
-    if len(known) < 2 or not nodes or known[-1][0] == known[-2][0]:
+    sizes, largest = (
+        _sizes(growth.get("whole")),
+        [number(each.get("nodes")) for each in mappings(growth.get("segments"))],
+    )
+    if len(sizes) < 2 or not largest or sizes[0][0] == sizes[-1][0]:
         return math.nan
-    (less, less_mib), (more, more_mib) = known[-2:]
-    return more_mib + (more_mib - less_mib) / (more - less) * (nodes[-1] - more)
+    (less, less_mib), (more, more_mib) = sizes[0], sizes[-1]
+    return more_mib + (more_mib - less_mib) / (more - less) * (largest[-1] - more)
 
 
-def _growth_gain(growth: Record) -> tuple[str, str, str]:
-    segments = mappings(growth.get("segments"))
-    if not segments:
-        return "\u2013", "memory of training on a giant graph: not finished", ""
-    first, last = segments[0], segments[-1]
-    words = f"peak memory of training on {whole(last.get('nodes'))} nodes; {brief(first.get('peak_mib'))} MiB on "
-    words += f"{whole(first.get('nodes'))}. Whole graphs: about {_memory(whole_mib(growth))}"
-    return f"{brief(last.get('peak_mib'))} MiB", words, "good" if _is_flat(first, last) else ""
-
-
-def _is_flat(first: Record, last: Record) -> bool:
-    return number(last.get("peak_mib")) < 1.5 * number(first.get("peak_mib"))
+def _sizes(entries: object) -> list[tuple[float, float]]:
+    """Return the pairs (nodes, peak MiB) that are positive."""
+    pairs = [(number(each.get("nodes")), number(each.get("peak_mib"))) for each in mappings(entries)]
+    return [each for each in pairs if min(each) > 0]
 
 
 def _memory(mib: float) -> str:
-    return f"{brief(mib)} MiB" if not mib >= 1024 else f"{brief(mib / 1024)} GiB"
+    return f"{brief(mib / 1024)} GiB" if mib >= 1024 else f"{brief(mib)} MiB"
+
+
+def _growth_gain(growth: Record) -> Gain:
+    sizes = _sizes(growth.get("segments")) or [(math.nan, math.nan)]
+    (first, first_mib), (last, last_mib) = sizes[0], sizes[-1]
+    words = f"to train on {whole(last)} nodes, {_memory(first_mib)} on {whole(first)}; the whole graph would take "
+    return _memory(last_mib), f"{words}about {_memory(whole_mib(growth))}", "good" if last_mib < 1.5 * first_mib else ""
 
 
 def _growth(growth: Record) -> str:
-    segments, trained = mappings(growth.get("segments")), mappings(growth.get("whole"))
-    pair_of = mapping(growth.get("compared"))
-    compared = [(name, mapping(pair_of.get(key))) for name, key in (("segments", "segments"), ("whole graph", "whole"))]
-    svg = _memory_chart(segments, trained, whole_mib(growth))
+    names = (("segments", "segments"), ("whole", "whole graph"))
     lines = [
-        (kind, whole(each.get("nodes")), brief(each.get("prepare_s")), brief(each.get("step_ms")), brief(each.get("peak_mib")))
-        for kind, entries in (("segments", segments), ("whole graph", trained))
-        for each in entries
-    ]  # fmt: skip
-    heads = ("training on", "nodes", "prepare, s", "step, ms", "peak, MiB")
-    caption = "Peak memory of the process that trains. Squares: one segment of at most 1,000 nodes after the other."
-    errors = [
-        (name, f"{brief(100 * number(each.get('wrong_pairs')))} %", brief(each.get("train_s")), brief(each.get("peak_mib")))
-        for name, each in compared
-    ]  # fmt: skip
-    nodes = whole(compared[0][1].get("nodes"))
-    words = (
-        f"<p>Equal numbers of steps on a graph of {nodes} nodes, with segments (a table of embeddings, dropout of stale "
-        "ones) and with the whole graph. The error is the share of held-out pairs of configurations that the model puts "
-        "in the wrong order.</p>"
-    )
-    table = rows("Errors", ("training on", "wrong pairs", "training, s", "peak, MiB"), errors)
-    lead = (
-        "<p>Each step of GST backpropagates through two segments of the graph and takes the others from a table. The "
-        "memory of a step therefore does not depend on the size of the graph.</p>"
-    )
-    return lead + pair(
-        figure(svg, caption, rows("Memory", heads, lines), heading="Memory of training"),
-        f"<div><h3>Error compared with whole graphs</h3>{words}{table}</div>",
-    )
-
-
-def _memory_chart(segments: Sequence[Record], trained: Sequence[Record], estimate: float) -> str:
-    kinds = [("baseline", "whole graph", trained), ("method", "GST", segments)]
-    points = [
-        (kind, name, [(number(each.get("nodes")), number(each.get("peak_mib"))) for each in entries])
-        for kind, name, entries in kinds
+        (name, whole(each.get("nodes")), *(brief(each.get(key)) for key in ("prepare_s", "step_ms", "peak_mib")))
+        for key, name in names
+        for each in mappings(growth.get(key))
     ]
-    points = [(kind, name, [each for each in places if min(each) > 0]) for kind, name, places in points]
-    every = [each for _, _, places in points for each in places]
-    if not every:
-        return empty("No memory was measured.")
-    most_nodes = max(nodes for nodes, _ in every)
-    x = Axis.fit([nodes for nodes, _ in every], 62, WIDTH - 14)
-    y = Axis.fit([*(mib for _, mib in every), estimate, every[0][1] / 25], HEIGHT - 50, 14)
-    out = [frame(x, y, "nodes of the graph", "MiB")]
-    for kind, name, places in points:
-        ends = [*places, (most_nodes, estimate)] if kind == "baseline" and estimate > 0 and places else places
-        line = "L".join(f"{x(nodes)} {y(mib)}" for nodes, mib in ends)
-        out.append(f'<path class="line {kind} {"d2" if kind == "baseline" else ""}" d="M{line}"/>' if ends else "")
-        out += [
-            mark(kind, x(nodes), y(mib), f"{name}, {whole(nodes)} nodes: {brief(mib)} MiB") for nodes, mib in places
-        ]
-        if ends:
-            words = f"{name}: {_memory(ends[-1][1])}" + " (extrapolated)" * (len(ends) > len(places))
-            out.append(
-                text(x(ends[-1][0]) - 6, y(ends[-1][1]) + (20 if kind == "baseline" else -12), words, "end", "note")
-            )
-    told = "; ".join(
-        f"{name} {brief(places[0][1])} to {brief(places[-1][1])} MiB" for _, name, places in points if places
+    table = rows("Memory", ("training on", "nodes", "prepare, s", "step, ms", "peak, MiB"), lines)
+    compared = {name: mapping(mapping(growth.get("compared")).get(key)) for key, name in names}
+    keys = ("train_s", "peak_mib")
+    errors = [
+        (name, whole(each.get("steps")), _percent(each.get("wrong_pairs")), *(brief(each.get(key)) for key in keys))
+        for name, each in compared.items()
+    ]
+    nodes = whole(compared["segments"].get("nodes"))
+    told = (
+        f"<p>The same network, trained on segments and on the whole graph of {nodes} nodes. The error is the share of "
+        "unseen pairs of configurations that the model puts in the wrong order.</p>"
     )
-    return drawing("Peak memory by size of the graph", "".join(out), description=told)
+    heads = ("training on", "steps", "wrong pairs", "seconds", "MiB")
+    lead = (
+        "<p>A step backpropagates through two segments of the graph and takes the embeddings of all others from a "
+        "table. Its memory therefore does not grow with the graph.</p>"
+    )
+    caption = "Most memory of the process that trains, its libraries included. Both axes are logarithmic."
+    chart = figure(_memory_chart(growth), caption, table, heading="Memory of training")
+    return lead + pair(chart, block("Error compared with whole graphs", told + rows("Errors", heads, errors)))
+
+
+def _memory_chart(growth: Record) -> str:
+    trained, segments, estimate = _sizes(growth.get("whole")), _sizes(growth.get("segments")), whole_mib(growth)
+    if not segments:
+        return empty("No memory was measured.")
+    nodes, memory = zip(*segments, *trained, strict=True)
+    x = Axis.fit([at / 1000 for at in nodes], 62, WIDTH - 14)
+    y = Axis.fit([*memory, 2 * estimate, min(memory) / 25], HEIGHT - 50, 14)
+    out = [frame(x, y, "thousand nodes of the graph", "MiB")]
+    ends = [*trained, (segments[-1][0], estimate)] if estimate > 0 else trained
+    for kind, css, words, marked, line, below in (
+        ("baseline", "c5 d1", f"whole graph, extrapolated: {_memory(estimate)}", trained, ends, -10),
+        ("method", "c0", f"GST: {_memory(segments[-1][1])}", segments, segments, 22),
+    ):
+        path = "L".join(f"{x(at / 1000)} {y(mib)}" for at, mib in line)
+        out += [f'<path class="line {css}" d="M{path}"/>'] * bool(line)
+        out += [mark(kind, x(at / 1000), y(mib), f"{whole(at)} nodes: {brief(mib)} MiB") for at, mib in marked]
+        out += [text(x(at / 1000) - 8, y(mib) + below, words, "end", "note") for at, mib in line[-1:]]
+    told = f"With segments {brief(segments[0][1])} to {brief(segments[-1][1])} MiB, else up to {brief(estimate)}."
+    return drawing("Memory of training by size of the graph", "".join(out), description=told)
+
+
+def _percent(value: object) -> str:
+    share = 100 * number(value)
+    return DASH if math.isnan(share) else f"{brief(share)} %"
 
 
 # 2. A cost model of a real program -----------------------------------------------------------------------------------
 
 
-def _tau(ranking: Record, name: str) -> str:
-    tau = number(mapping(ranking.get("tau")).get(name))
-    return "\u2013" if math.isnan(tau) else f"{tau:.2f}"
-
-
-def _ranking_gain(ranking: Record) -> tuple[str, str, str]:
-    if not ranking:
-        return "\u2013", "Kendall's tau of a cost model on a real program: not finished", ""
-    words = f"Kendall's tau on {whole(ranking.get('num_held_out'))} unseen layouts of AlexNet; linear regression on "
+def _ranking_gain(ranking: Record) -> Gain:
     taus = {name: number(tau) for name, tau in mapping(ranking.get("tau")).items()}
-    better = taus.get("GST", math.nan) > taus.get("linear regression on sums", math.nan)
-    return (
-        _tau(ranking, "GST"),
-        f"{words}sums {_tau(ranking, 'linear regression on sums')}",
-        "good" if better else "bad",
-    )
+    ours, sums = taus.get("GST", math.nan), taus.get(SUMS, math.nan)
+    words = f"on {whole(ranking.get('num_held_out'))} unseen layouts of AlexNet; {SUMS} {sums:.2f}"
+    return f"tau {ours:.2f}".replace("nan", DASH), words.replace("nan", DASH), "good" if ours > sums else ""
 
 
 def _ranking(ranking: Record) -> str:
-    predicted, measured = ([number(each) for each in listed(ranking.get(key))] for key in ("predicted", "measured"))
-    points = [each for each in zip(measured, predicted, strict=False) if not any(map(math.isnan, each))]
-    x, y, axes, diagonal = square([0.0, 100.0], 62, "measured place, %", "predicted place, %")
+    places = zip(listed(ranking.get("predicted")), listed(ranking.get("measured")), strict=False)
+    points = [(number(a), number(b)) for a, b in places if not math.isnan(number(a) + number(b))]
+    x, y, axes, diagonal = square([0.0, 100.0], 62, "predicted place, %", "measured place, %")
     dots = "".join(f"M{x(a)} {y(b)}h.01" for a, b in points)
-    label = f"Predicted and measured places of {len(points)} layouts"
-    svg = drawing(label, f'{axes}{diagonal}<path class="cloud c0" d="{dots or "M0 0"}"/>')
-    table = rows(
-        "Kendall's tau", ("method", "tau"), [(name, _tau(ranking, name)) for name in mapping(ranking.get("tau"))]
-    )
+    svg = drawing(f"Places of {len(points)} layouts", f'{axes}<path class="cloud c0" d="{dots}"/>{diagonal}')
+    taus = [(name, f"{number(tau):.2f}".replace("nan", DASH)) for name, tau in mapping(ranking.get("tau")).items()]
+    counts = [whole(ranking.get(key)) for key in ("nodes", "num_train", "num_held_out")]
     words = (
-        f"<p>AlexNet in training on a TPU v3, {whole(ranking.get('nodes'))} operations, runtimes of TpuGraphs. The model "
-        f"learned from {whole(ranking.get('num_train'))} measured layouts and ranks "
-        f"{whole(ranking.get('num_held_out'))} others. Its first choice is {_percent(ranking.get('slowdown'))} slower "
-        f"than the fastest of these, the median layout {_percent(ranking.get('median_slowdown'))}.</p>"
-        "<p>Linear regression on sums uses features that any program has, as GST does. Regression on each node serves "
-        "this one program alone.</p>"
+        f"<p>AlexNet in training on a TPU v3, {counts[0]} operations, with runtimes of TpuGraphs. The model learned "
+        f"from {counts[1]} layouts and ranks {counts[2]} others. The layout it puts first takes "
+        f"{_percent(ranking.get('slowdown'))} more time than the fastest, the median layout "
+        f"{_percent(ranking.get('median_slowdown'))}.</p><p>Regression on sums knows what GST knows: features that any "
+        "program has. Regression on each node serves this one program alone.</p>"
     )
-    caption = "Place 0 is the fastest layout. On the diagonal both agree."
-    return pair(figure(svg, caption), f"<div>{words}{table}</div>")
-
-
-def _percent(value: object) -> str:
-    return f"{brief(100 * number(value))} %"
+    table = rows("Kendall's tau", ("learned from the same layouts", "Kendall's tau"), taus)
+    chart = figure(svg, "Place 0 is the fastest. On the diagonal prediction and measurement agree.")
+    return pair(chart, f"<div>{words}{table}</div>")
 
 
 # 3. The placement loop -----------------------------------------------------------------------------------------------
 
 
-def _times(placement: Record) -> tuple[float, float, float, str]:
-    """Return ms of the best plan, of eager PyTorch and of the fastest compiled step, all of the second set of runs if
-    they have it, and the name of that step."""
-    plans = plans_of(placement)
-    compiled = {name: time_of(again(each)) for name, each in plans.items() if step_kind(name) and "compiled" in name}
-    ran = {name: ms for name, ms in compiled.items() if not math.isnan(ms)}
-    name = min(ran, key=lambda each: ran[each], default="")
-    best = time_of(again(mapping(plans.get(str(placement.get("best"))))))
-    return best, time_of(again(pytorch_of(placement))), ran.get(name, math.nan), name
+def _placement_gain(placement: Record) -> Gain:
+    times = {name: time_of(again(plan)) for name, plan in plans_of(placement).items()}
+    steps = {name: ms for name, ms in times.items() if step_kind(name) and not math.isnan(ms)}
+    best, fastest = (
+        times.get(str(placement.get("best")), math.nan),
+        min(steps, key=lambda name: steps[name], default=""),
+    )
+    compiled = min((ms for name, ms in steps.items() if "compiled" in name), default=math.nan)
+    no_plan = bool(step_kind(winner_of(placement)))
+    words = (
+        f"as fast as {_named(fastest) or 'PyTorch'}, the best without a plan (eager {_ratio(times.get(PYTORCH), best)}"
+    )
+    words += f", torch.compile {_ratio(compiled, best)})" + "; no plan won here" * no_plan
+    return _ratio(steps.get(fastest), best), words, "" if no_plan else "good"
 
 
-def _placement_words(placement: Record) -> str:
-    best, eager, *_ = _times(placement)
-    if step_kind(winner_of(placement)):
-        return f"finds that no plan beats {_step_name(winner_of(placement))} here"
-    return f"finds a plan {brief(eager / best)} times as fast as eager PyTorch"
-
-
-def _step_name(name: str) -> str:
+def _named(name: str) -> str:
     return name.replace("compiled", "torch.compile").replace("pytorch", "eager PyTorch")
 
 
-def _placement_gain(placement: Record) -> tuple[str, str, str]:
-    if not placement:
-        return "\u2013", "speed of the best plan compared with PyTorch: not finished", ""
-    best, eager, compiled, _ = _times(placement)
-    words = f"eager PyTorch / best plan on this machine; torch.compile / best plan {_ratio(compiled, best)}. "
-    is_won = not step_kind(winner_of(placement))
-    words += "The plan wins" if is_won else f"No plan beat {_step_name(winner_of(placement))}"
-    return _ratio(eager, best), words, "good" if is_won and eager > best else ""
-
-
-def _ratio(one: float, other: float) -> str:
-    ratio = one / other if other > 0 else math.nan
-    return "\u2013" if math.isnan(ratio) else f"{ratio:.2f}x"
+def _ratio(other: float | None, best: float) -> str:
+    ratio = number(other) / best if best > 0 else math.nan
+    return DASH if math.isnan(ratio) else f"{ratio:.2f}x"
 
 
 def _placement(placement: Record) -> str:
@@ -270,44 +246,34 @@ def _placement(placement: Record) -> str:
     ran = sorted(
         (each for each in plans if not math.isnan(time_of(plans[each]))), key=lambda each: time_of(plans[each])
     )
-    lines = [(_step_name(name), brief(time_of(plans[name])), brief(plans[name].get("simulated_ms"))) for name in ran]
-    names = [str(placement.get("best")), winner_of(placement)]
-    best = next((ran.index(name) for name in names[::-1] if name in ran), None)
-    left_out = [(_step_name(name), plans[name].get("reason") or "did not run") for name in plans if name not in ran]
+    lines = [(_named(name), brief(time_of(plans[name])), brief(plans[name].get("simulated_ms"))) for name in ran]
+    best = ran.index(winner_of(placement)) if winner_of(placement) in ran else None
+    reasons = [
+        f"{_named(name)}: {plan.get('reason') or 'did not run'}" for name, plan in plans.items() if name not in ran
+    ]
     table = rows("Plans", ("plan or step", "measured, ms", "simulated, ms"), lines, best)
-    words = f"<p>{escape(placement.get('headline') or 'No headline was recorded')}.</p>"
-    shown = f"<div><h3>Measured, fastest first</h3>{table}{definitions(left_out) if left_out else ''}</div>"
-    return words + pair(shown, f"<div><h3>Part of the cost model</h3>{_cost_model(placement)}</div>")
+    failures = f'<ul class="reasons">{"".join(f"<li>{escape(each)}</li>" for each in reasons)}</ul>' if reasons else ""
+    words = f"<p>{escape(placement.get('program') or 'A program')}: {escape(placement.get('headline') or '')}.</p>"
+    measured = block("Measured on this machine", table + failures)
+    return words + pair(measured, block("Part of the cost model", _cost_model(placement)))
 
 
 def _cost_model(placement: Record) -> str:
     model, trials = mapping(placement.get("cost_model")), mappings(placement.get("measurements"))
-    chosen = [each for each in trials if not math.isnan(number(each.get("predicted_ms")))]
-    fastest = min(trials, key=lambda each: number(each.get("median_ms")) or math.inf, default={})
-    origin = str(fastest.get("origin") or "none")
+    first = {each.get("label") for each in trials if each.get("round") == 0}
+    chosen = {each.get("label") for each in trials} - first
+    ran = [each for each in trials if number(each.get("median_ms")) > 0]
+    fastest = min(ran, key=lambda each: number(each.get("median_ms")), default={})
     entries = [
+        ("model", MODELS.get(str(model.get("name")), "none")),
+        ("predicted", f"{whole(model.get('num_screened'))} plans"),
+        ("measured", f"{len(chosen)} of these, after {len(first)} plans to learn from"),
+        ("tau", f"{brief(model.get('tau'))} between predictions and measurements"),
         (
-            "model",
-            {"network": "GST cost model", "sums": "linear regression on sums"}.get(str(model.get("name")), "none"),
+            "used",
+            f"the fastest plan of the search is {'' if fastest.get('label') in chosen else 'not '}one of its choice",
         ),
-        ("predictions", f"{whole(model.get('num_screened'))} plans predicted"),
-        ("kept", f"{len(chosen)} of them measured"),
-        ("learned from", f"{whole(model.get('num_measured'))} measured plans in all"),
-        ("tau", f"{brief(model.get('tau'))} between predictions and later measurements"),
-        ("used", f"the fastest plan of the search came from {origin}" + " and was predicted" * (fastest in chosen)),
-        ("chosen", f"the best plan of all is that of {placement.get('best') or 'none'}"),
+        ("best plan", f"found by {placement.get('best') or 'no method'}"),
     ]
-    words = (
-        "<p>The model learns from measured plans how far the simulator is off, and chooses which plans to measure.</p>"
-    )
-    return words + definitions(entries)
-
-
-def _machine(record: Record, machine: Record, parts: Sequence[Record]) -> str:
-    seconds = [(name, f"{brief(part.get('seconds'))} s") for name, part in zip(PARTS, parts, strict=True) if part]
-    command = escape(record.get("command") or "not recorded", 4000)
-    return f"<pre><code>{command}</code></pre>{definitions([*machine.items(), *seconds])}"
-
-
-GAINS: tuple[Callable[[Record], tuple[str, str, str]], ...] = (_growth_gain, _ranking_gain, _placement_gain)
-SECTIONS: tuple[Callable[[Record], str], ...] = (_growth, _ranking, _placement)
+    words = "The model learns from measured plans how far the simulator is off, and chooses the plans to measure next."
+    return f"<p>{words}</p>{definitions(entries)}"

@@ -1,5 +1,4 @@
-"""The section that draws the program: segments as discs with the devices of the best plan, tables of both, and the
-operations within one segment, which a script draws."""
+"""Drawing of the program: segments as discs, devices of the best plan, and the operations within one segment."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ MAX_LANES, SWEEPS = 24, 12
 WIDTH, HEIGHT = 1080.0, 440.0
 
 TEXTURES = ("", "M-2 2L2-2M0 8L8 0M6 10L10 6", "M2 2h.01M6 6h.01", "M0 4H8")
-"""What a device's area is covered with, so that colour alone never tells devices apart."""
+"""Patterns that cover the areas of devices, so that devices differ by more than colour."""
 
 
 MAX_NODES, MAX_EDGES = 60_000, 150_000
@@ -30,7 +29,7 @@ MAX_NODES, MAX_EDGES = 60_000, 150_000
 
 
 def graph(record: Record) -> str:
-    """The segments as a drawing with tables beneath, and what a script needs to draw the inside of one."""
+    """Return the segments as a drawing with tables, and the data from which a script draws the inside of one."""
     title = "The program as a graph"
     edges, segment, device, opcode = graph_arrays(record)
     if not segment.size:
@@ -91,7 +90,7 @@ def _segment_table(segment: Ints, device: Ints, opcode: Sequence[str], names: Se
 
 
 def _largest(sizes: Ints) -> Ints:
-    """Numbers of the segments that are drawn, ascending."""
+    """Return the numbers of the segments that are drawn, ascending."""
     return np.sort(np.argsort(-sizes, kind="stable")[:MAX_DISCS])
 
 
@@ -109,7 +108,7 @@ def _device_table(edges: Ints, device: Ints, opcode: Sequence[str], names: Seque
 
 
 def inside(edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
-    """The place, hidden until the script has filled it, and the operations of all segments as JSON."""
+    """Return a placeholder, hidden until the script fills it, and the operations of all segments as JSON."""
     if len(segment) > MAX_NODES or edges.shape[1] > MAX_EDGES:
         most = f"{MAX_NODES:,} nodes or {MAX_EDGES:,} edges"
         return f'<p class="note-line">Of graphs beyond {most} no single operations are shown.</p>'
@@ -135,8 +134,10 @@ PLACE = (
 def _operations(
     edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Of each segment: node, opcode, device, column and lane (tenths) of its operations, and edges between them, as
-    pairs of places in these lists. `between` holds triples: a segment, one that reads from it, how many edges."""
+    """Return the operations of each segment: node, opcode, device, column, lane (tenths), and its edges.
+
+    Edges are pairs of indices of these lists. `between` has triples: a segment, one that reads from it, their edges.
+    """
     words, code = np.unique(np.array([word[:60] for word in opcode]), return_inverse=True)
     inner = edges[:, segment[edges[0]] == segment[edges[1]]]
     column, lane = places(inner, segment)
@@ -165,7 +166,7 @@ def _operations(
 
 
 def depths(edges: Ints, num_nodes: int) -> Ints:
-    """Layers by longest path, each node then moved right, next to its first reader; cycles come last."""
+    """Return layers by longest path, each node then moved right, next to its first reader; cycles come last."""
     source, target = edges
     order = np.argsort(source, kind="stable")
     readers, first = target[order], np.searchsorted(source[order], np.arange(num_nodes + 1))
@@ -189,15 +190,14 @@ def depths(edges: Ints, num_nodes: int) -> Ints:
 
 
 def places(edges: Ints, segment: Ints) -> tuple[Ints, Floats]:
-    """Column and lane of each node within its segment, both from 0; a crowded depth takes several columns.
+    """Return column and lane of each node within its segment, both from 0; a crowded depth takes several columns.
 
-    Nodes of a column are ordered by the mean place of their neighbours, again and again (Sugiyama, Tagawa and Toda,
-    Methods for visual understanding of hierarchical system structures, IEEE Transactions on Systems, Man, and
-    Cybernetics 11, 1981), all columns of all segments at once.
+    Nodes of a column are repeatedly ordered by the mean place of their neighbours (Sugiyama, Tagawa and Toda, Methods
+    for visual understanding of hierarchical system structures, IEEE Transactions on Systems, Man, and Cybernetics 11,
+    1981), all columns of all segments at once.
 
     Args:
-        edges: (2, edges), those within a segment; others are not to be given.
-        segment: of each node.
+        edges: (2, edges), all within segments.
     """
     num_nodes = len(segment)
     depth = depths(edges, num_nodes)
@@ -218,7 +218,7 @@ def places(edges: Ints, segment: Ints) -> tuple[Ints, Floats]:
 
 
 def _settled(wanted: Floats, column: Ints) -> Floats:
-    """Places within each column: at least one lane apart, otherwise close to those wanted."""
+    """Return places within each column: at least one lane apart, otherwise close to those wanted."""
     order, rank = _ranked(wanted, column)
     apart = 1e6 * column[order]  # columns follow each other in one long row, so one pass does them all
     slack = wanted[order] - rank + apart
@@ -229,7 +229,7 @@ def _settled(wanted: Floats, column: Ints) -> Floats:
 
 
 def _strips(lane: Floats, column: Ints) -> Ints:
-    """New columns of at most `MAX_LANES` nodes each; what stood in one column stands in columns beside each other."""
+    """Return new columns of at most `MAX_LANES` nodes each; one crowded column becomes several adjacent ones."""
     order, rank = _ranked(lane, column)
     width = -(-np.bincount(column) // MAX_LANES)
     first = np.cumsum(width) - width
@@ -239,13 +239,13 @@ def _strips(lane: Floats, column: Ints) -> Ints:
 
 
 def _ranked(values: Floats, column: Ints) -> tuple[Ints, Ints]:
-    """Nodes by column and, within it, by value; and the rank of each of them in its column."""
+    """Return the nodes by column and, within it, by value; and the rank of each in its column."""
     order = np.lexsort((values, column))
     return order, np.arange(len(order)) - np.searchsorted(column[order], column[order])
 
 
 def in_flow_order(edges: Ints, segment: Ints) -> Ints:
-    """The segment of each node, renumbered from 0 in the order that data flows through them (by mean depth)."""
+    """Return the segment of each node, renumbered from 0 in the order of the data flow (by mean depth)."""
     _, segment = np.unique(segment, return_inverse=True)
     mean = np.bincount(segment, depths(edges, len(segment))) / np.bincount(segment)
     rank = np.empty(len(mean), np.int64)
@@ -254,7 +254,7 @@ def in_flow_order(edges: Ints, segment: Ints) -> Ints:
 
 
 def quotient(edges: Ints, part: Ints, marked: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
-    """The pairs of different parts that edges join, how many edges each stands for, and how many of them `marked`."""
+    """Return the pairs of different parts that edges join, their numbers of edges, and of `marked` edges."""
     pairs = part[edges]
     different = pairs[0] != pairs[1]
     unique, index = np.unique(pairs[:, different], axis=1, return_inverse=True)
@@ -264,15 +264,9 @@ def quotient(edges: Ints, part: Ints, marked: NDArray[np.bool_]) -> tuple[Ints, 
 
 
 def draw_segments(edges: Ints, segment: Ints, device: Ints, names: Sequence[str], label: str, description: str) -> str:
-    """Segments as discs (area: nodes; wedges: devices) from left to right, and bundles of edges between them.
+    """Draw segments as discs (area: nodes; wedges: devices) from left to right, and bundles of edges between them.
 
-    Each disc is a link to `#segment-N`.
-
-    Args:
-        edges: (2, edges).
-        segment: of each node, as `in_flow_order` numbers them.
-        device: of each node, counted from 0.
-        names: of the devices.
+    Each disc is a link to `#segment-N`. `segment` is numbered by `in_flow_order`, `device` an index of `names`.
     """
     sizes = np.bincount(segment)
     kept = _largest(sizes)
@@ -316,7 +310,7 @@ def _disc(part: int, x: float, y: float, radius: float, share: Floats, names: Se
 
 
 def _discs(sizes: Ints, kept: Ints, pairs: Ints) -> tuple[Floats, Floats, Floats]:
-    """Where the discs stand, and their radii: one after the other, near their neighbours, on nobody's place."""
+    """Return x, y and radius of the discs, placed one after the other near their neighbours without overlap."""
     radius = np.sqrt(sizes / sizes[kept].sum() * 0.12 * WIDTH * HEIGHT / np.pi).clip(4, 60)
     x = np.linspace(64, WIDTH - 64, len(sizes)) if len(sizes) > 1 else np.full(1, WIDTH / 2)
     y, done = np.full(len(sizes), HEIGHT / 2), np.zeros(0, np.int64)
@@ -334,7 +328,7 @@ def _discs(sizes: Ints, kept: Ints, pairs: Ints) -> tuple[Floats, Floats, Floats
 
 
 def _patterns(num_devices: int) -> str:
-    """What areas of each device are filled with."""
+    """Return the patterns that fill the areas of each device."""
     return (
         "<defs>"
         + "".join(

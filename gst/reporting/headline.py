@@ -1,5 +1,4 @@
-"""The plans in a record of a search, and what they come to: a sentence, a second one that compares the best plan with
-the best baseline, and a few numbers."""
+"""Result of a search in words: a headline, a comparison of the best plan with the best baseline, and a few numbers."""
 
 from __future__ import annotations
 
@@ -13,32 +12,20 @@ from jaxtyping import Int64
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
-METHODS = (
-    "annealing",
-    "cross_entropy",
-    "evolution",
-    "colocrl",
-    "hdp",
-    "go",
-    "policy",
-    "guided_search",
-    "ours",
-    "contiguous",
-)
-"""Plans by these names were searched for; all others but `STEPS` are baselines. Earlier versions wrote `ours` for
-`guided_search`."""
+METHODS = ("annealing", "colocrl", "hdp", "go", "policy", "guided_search", "contiguous")
+"""Names of search methods; plans by other names than these and `STEPS` are baselines."""
 
 PYTORCH, COMPILED = "pytorch", "compiled"
 STEPS = {
     PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
     "one graph": "recorded as one graph",
 }  # fmt: skip
-"""What runs without a plan, by how its name begins, and its kind."""
+"""Kinds of steps that run without a plan, by the beginning of their name."""
 RUNTIMES = ("measured", "simulated")
 
 
 def step_kind(name: str) -> str:
-    """One of the kinds of `STEPS`, empty for a plan.
+    """Return one of the kinds of `STEPS`, empty for a plan.
 
     Examples:
         >>> step_kind("frozen, 1 thread"), step_kind("heft")
@@ -48,52 +35,51 @@ def step_kind(name: str) -> str:
 
 
 def plans_of(record: Record) -> dict[str, Record]:
-    """What is known of each plan, by name, in the order of the record."""
+    """Return the plans by name, in the order of the record."""
     return {str(name): mapping(plan) for name, plan in mapping(record.get("plans")).items()}
 
 
 def runtime_of(record: Record) -> str:
-    """One of `RUNTIMES`: what plans were judged by at the end. A record that does not say it is judged by its plans."""
+    """Return the runtime that plans were compared by at the end, one of `RUNTIMES`; guessed if the record lacks it."""
     if record.get("runtime") in RUNTIMES:
         return str(record["runtime"])
     return "simulated" if any("latency" in plan for plan in plans_of(record).values()) else "measured"
 
 
 def time_of(plan: Record) -> float:
-    """Milliseconds of one step, measured or not; NaN if the plan failed or nothing is known of it."""
+    """Return the milliseconds of one step, measured or simulated; NaN if the plan failed or has no time."""
     failed = plan.get("feasible") is False
     return math.nan if failed else number(plan.get("median_ms", plan.get("latency")))
 
 
 def is_left_out(plan: Record) -> bool:
-    """Whether it was not measured on purpose: as asked, for lack of time, or since it was slow at a first look. Such
-    reasons begin with "left out"."""
+    """True if the plan was not measured on purpose; its reason begins with "left out"."""
     return str(plan.get("reason") or "").startswith("left out")
 
 
 def best_of(record: Record) -> Record:
-    """The plan that was found the fastest."""
+    """Return the fastest plan."""
     return plans_of(record).get(str(record.get("best")), {})
 
 
 def again(plan: Record) -> Record:
-    """A plan with the times of the second set of runs, where it was measured again: those that did not choose it."""
+    """Return a plan with the times of its second set of runs, if it has one; these did not choose it."""
     times = {key: plan.get(f"again_{key}") for key in ("median_ms", "low_ms", "high_ms")}
     return plan if math.isnan(number(times["median_ms"])) else {**plan, **times}
 
 
 def pytorch_of(record: Record) -> Record:
-    """Plain PyTorch, as far as it was measured."""
+    """Return the measurement of plain PyTorch."""
     return plans_of(record).get(PYTORCH) or {"median_ms": record.get("pytorch_ms")}
 
 
 def winner_of(record: Record) -> str:
-    """Name of what is to run: a plan, or the step as written or compiled where no plan was faster beyond noise."""
+    """Return the name of the winner: a plan, or a step without one if no plan was faster beyond noise."""
     return str(record.get("winner") or record.get("best"))
 
 
 def best_baseline(record: Record) -> tuple[str, Record]:
-    """Name and plan of the fastest baseline; no name if none ran."""
+    """Return the name and the plan of the fastest baseline; no name if none ran."""
     ran = [
         (time_of(plan), name, plan)
         for name, plan in plans_of(record).items()
@@ -104,25 +90,25 @@ def best_baseline(record: Record) -> tuple[str, Record]:
 
 
 def kind_of(origin: Any) -> str:
-    """'baseline', 'method', 'mutation' or 'uncertain': what the marks of the charts tell apart."""
-    origin = str(origin).partition(":")[0]  # what follows says which operations were compiled into one before
+    """Return the kind of a plan, which decides its mark: 'baseline', 'method', 'mutation' or 'uncertain'."""
+    origin = str(origin).partition(":")[0]  # the rest names the operations that were fused before
     return "method" if origin in METHODS else origin if origin in ("mutation", "uncertain") else "baseline"
 
 
 def gap_percent(record: Record) -> float:
-    """By how much the best plan is above the lower bound, in percent; NaN where either is unknown."""
+    """Return the gap of the best plan to the lower bound in percent; NaN if either is unknown."""
     found, bound = time_of(best_of(record)), number(record.get("lower_bound"))
     return 100 * (found / bound - 1) if bound > 0 else math.nan
 
 
 def overlaps(one: Record, other: Record) -> bool:
-    """Whether the intervals of two plans have a time in common; False where one has no interval."""
+    """True if the intervals of two plans have a time in common; False if one has no interval."""
     lows, highs = ([number(plan.get(key)) for plan in (one, other)] for key in ("low_ms", "high_ms"))
     return not any(map(math.isnan, lows + highs)) and max(lows) <= min(highs)
 
 
 def device_names(record: Record, indices: Iterable[int] = ()) -> dict[int, str]:
-    """Name of each device by index; one that is used but not described is called by its index."""
+    """Return the name of each device by index; a device without a description is named by its index."""
     names = {
         index: str(entry.get("name", index) if isinstance(entry, Mapping) else entry)
         for index, entry in enumerate(listed(record.get("devices")))
@@ -133,7 +119,7 @@ def device_names(record: Record, indices: Iterable[int] = ()) -> dict[int, str]:
 def graph_arrays(
     record: Record,
 ) -> tuple[Int64[np.ndarray, "ends edges"], Int64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"], list[str]]:
-    """Edges that name nodes that exist, then segment, device and opcode of each node."""
+    """Return the valid edges, then segment, device and opcode of each node."""
     graph = mapping(record.get("graph"))
     lists = [list(graph.get(key) or []) for key in ("segment", "device", "opcode")]
     nodes = max(map(len, lists))
@@ -146,21 +132,20 @@ def graph_arrays(
     return edges, segment, device, [str(word) for word in lists[2]] + ["?"] * (nodes - len(lists[2]))
 
 
-# What was found --------------------------------------------------------------------------------------------------
+# Headline -------------------------------------------------------------------------------------------------------
 
-MOST_LOAD = 0.1  # share of the cores that others may take while ways are timed; beyond it a reader is warned
+MOST_LOAD = 0.1  # share of the cores that others may take while variants are timed; beyond it the page warns
 MOST_PROFILE_LOAD = 0.5  # likewise while operations are profiled: of several runs the shortest counts
 BY = {"measured": "measured", "simulated": "simulated"}
 
 
 def headline(record: Record) -> str:
-    """What was found, in words, whoever wins: times beside what they are to be held against."""
+    """Return the result in one line, whoever wins, with the times that it is compared with."""
     return (_measured if runtime_of(record) == "measured" else _computed)(record) + busy(record)
 
 
 def busy(record: Record) -> str:
-    """A warning where other processes took much of the cores while ways were timed, or operations before the search;
-    empty if not.
+    """Return a warning if other processes took much of the cores during measurements or the profile, else nothing.
 
     Examples:
         >>> busy({"load": 0.4})
@@ -176,7 +161,7 @@ def busy(record: Record) -> str:
 
 
 def undercut(record: Record) -> str:
-    """A sentence where real runs took less than what is proved of the costs; empty if not.
+    """Return a sentence if real runs took less than the lower bound by the profiled costs, else nothing.
 
     Examples:
         >>> plan = {"median_ms": 4.0, "feasible": True}
@@ -235,10 +220,10 @@ def _computed(record: Record) -> str:
 
 
 def lead(record: Record) -> str:
-    """A paragraph that says what the search was worth over the best baseline."""
+    """Return a paragraph that compares the best plan with the best baseline."""
     best, (name, baseline) = best_of(record), best_baseline(record)
     is_again = all("again_median_ms" in plan and plan["again_median_ms"] for plan in (best, baseline))
-    if is_again:  # only runs that took turns can be compared
+    if is_again:  # only alternating runs can be compared
         best, baseline = again(best), again(baseline)
     found, least = time_of(best), time_of(baseline)
     if math.isnan(found) or not name or step_kind(str(record.get("best"))):
@@ -263,7 +248,7 @@ def lead(record: Record) -> str:
 
 
 def _faster_again(record: Record) -> str:
-    """The plan that the second set of runs found the fastest, if that is not the best plan."""
+    """Return a sentence on the fastest plan of the second set of runs, if that is not the best plan."""
     plans = plans_of(record)
     second = {
         name: time
@@ -280,7 +265,7 @@ def _faster_again(record: Record) -> str:
 
 
 def facts(record: Record) -> str:
-    """The numbers of the headline, and how many plans they come from, as tiles."""
+    """Return the numbers of the headline, and the numbers of plans behind them, as tiles."""
     return tiles(_measured_facts(record) if runtime_of(record) == "measured" else _computed_facts(record))
 
 
@@ -319,8 +304,7 @@ def _computed_facts(record: Record) -> list[tuple[str, str, str]]:
 
 
 def ratio_of(record: Record, plan: Record) -> str:
-    """Plain PyTorch's time over the plan's, in words: above 1 the plan is faster. Both are of one set of runs, the
-    second where both have it."""
+    """Return the time of plain PyTorch over that of the plan, both of one set of runs; above 1 the plan is faster."""
     base = pytorch_of(record)
     if all(number(each.get("again_median_ms")) > 0 for each in (base, plan)):
         base, plan = again(base), again(plan)

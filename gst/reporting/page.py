@@ -1,4 +1,4 @@
-"""What every page is made of: its frame, headings, tables, figures, legends, and the parts of a record that is shown.
+"""Elements of every page: frame, headings, tables, figures, legends, and access to the parts of a record.
 
 All text from outside is escaped here. Every part of a record may be missing, empty or of another type.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from gst.reporting.charts import CROSS, DASH, SHAPES, escape, mark
 
 Record = Mapping[str, Any]
-"""What a command found, as JSON holds it."""
+"""Result of a command, as JSON holds it."""
 
 KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation", "uncertain": "uncertain"}
 
@@ -21,28 +21,28 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def mapping(value: Any) -> Record:
-    """The value if it is a mapping, else an empty one."""
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def listed(value: Any) -> Sequence[Any]:
-    """The value if it is a list, else an empty one."""
+    """Return the value if it is a list, else an empty one."""
     return value if isinstance(value, list | tuple) else []
 
 
 def mappings(value: Any) -> list[Record]:
-    """The mappings of a list."""
+    """Return the mappings of a list."""
     return [entry for entry in listed(value) if isinstance(entry, Mapping)]
 
 
 def command_of(record: Record) -> str:
-    """'gst place', 'gst demo' or 'gst fit', or 'gst' if the record names another or none."""
+    """Return 'gst place', 'gst demo' or 'gst fit', or 'gst' if the record names another command or none."""
     named = re.match(r"gst (place|demo|fit)(?=\s|$)", str(record.get("command") or ""))
     return named.group() if named else "gst"
 
 
 def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: str) -> str:
-    """A page that is one file and loads nothing.
+    """Return a page that is one file and loads nothing.
 
     Args:
         title, heading, command: plain words.
@@ -64,13 +64,13 @@ def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: 
 
 
 def _unbroken(words: str) -> str:
-    """The words, escaped, with no line broken within an interval or before a unit."""
+    """Return the words, escaped, with no line break within an interval or before a unit."""
     kept = escape(words).replace(DASH, f"\u2060{DASH}\u2060")
     return kept.replace(" ms", "\u00a0ms").replace(" %", "\u00a0%")
 
 
 def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Numbers (value, what it is, '' or 'good' or 'bad') in large type."""
+    """Return numbers (value, its meaning, '' or 'good' or 'bad') in large type."""
     cells = (
         f'<li><b class="{tone}">{escape(value)}</b><span>{escape(what)}</span></li>' for value, what, tone in entries
     )
@@ -78,33 +78,33 @@ def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def definitions(entries: Iterable[tuple[Any, Any]]) -> str:
-    """Names and what they stand for."""
+    """Return a list of names with their values."""
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in entries)}</dl>"
 
 
 def section(name: str, title: str, *parts: str) -> str:
-    """A section with its heading; `report.css` numbers them."""
+    """Return a section with its heading; `report.css` numbers them."""
     head = f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
     return f"{head}{''.join(parts)}</section>\n"
 
 
 def block(title: str, body: str) -> str:
-    """A heading and what stands below it, as one part of a `pair`."""
+    """Return a heading with its body, as one part of a `pair`."""
     return f"<div><h3>{title}</h3>{body}</div>"
 
 
 def command_line(record: Record) -> str:
-    """The command of a record, to be copied."""
+    """Return the command of a record, to be copied."""
     return f"<h3>Command</h3><pre><code>{escape(record.get('command') or 'not recorded', 4000)}</code></pre>"
 
 
 def pair(*parts: str) -> str:
-    """Parts beside each other where there is room, else below each other."""
+    """Return parts in two columns, or one below the other on a narrow screen."""
     return f'<div class="pair">{"".join(parts)}</div>'
 
 
 def empty(sentence: str) -> str:
-    """What stands where there is nothing to show."""
+    """Return a sentence for a section without content."""
     return f'<p class="empty">{sentence}</p>'
 
 
@@ -116,7 +116,7 @@ def rows(
     words: int = 1,
     anchor: str = "",
 ) -> str:
-    """A table whose first `words` columns are words and whose others are numbers, in a box that scrolls.
+    """Return a table in a box that scrolls: `words` columns of words, then numbers.
 
     With `anchor` each row can be linked to by that and the first of its words.
     """
@@ -134,7 +134,7 @@ def rows(
 
 
 def figure(svg: str, caption: str, table: str = "", legend: str = "", heading: str = "") -> str:
-    """A chart of the usual width, with the same in numbers beneath where there is a table."""
+    """Return a chart of the usual width, with its table of numbers, if any, beneath."""
     title = f"<h3>{heading}</h3>" if heading else ""
     return (
         f'<div>{title}<figure><div class="plot">{svg}</div>{legend}<figcaption>{caption}</figcaption>'
@@ -143,7 +143,7 @@ def figure(svg: str, caption: str, table: str = "", legend: str = "", heading: s
 
 
 def wide_figure(name: str, svg: str, caption: str, table: str, legend: str = "") -> str:
-    """A drawing as wide as the page, which scrolls where it does not fit and has buttons to zoom."""
+    """Return a drawing as wide as the page, which scrolls if it does not fit and has buttons to zoom."""
     return (
         f'<h3>{name}</h3><figure class="graph">{legend}'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{svg}</div>'
@@ -152,7 +152,7 @@ def wide_figure(name: str, svg: str, caption: str, table: str, legend: str = "")
 
 
 def legend(items: Iterable[tuple[str, str, str]]) -> str:
-    """Items (class, shape as SVG, words)."""
+    """Return a legend of items (class, shape as SVG, words)."""
     cells = (
         f'<li class="{css}"><svg viewBox="-8 -8 16 16" aria-hidden="true">{shape}</svg>{escape(words)}</li>'
         for css, shape, words in items
@@ -161,11 +161,11 @@ def legend(items: Iterable[tuple[str, str, str]]) -> str:
 
 
 def kind_legend(kinds: set[str], failed: bool = False) -> str:
-    """The marks of these kinds of plans, see `gst.reporting.headline.kind_of`, and that of a failure."""
+    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`, and of failures."""
     shown = [("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds]
     return legend(shown + [("", f'<path class="mark failed" d="{CROSS}"/>', "failed")] * failed)
 
 
 def details(table: str) -> str:
-    """A table that opens on demand; nothing where there is none."""
+    """Return a table that opens on demand; nothing without a table."""
     return f"<details><summary>The same in numbers</summary>{table}</details>" if table else ""

@@ -1,10 +1,8 @@
-"""The section that shows the best plan as a timeline: simulated, bars on one lane for each device, thousands of them in
-a few kilobytes.
+"""Simulated timeline of the best plan: one lane for each device, thousands of operations in a few kilobytes.
 
-A lane is a row of cells half a pixel wide. Each cell shows one kind of operation or none, chosen so that along the lane
-the ink of each kind stays within a cell of the time it takes: what a cell has too little of is carried to the next, as
-printers do with shades of grey (error diffusion: Floyd and Steinberg, An adaptive algorithm for spatial grey scale,
-Proceedings of the Society for Information Display 17, 1976).
+A lane is a row of cells half a pixel wide. Each cell shows one kind of operation or none, so that along the lane the
+ink of each kind is within a cell of the time it takes. The remainder of a cell is carried to the next (error diffusion:
+Floyd and Steinberg, An adaptive algorithm for spatial grey scale, Proceedings of the SID 17, 1976).
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ MOST_DEVICES = 64
 WIDTH, LEFT, RIGHT = 960.0, 8.0, 948.0
 CELL = 0.5  # pixels
 MOST_CELLS = 12_000  # of all lanes; more lanes have wider cells
-WIDE = 6  # cells from which on operations are set apart by a thin line
+WIDE = 6  # cells; thin lines separate operations that are wider
 IDLE = -1
 
 Times = Float64[np.ndarray, " bars"]
 
 
 def timeline(record: Record) -> str:
-    """Lanes, and the share of the run that each device and each kind of operation is at work."""
+    """Return the lanes, and the share of the run that each device and each kind of operation takes."""
     title = "Where the time of the best plan goes, simulated"
     kinds, bars = _bars(mapping(record.get("timeline")))
     if not len(bars.device) or not bars.span_ms:
@@ -50,7 +48,7 @@ def timeline(record: Record) -> str:
 
 
 def _bars(drawn: Record) -> tuple[list[str], Bars]:
-    """Names of the kinds, and the bars that are four numbers, are of a kind and do not end before they begin."""
+    """Return the names of the kinds and the valid bars: four numbers, a known kind, no end before the beginning."""
     kinds = [str(kind) for kind in listed(drawn.get("kinds"))]
     good = [list(map(number, entry)) for entry in listed(drawn.get("bars")) if len(listed(entry)) == 4]
     table = np.array(good, np.float64).reshape(-1, 4)
@@ -111,7 +109,7 @@ def _kind_table(bars: Bars, kinds: Sequence[str], used: Sequence[int]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """What ran where and when; bars of one device may overlap (operations that ran fused).
+    """Runs of operations on devices; bars of one device may overlap (operations that ran fused).
 
     Args:
         device: index of the device.
@@ -126,17 +124,17 @@ class Bars:
     kind: Int64[np.ndarray, " bars"]
 
     def of(self, chosen: np.ndarray) -> Bars:
-        """Some of them, by mask or index."""
+        """Return the bars that a mask or an index chooses."""
         return Bars(self.device[chosen], self.begin_ms[chosen], self.end_ms[chosen], self.kind[chosen])
 
     @property
     def span_ms(self) -> float:
-        """When the last one ends."""
+        """End of the last bar."""
         return float(self.end_ms.max(initial=0.0))
 
 
 def busy_ms(bars: Bars) -> float:
-    """For how long at least one of them runs."""
+    """Return the time during which at least one bar runs."""
     order = np.argsort(bars.begin_ms, kind="stable")
     begin, end = bars.begin_ms[order], np.maximum.accumulate(bars.end_ms[order])
     before = np.r_[-np.inf, end[:-1]]
@@ -144,7 +142,7 @@ def busy_ms(bars: Bars) -> float:
 
 
 def coverage(begin: Times, end: Times, edges: Float64[np.ndarray, " edges"]) -> Float64[np.ndarray, " cells"]:
-    """How much of each cell between two `edges` lies within the bars, as a share; bars that overlap count twice."""
+    """Return the share of each cell between two `edges` that the bars cover; bars that overlap count twice."""
 
     def before(times: Times) -> Float64[np.ndarray, " edges"]:
         ordered = np.sort(times)
@@ -156,7 +154,7 @@ def coverage(begin: Times, end: Times, edges: Float64[np.ndarray, " edges"]) -> 
 
 
 def cells_of(bars: Bars, num_kinds: int, edges: Float64[np.ndarray, " edges"]) -> Int64[np.ndarray, " cells"]:
-    """The kind that each cell of a lane shows, `IDLE` for none; a stretch of work too short for a cell gets one."""
+    """Return the kind that each cell of a lane shows, `IDLE` for none; work too short for a cell gets one."""
     owns = [bars.kind == kind for kind in range(num_kinds)]
     cover = np.array([coverage(bars.begin_ms[own], bars.end_ms[own], edges) for own in owns])
     cover /= np.maximum(cover.sum(0), 1.0)
@@ -177,7 +175,7 @@ def cells_of(bars: Bars, num_kinds: int, edges: Float64[np.ndarray, " edges"]) -
 
 
 def lanes(bars: Bars, names: Sequence[tuple[int, str]], kinds: Sequence[int], label: str) -> str:
-    """The drawing: a lane for each (device, what stands over it). Kinds differ in colour and height, see `height`."""
+    """Draw a lane for each (device, heading of the lane). Kinds differ in colour and height, see `height`."""
     tall = 30.0 if len(names) <= 8 else 16.0
     pitch = tall + 30
     bottom = pitch * len(names) + 4
@@ -209,18 +207,18 @@ def lanes(bars: Bars, names: Sequence[tuple[int, str]], kinds: Sequence[int], la
 
 
 def height(position: int, kinds: Sequence[int]) -> float:
-    """Share of the lane that the bars of a kind fill: all of it for the first, less and less for the others."""
+    """Return the share of the lane that bars of a kind fill: all of it for the first kind, less for later ones."""
     return 1 - 0.65 * position / max(len(kinds) - 1, 1)
 
 
 def swatch(position: int, kinds: Sequence[int]) -> str:
-    """A bar of the kind for a legend, in a box from -8 to 8."""
+    """Return a bar of the kind for a legend, in a box from -8 to 8."""
     high = 14 * height(position, kinds)
     return f'<path class="bars" stroke-width="{high:.3g}" d="M-6 {7 - high / 2:.3g}H6"/>'
 
 
 def _runs(shown: np.ndarray, middle: float) -> str:
-    """Cells that follow each other as one stroke."""
+    """Return a path with one stroke for each run of cells."""
     bounds = np.flatnonzero(np.diff(np.r_[False, shown, False].astype(np.int64))).reshape(-1, 2)
     places = LEFT + bounds * (RIGHT - LEFT) / len(shown)
     return "".join(f"M{first:.5g} {middle:.4g}H{last:.5g}" for first, last in places.tolist())

@@ -1,5 +1,4 @@
-"""The page of a training (`gst fit`): its result in a sentence and a few numbers, loss and metrics by epoch, predicted
-against measured values of what was held out, the embedding table, and what was trained on what."""
+"""Page of a training (`gst fit`): its result, loss and metrics by epoch, held-out predictions, the embedding table."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from gst.reporting.page import (
 MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
 
 METRICS = {"tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy"}
-"""What trainings are judged by: the first of these that one knows."""
+"""Metrics of a training; the first that it has counts."""
 
 LOGGED = {
     **METRICS,
@@ -64,8 +63,7 @@ AXES = {
 
 
 def render_training(record: Record) -> str:
-    """The page of a training. `record` is what `gst.training.record.ReportPage` says; all its parts may be missing or
-    empty, which becomes a sentence.
+    """Return the page of a training, given the record of `gst.training.record.ReportPage`; all parts may be missing.
 
     Examples:
         >>> "No epoch was finished" in render_training({})
@@ -81,7 +79,7 @@ def render_training(record: Record) -> str:
 
 
 def summary(record: Record) -> str:
-    """The metric of the best epoch, or how the loss went."""
+    """Return the metric of the best epoch, or the course of the loss, in one line."""
     key, loss = metric_of(record), course(record, "loss", "loss")
     if not loss:
         return "No epoch was finished"
@@ -98,14 +96,14 @@ def summary(record: Record) -> str:
 
 
 def _held_out(record: Record) -> tuple[int, str]:
-    """How many were held out, and of what."""
+    """Return the number of held-out targets, and the noun for them."""
     graphs = mappings(mapping(record.get("held_out")).get("graphs"))
     sizes = [len(entry["measured"]) for entry in graphs if isinstance(entry.get("measured"), list)]
     return sum(sizes), "graphs" if sizes and max(sizes) == 1 else "configurations"
 
 
 def training_lead(record: Record) -> str:
-    """What the number of the headline is worth."""
+    """Return a paragraph on the meaning of the number in the headline."""
     key = metric_of(record)
     if not key:
         return ""
@@ -117,7 +115,7 @@ def training_lead(record: Record) -> str:
 
 
 def training_facts(record: Record) -> str:
-    """The numbers that are asked for first, as tiles."""
+    """Return the most important numbers as tiles."""
     key, best, loss = metric_of(record), best_epoch(record), course(record, "loss", "loss")
     slower = number(best.get("slowdown@1"))
     entries = [(f"{number(best[key]):.3f}", f"{METRICS[key]}, best epoch", "")] if key else []
@@ -139,26 +137,26 @@ def training_facts(record: Record) -> str:
 
 
 def course(record: Record, key: str, name: str) -> list[Course]:
-    """How `key` developed over the epochs of a training; nothing if no epoch knows it."""
+    """Return the values of `key` over the epochs; nothing if no epoch has it."""
     points = [(number(entry.get("epoch")) + 1, number(entry.get(key))) for entry in mappings(record.get("epochs"))]
     known = [point for point in points if not any(map(math.isnan, point))]
     return [(name, sorted(known))] if known else []
 
 
 def metric_of(record: Record) -> str:
-    """The key of the metric that the training is judged by; '' if it has none."""
+    """Return the key of the metric of the training; '' if it has none."""
     return next((key for key in METRICS if course(record, key, key)), "")
 
 
 def best_epoch(record: Record) -> Record:
-    """The epoch with the best metric; empty without a metric."""
+    """Return the epoch with the best metric; empty without a metric."""
     key = metric_of(record)
     known = [entry for entry in mappings(record.get("epochs")) if not math.isnan(number(entry.get(key)))]
     return max(known, key=lambda entry: number(entry.get(key)), default={})
 
 
 def courses(record: Record) -> str:
-    """Loss and metric, with all that was logged beneath."""
+    """Return charts of loss and metric, and a table of all logged values."""
     loss, key = course(record, "loss", "loss"), metric_of(record)
     name = METRICS.get(key, "metric")
     title = f"Loss and {name}"
@@ -182,7 +180,7 @@ def courses(record: Record) -> str:
 
 
 def table_courses(record: Record) -> str:
-    """How old the rows of the table are, and for what share of keys there is none."""
+    """Return charts of the ages of the table's rows and of the share of keys without a row."""
     title = "The embedding table"
     ages = course(record, "age_mean", "mean") + course(record, "age_max", "greatest")
     unknown = course(record, "share_unknown", "unknown")
@@ -212,7 +210,7 @@ def table_courses(record: Record) -> str:
 
 
 def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
-    """Those of `names` that some epoch knows."""
+    """Return a table of those of `names` that some epoch has."""
     known = [key for key in names if course(record, key, key)]
     lines = []
     for entry in mappings(record.get("epochs")):
@@ -231,11 +229,11 @@ def _value(key: str, entry: Record) -> str:
     return brief(value / 2**20 if key == "bytes" else value)
 
 
-# What was held out ----------------------------------------------------------------------------------------------------
+# Held-out predictions -------------------------------------------------------------------------------------------------
 
 
 def scores(record: Record) -> str:
-    """A point for each configuration that was held out, or a table of classes; and a line for each graph."""
+    """Return a point for each held-out configuration, or a table of classes; and a line for each graph."""
     title, held = "Predicted against measured, held out", mapping(record.get("held_out"))
     graphs = _graphs(held)
     if not graphs:
@@ -259,7 +257,7 @@ def scores(record: Record) -> str:
 
 
 def _graphs(held: Record) -> list[tuple[str, PerConfig, PerConfig, float]]:
-    """Name, predicted, measured and tau of each graph; pairs with a number that is none are left out."""
+    """Return name, predicted, measured and tau of each graph; pairs that are not finite are left out."""
     found = []
     for entry in mappings(held.get("graphs")):
         pairs = list(zip(listed(entry.get("predicted")), listed(entry.get("measured")), strict=False))
@@ -271,7 +269,7 @@ def _graphs(held: Record) -> list[tuple[str, PerConfig, PerConfig, float]]:
 
 
 def _points(graphs: list[tuple[str, PerConfig, PerConfig, float]], kind: str) -> tuple[PerConfig, PerConfig]:
-    """All pairs; as places (0..100) within their graph for 'order', or among all graphs if each has a single one."""
+    """Return all pairs; for 'order' as places (0..100) within their graph, or among all graphs of one target each."""
     pairs = [(predicted, measured) for _, predicted, measured, _ in graphs]
     if all(len(measured) == 1 for _, measured in pairs):
         pairs = [(np.concatenate([each[0] for each in pairs]), np.concatenate([each[1] for each in pairs]))]
@@ -281,14 +279,14 @@ def _points(graphs: list[tuple[str, PerConfig, PerConfig, float]], kind: str) ->
 
 
 def _places(values: PerConfig) -> PerConfig:
-    """The place of each among all, 0..100; equal values share the middle of theirs."""
+    """Return the place of each among all, 0..100; equal values have the middle of theirs."""
     ordered = np.sort(values)
     middle = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") - 1) / 2
     return 100 * middle / max(len(values) - 1, 1)
 
 
 def _tenths(predicted: PerConfig, measured: PerConfig, x_label: str, y_label: str) -> str:
-    """What was measured of each tenth of the predictions."""
+    """Return a table of the measured values of each tenth of the predictions."""
     lines = []
     groups = np.array_split(np.argsort(predicted, kind="stable"), min(10, len(predicted)))
     for count, inside in enumerate(groups, 1):
@@ -300,7 +298,7 @@ def _tenths(predicted: PerConfig, measured: PerConfig, x_label: str, y_label: st
 
 
 def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
-    """What the configuration that was predicted first turned out to be."""
+    """Return a table of graphs with the measured value of the configuration that was predicted first."""
     lines = []
     for name, predicted, measured, tau in graphs[:MAX_GRAPHS]:
         first, best = float(measured[predicted.argmin()]), float(measured.min())
@@ -317,7 +315,7 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
 
 
 def _target(value: float) -> str:
-    """A target in a narrow column: four digits of a runtime in nanoseconds."""
+    """Return a target for a narrow column: four digits of a runtime in nanoseconds."""
     return brief(value) if abs(value) < 1e6 else f"{value:.3e}"
 
 
@@ -332,11 +330,11 @@ def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
     return rows("Classes", ["", *(f"as {escape(said)}" for said in classes), "right"], lines)
 
 
-# What was trained -----------------------------------------------------------------------------------------------------
+# Setting --------------------------------------------------------------------------------------------------------------
 
 
 def trained(record: Record) -> str:
-    """Model, data and its parts, machine, command, checkpoints."""
+    """Return model, data and its parts, machine, command, checkpoints."""
     parts = [
         [part.get("part"), *(whole(part.get(key)) for key in ("graphs", "nodes", "segments", "configurations"))]
         for part in mappings(record.get("parts"))

@@ -13,7 +13,7 @@ import numpy as np
 from gst.simulation.queues import enqueue, is_next, next_reader, pop, push
 from gst.util.compiled import compiled
 
-LEAST_RATE = 0.2  # of an operation beside others, as a share of its speed alone
+LEAST_RATE = 0.2  # of an operation that runs with others, as a share of its speed alone
 
 
 class Work(NamedTuple):
@@ -184,7 +184,7 @@ def simulate(home, rank, work, machine, contention):
                     position -= 1
                 active[position] = chosen
                 num_active += 1
-        # How fast does each run beside the others, and which is the next event: an operation ends, or a value arrives?
+        # Speed of each operation that runs, and the next event: an operation ends, or a value arrives.
         total = 0.0
         for position in range(num_active):
             total += intensity[active[position]]

@@ -24,7 +24,7 @@ from gst.util.compiled import compiled
 
 def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
     """Return the stream program of a simulated run: each device takes its operations in the order in which they began.
-    Inputs lie wherever they are read; with a known program, `gst.placement.streams.plan_streams` is more precise.
+    Inputs lie wherever they are read; with a known program, `gst.placement.api.streams.plan_streams` is more precise.
 
     Args:
         costs: of the simulation.

@@ -282,7 +282,7 @@ class Stoppable(L.Callback):
         self._asked = number
 
     def _all_asked(self, trainer: L.Trainer) -> bool:
-        """Whether any process got a signal, so that all stop after the same step."""
+        """True if any process got a signal, so that all stop after the same step."""
         return trainer.strategy.reduce_boolean_decision(bool(self._asked), all=False)
 
 

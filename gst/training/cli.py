@@ -6,6 +6,7 @@ import argparse
 import csv
 import logging
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -48,6 +49,38 @@ EXAMPLES = {
     "predict": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --predictions.path runs/scores.csv",),
 }
 """Examples at the end of the help of each command."""
+USUAL = """\
+--config FILE.yaml           settings; any key of the file is a flag too, as below
+--print_config               print all settings as such a file, with comments: --print_config=comments
+--ckpt_path FILE|last        checkpoint to evaluate, or to go on from
+--seed_everything N          seed of weights and of shuffling
+--json FILE                  write the result as JSON; also --quiet, --verbose, --debug
+--model.encoder CLASS        gst.nn.SAGE, GCN, GIN, GAT, GPS, FusedSAGE, or your class; --model.encoder.channels N
+--model.head CLASS           gst.nn.Head, gst.nn.CrossConfigHead, or your class
+--model.pooling NAME         sum, mean or max over the nodes of a graph
+--model.num_fresh S          segments of a graph that are encoded with gradient in a step
+--model.table true           keep embeddings of the other segments in a table between steps
+--model.estimate NAME        use of the table: auto, fresh, dropout, fixed_dropout, difference, regression, composite
+--model.keep_probability P   share of rows that Stale Embedding Dropout keeps
+--model.refresh NAME         draw of fresh segments: uniform, or age (of their rows)
+--model.loss NAME            pairwise_hinge, diff_mat, list_mle, log_runtime, squared_error, cross_entropy
+--data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.LayoutFiles, or your class
+--data.store DIR             where segments are kept once they are cut
+--data.max_nodes N           most nodes of a segment
+--data.method NAME           partitioner: metis, communities, ldg, fennel, topological, contiguous, random, auto
+--data.halo N                hops of context around a segment
+--data.split_by NAME         hold out configs, graphs or groups; --data.num_valid N, --data.num_test N
+--data.graphs_per_step N     graphs in a step of each process
+--data.configs_per_graph N   configurations of each graph in a step
+--optimizer CLASS            such as torch.optim.AdamW; --optimizer.lr X; --lr_scheduler CLASS
+--trainer.max_epochs N       length of the training; also --trainer.max_steps N
+--trainer.accelerator NAME   auto, cpu, gpu ...; --trainer.devices N, --trainer.strategy ddp|fsdp2
+--trainer.precision NAME     32-true, bf16-mixed or 16-mixed
+--trainer.callbacks+=CLASS   such as gst.training.HeadFinetuning or gst.training.PlacedSteps
+--trainer.default_root_dir DIR   where results go
+--predictions.path FILE.csv  where gst predict writes scores"""
+"""Options of the help; `--help.SECTION` prints all of a section."""
+SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "predictions")
 SUMMARIES = {
     "fit": "Train a model; every flag of Lightning's trainer works",
     "validate": "Evaluate a checkpoint on the validation part",
@@ -90,6 +123,20 @@ class PredictionWriter(BasePredictionWriter):
             writer.writerow(["graph", "unique_config", "score"])
             for rows in predictions:
                 writer.writerows(rows)
+
+
+class Parser(LightningArgumentParser):
+    """Parser whose help of a command is short: its description and epilog, or one section of all options."""
+
+    section = ""
+
+    def format_help(self) -> str:
+        if not self.epilog:
+            return super().format_help()
+        if not self.section:
+            return f"usage: {self.usage}\n\n{self.description}\n\n{self.epilog}\n"
+        options = re.split(r"\n(?=  --)", super().format_help())
+        return "\n".join(each for each in options if each.startswith(f"  --{self.section}")) + "\n"
 
 
 class GstCLI(LightningCLI):
@@ -143,7 +190,7 @@ class GstCLI(LightningCLI):
 
 
 def _names_checkpoint(arguments: Sequence[str]) -> bool:
-    """Whether an argument, or a configuration file, says which checkpoint (or help is asked for)."""
+    """True if an argument or a configuration file names a checkpoint, or help is asked for."""
     if any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
         return True
     contents = [yaml.safe_load(path.read_text()) for path in _config_files(arguments)]  # see `check_yaml`
@@ -168,12 +215,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
     if arguments[0] != "fit" and not _names_checkpoint(arguments):
         raise ValueError(f"gst {arguments[0]} needs --ckpt_path: without it the model is untrained")
     _silence_what_nobody_can_act_on()
+    arguments = _with_section(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
         with _own_run(), waits_explained(), ended_by_signals():
             cli = GstCLI(
                 SegmentTrainingModule,
                 SegmentDataModule,
+                parser_class=Parser,
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)", "exit_on_error": False}
                 | {"formatter_class": _HelpFormatter}  # of the commands too
@@ -216,14 +265,29 @@ def _current_run() -> Any:
 
 
 def _help(name: str) -> dict[str, Any]:
-    """Usage, description and examples of a command; the generated usage would list a hundred flags."""
+    """Return usage, description, usual options and examples of a command."""
+    options = "\n".join(f"  {each}" for each in USUAL.splitlines())
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
     return {
         "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",
         "description": f"{SUMMARIES[name]}. Examples are at the end.",
-        "epilog": f"examples:\n{examples}\n\nAny key of the file is a flag too, as above: --trainer.max_epochs, "
-        "--data.max_nodes.\nBeside those listed: --json FILE, --quiet, --verbose and --debug.",
+        "epilog": f"usual options:\n{options}\n\nall options:\n"
+        f"  gst {name} --help.SECTION        options of {', '.join(SECTIONS)}\n"
+        f"  gst {name} --model.encoder.help CLASS, --data.source.help CLASS, --optimizer.help CLASS ...\n\n"
+        f"examples:\n{examples}",
     }
+
+
+def _with_section(arguments: list[str]) -> list[str]:
+    """Return arguments with `--help` instead of `--help.SECTION`, whose options the parser then prints.
+
+    Raises:
+        ValueError: there is no such section.
+    """
+    Parser.section = next((each.partition(".")[2] for each in arguments if each.startswith("--help.")), "")
+    if Parser.section and Parser.section not in SECTIONS:
+        raise ValueError(f"--help.{Parser.section}: the sections are {', '.join(SECTIONS)}")
+    return ["--help" if each.startswith("--help.") else each for each in arguments]
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):

@@ -172,8 +172,8 @@ class SegmentTrainingModule(L.LightningModule):
         return path
 
     def forward(self, step: Step) -> Tensor:
-        """Return scores (graphs, configs): the lower, the faster. exp(score) is a runtime if `loss` is `log_runtime`; with
-        `cross_entropy` there is one score for each class, the last axis."""
+        """Return scores (graphs, configs): the lower, the faster. exp(score) is a runtime if `loss` is `log_runtime`;
+        with `cross_entropy` there is one score for each class, the last axis."""
         return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:

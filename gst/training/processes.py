@@ -156,7 +156,7 @@ def _watch(signals: int) -> None:
 
 
 def _still_waits(frame: FrameType, thread: int, seconds: float) -> bool:
-    """Whether `thread` stays in one collective, or in another call without using the CPU, for so many seconds."""
+    """True if `thread` stays in one collective, or in another call without using the CPU, for so many seconds."""
     instruction, clock = frame.f_lasti, time.pthread_getcpuclockid(thread)
     began, used, since = time.monotonic(), time.clock_gettime(clock), 0.0
     while sys._current_frames().get(thread) is frame and frame.f_lasti == instruction:

@@ -26,7 +26,6 @@ from jaxtyping import Int8, Shaped, UInt
 from numpy.typing import DTypeLike
 
 from gst.util.untrusted import shown
-from gst.util.writing import chunks
 
 ALIGNMENT = 64
 JOURNAL = "journal.jsonl"
@@ -156,8 +155,8 @@ class _Growing:
         words = view(np.memmap(self.file.name, np.uint8, "r"), before) if self.rows else None
         self._start(unpacked(np.empty((0, *self.kind[0]), self.kind[1]), symbols))
         if words is not None:
-            for part in chunks(len(words), ROWS_UNPACKED):
-                self.append(unpacked(words[part], symbols))
+            for start in range(0, len(words), ROWS_UNPACKED):
+                self.append(unpacked(words[start : start + ROWS_UNPACKED], symbols))
 
 
 def _stored(piece: np.ndarray, symbols: int) -> np.ndarray:
@@ -228,7 +227,7 @@ def _journalled(path: Path) -> list[Record]:
 BITS, LOWEST = 3, -1
 HIGHEST = LOWEST + (1 << BITS) - 1
 MOST_SYMBOLS = 64 // BITS
-WORDS = tuple(np.dtype(f"<u{size}") for size in (1, 2, 4, 8))
+WORDS = tuple(map(np.dtype, ("<u1", "<u2", "<u4", "<u8")))
 AT_ONCE = 4  # symbols that one look into the table unpacks
 
 
@@ -275,14 +274,9 @@ def unpacked(words: UInt[np.ndarray, "*rows"], num_symbols: int) -> Int8[np.ndar
     return found.view(np.int8)[..., :num_symbols]
 
 
-def _four_symbols() -> np.ndarray:
-    """Return for each number of twelve bits its four symbols, an int8 each, as one integer of 32 bits."""
-    numbers = np.arange(1 << (AT_ONCE * BITS))
-    symbols = (numbers[:, None] >> BITS * np.arange(AT_ONCE)) & (HIGHEST - LOWEST)
-    return (symbols + LOWEST).astype(np.int8).view(np.uint32).ravel()
-
-
-FOUR_SYMBOLS = _four_symbols()
+_CODES = np.arange(1 << (AT_ONCE * BITS))[:, None] >> BITS * np.arange(AT_ONCE) & (HIGHEST - LOWEST)
+FOUR_SYMBOLS = (_CODES + LOWEST).astype(np.int8).view(np.uint32).ravel()
+"""For each number of twelve bits its four symbols, an int8 each, as one integer of 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,19 +16,18 @@ import torch
 
 from gst.util.progress import notice
 
+try:
+    numba.njit(cache=True)(lambda: None)
+    _IS_KEPT = True
+except RuntimeError:  # neither the package's folder nor the user's cache folder can be written
+    _IS_KEPT = False
 
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `kernel` on its first call and keep the machine code for later processes, disk permitting.
+compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(cache=_IS_KEPT, nogil=True)
+"""Decorator that compiles a loop on its first call and keeps the machine code for later processes, disk permitting.
 
-    Write `@no_type_check` under this decorator: numba must see the bare function, not one wrapped by the shape checker
-    that the tests install. numba raises RuntimeError when neither the package's folder nor the user's cache folder can
-    be written (a read-only container); the kernel is then compiled once per process. The kept code goes stale when a
-    kernel changes that this one calls from another file: delete the `__pycache__` folders then.
-    """
-    try:
-        return numba.njit(cache=True, nogil=True)(kernel)
-    except RuntimeError:
-        return numba.njit(nogil=True)(kernel)
+Write `@no_type_check` under it: numba must see the bare function, not one wrapped by the shape checker that the tests
+install. The code on the disk goes stale when a kernel changes that this one calls from another file: delete the
+`__pycache__` folders then."""
 
 
 def cache_directory() -> Path:

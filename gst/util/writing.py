@@ -1,4 +1,4 @@
-"""Output files and directories: atomic writes, a lock for each directory of results, arrays larger than memory."""
+"""Output files and directories: atomic writes, and a lock for each directory of results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-import numpy as np
-from numpy.typing import DTypeLike
-
 LOCK = ".lock"
-CHUNK = 1 << 18  # entries handled at once: anonymous memory is proportional to it, not to a graph
 
 
 @contextmanager
@@ -125,33 +121,3 @@ def _locked_file(path: Path) -> BinaryIO:
                 file.flush()
                 return file
         file.close()  # its owner removed the file just before it released the lock
-
-
-def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Return an uninitialised array: in memory if `directory` is None, else memory-mapped from the new file `name` in
-    it, whose pages the system can write back.
-
-    Raises:
-        OSError: the disk is full. All blocks are allocated here, since a later write to a full disk would kill the
-            process.
-    """
-    if directory is None:
-        return np.empty(shape, dtype)
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    try:
-        with (directory / name).open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, num_bytes))
-    except OSError as error:
-        message = f"no room for {num_bytes} bytes in {directory}: {error.strerror}; make room or give another place"
-        raise OSError(error.errno, message) from error
-    return np.memmap(directory / name, dtype, "r+", shape=shape)
-
-
-def chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
-    """Yield slices that cover 0 .. length, each of at most `size` entries.
-
-    Examples:
-        >>> list(chunks(5, 2))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))

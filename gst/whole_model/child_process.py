@@ -32,8 +32,9 @@ from gst.execution.measure import timed
 from gst.execution.on_accelerator import Run, as_called, as_written, num_weights, one_graph, whole
 from gst.execution.plain import COMPILED, FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch, failing
 from gst.lowering.calls import eager
-from gst.programs import Program, Reference, as_module, differ_beyond_rounding, kind_for, resolve, traced
+from gst.programs import Program, Reference, as_module, differ_beyond_rounding, kind_for
 from gst.programs.seeded import unseeded
+from gst.programs.traces import resolve, traced
 from gst.util.process import keep_freed_memory
 from gst.whole_model.choosing import TimeIsUp, candidates, stopped_after
 from gst.whole_model.variants import ONE_GRAPH, Bound

@@ -80,7 +80,7 @@ class Inputs:
 
 
 class Variant(NamedTuple):
-    """One way of running a whole model.
+    """Settings of one run of a whole model: compiler, threads, memory layout.
 
     Args:
         kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'; on an accelerator also 'one graph'.

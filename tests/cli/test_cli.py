@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.cli import main
+from gst.cli import main, programs
 from gst.data.tpugraphs import read
+from gst.programs import operation
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ALEXNET = FIXTURES / "alexnet_small.npz"
@@ -127,8 +129,8 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(capsys: pytest.CaptureFi
 
 
 def test_devices_and_programs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, ["demo", "--devices", "cpu:0,tpu:7"], "tpu:7", "cpu:0")
-    refused(capsys, ["demo", "--program", "nothing"], "nothing", "rnnlm")
+    refused(capsys, ["place", "rnnlm", "--devices", "cpu:0,tpu:7", "--out", "runs"], "tpu:7", "cpu:0")
+    refused(capsys, ["place", "nothing", "--out", "runs"], "nothing", "rnnlm")
     assert not Path("runs").exists()
 
 
@@ -171,9 +173,26 @@ def test_the_help_of_a_training_begins_with_a_usage_and_ends_with_examples(
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([subcommand, "--help"])
-    first, second, *_, last = capsys.readouterr().out.strip().split("\n\n")
+    printed = capsys.readouterr().out
+    first, second, *_, last = printed.strip().split("\n\n")
     assert first == f"usage: gst {subcommand} --config FILE.yaml [--SECTION.NAME VALUE ...]"
-    assert second.endswith(". Examples are at the end.") and "--json" in last
+    assert second.endswith(". Examples are at the end.") and last.startswith("examples:")
+    assert len(printed.splitlines()) <= 80
+
+
+def test_the_short_help_names_options_that_exist_and_a_section_lists_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sections = {}
+    for section in ("model", "data", "trainer"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", f"--help.{section}"])
+        sections[section] = capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--help"])
+    named = re.findall(r"--((model|data|trainer)\.\w+)", capsys.readouterr().out)
+    assert len(named) > 20 and all(f"  --{option}" in sections[section] for option, section in named)
+    assert main(["fit", "--help.fun"]) == 2 and "the sections are trainer, model" in capsys.readouterr().err
 
 
 def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,3 +200,7 @@ def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.
     assert main(["trace", "--hlo", str(FIXTURES / "hlo" / "lowered.txt"), "--out", str(out)]) == 0
     assert "134 nodes, 155 edges, 14 configurable nodes" in capsys.readouterr().out
     assert read(out).num_nodes == 134
+
+
+def test_the_kinds_of_the_command_line_are_those_of_programs() -> None:
+    assert programs.KINDS == operation.KINDS and programs.ACCELERATOR == operation.ACCELERATOR

@@ -21,6 +21,7 @@ ALEXNET = str(FIXTURES / "alexnet_small.npz")
 ELF = str(FIXTURES / "elf")
 ELF_CLASS = "experiments.reproductions.elf:ElfBinaries"
 SOURCE = """
+import numpy as np
 from gst.data import GraphSource
 from gst.graphs.graph import Graph
 

@@ -327,7 +327,7 @@ def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixt
     refused(capsys, ["place", PROGRAM, *graph[1:]], "--graph")
     refused(capsys, [*graph, "--devices", "cpu:0"], "--devices")
     refused(capsys, [*graph, "--tasks", "placement,fusion"], "fusion")
-    refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--tasks", "placement,fusion", *out], "fused", "--machine")
+    refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--tasks", "placement,fusion", *out], "--machine")
     refused(capsys, [*graph, "--memory-limit", "1MiB"], "--memory-limit")
     refused(capsys, [*graph, "--machine", "gpus:2"], "has devices of its own", "--machine")
     refused(capsys, ["place", PROGRAM, "--format", "a:B", *out], "--format")

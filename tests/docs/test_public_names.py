@@ -1,4 +1,4 @@
-"""What `import gst` shows, and the page of public names."""
+"""Names that `import gst` shows, and the page of public names."""
 
 from __future__ import annotations
 

@@ -223,11 +223,10 @@ def test_what_does_not_fit_is_refused(program: Program, monkeypatch: pytest.Monk
         NativeExecutor(dataclasses.replace(program, operations=(*program.operations[:-1], bad)), MOLDABLE)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ValueError, match=r"install g\+\+"):
-        executor(program, MOLDABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match=r"C\+\+ compiler"):
-        load.__wrapped__()
+    monkeypatch.setattr("gst.execution.native.load", load.__wrapped__)
+    with pytest.raises(ValueError, match=r"^plans on core sets need a C\+\+ compiler.*install g\+\+"):
+        executor(program, MOLDABLE)
 
 
 def test_a_core_set_is_named_by_its_first_and_last_core() -> None:

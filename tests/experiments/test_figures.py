@@ -1,4 +1,4 @@
-"""What the documents say is what the results say; one command mends it."""
+"""Documents agree with the results; one command mends them."""
 
 from __future__ import annotations
 

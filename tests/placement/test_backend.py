@@ -192,7 +192,7 @@ def test_a_graph_of_the_host_is_placed_on_its_cores_beside_an_accelerator(monkey
     monkeypatch.setattr(placing, "discover", lambda: [core, gpu, replace(gpu, name="meta", kind="meta")])
     assert module._devices([X, 3]) == ["cpu:0"]
     assert module._devices([X.to("meta"), 3]) == ["cpu:0", "meta"]  # not on other accelerators
-    with pytest.raises(ValueError, match="its tensors lie on cpu, meta"):
+    with pytest.raises(ValueError, match="its tensors are on cpu, meta"):
         module._devices([X.to("meta"), X])
 
 

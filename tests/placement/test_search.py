@@ -26,7 +26,7 @@ from gst.programs.workloads import rnnlm
 
 
 def small() -> TrainingStep:
-    """What `gst demo --program` is given below."""
+    """Return the program that `gst place` gets below."""
     return rnnlm(layers=2, hidden=16, steps=3, batch=4, vocabulary=30)
 
 
@@ -158,7 +158,7 @@ def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) ->
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gst_place_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -173,16 +173,16 @@ def test_gst_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "0",
         "--no-compile",
     ]
-    arguments += ["--json", "demo.json"]
-    assert main(["demo", "--program", "test_search:small", *arguments]) == 0
-    result = json.loads(Path("demo.json").read_text())
+    arguments += ["--out", "runs/place", "--json", "place.json"]
+    assert main(["place", "test_search:small", *arguments]) == 0
+    result = json.loads(Path("place.json").read_text())
     assert result.keys() >= {"program", "num_nodes", "devices", "plans", "best", "pytorch_ms", "cost_model", "command"}
     assert {"pytorch", "guided_search"} <= result["plans"].keys()
     assert result["plans"][result["best"]]["median_ms"] == min(
         plan["median_ms"] for name, plan in result["plans"].items() if name != "pytorch" and plan["feasible"]
     )
     assert result["cost_model"]["num_measured"] <= 14
-    out = Path("runs/demo")
+    out = Path("runs/place")
     assert len(Plan.load(out / "plan.json").placement) == result["num_nodes"]
     assert len(Log(out / "measurements.jsonl").read()) == result["cost_model"]["num_measured"]
     assert "</html>" in (out / "report.html").read_text()

@@ -93,7 +93,7 @@ def test_a_source_changed_while_this_process_runs_is_not_kept(
 
 def test_own_sources_are_what_a_module_imports() -> None:
     names = {path.name for path in own_sources(["gst.programs.workloads.attention"])}
-    assert {"attention.py", "drawing.py", "step.py", "graph.py"} <= names
+    assert {"attention.py", "step.py", "graph.py"} <= names
     assert not any(path.is_relative_to(sys.prefix) for path in own_sources(["gst.programs.workloads.attention"]))
     assert own_sources(["json", "torch", "no_such_module"]) == []
 

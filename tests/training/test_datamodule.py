@@ -192,7 +192,8 @@ def test_the_published_parts_by_commands_alone(capsys: pytest.CaptureFixture[str
     assert "graph 'test' has 0 for every target, and so have all others: placeholders" in last_error(capsys)
 
 
-def test_rank_scores_a_file_as_predict_does() -> None:
+def test_rank_scores_a_file_as_predict_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint of an earlier version that recorded derived features is refused."""
     default, unet = Path("layout/xla/default"), FIXTURES / "hlo" / "unet_3d_part.npz"
     flags = [
         f"--data.{name}.init_args.{key}={value}"
@@ -209,6 +210,11 @@ def test_rank_scores_a_file_as_predict_does() -> None:
     with Path("p.csv").open() as predicted, Path("r.csv").open() as ranked:
         first, second = ([float(row["score"]) for row in csv.DictReader(lines)] for lines in (predicted, ranked))
     assert len(set(first)) > 1 and np.allclose(first, second, rtol=1e-5, atol=1e-6)
+    content = torch.load(best, weights_only=True)
+    torch.save(content | {"SegmentDataModule": {"features": ["costs"], "reduction": "none"}}, "old.ckpt")
+    capsys.readouterr()
+    assert main(["rank", "old.ckpt", str(unet), "--out", "r.csv"]) == 2
+    assert "old.ckpt was trained on derived node features, which this version lacks" in last_error(capsys)
 
 
 def test_scores_are_means_over_cuts_of_the_graph_in_validation_prediction_and_rank() -> None:

@@ -396,7 +396,7 @@ def test_variants_that_cannot_win_take_no_memory_beside_plans(
 
 
 def test_without_a_plan_a_step_is_timed_there_too(stands_in: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "no_room", lambda *given: "no room, as asked")
+    monkeypatch.setattr(placing, "no_headroom", lambda *given: "no room, as asked")
     step = Step("sums", lambda x: x.cumsum(0), (X,))
     result = gst.place(step, devices=["cpu:0"], settings=QUICK, seconds=20.0)
     assert result.result["no_plan"] == "no room, as asked" and result.result["accelerator"] == "cpu"

@@ -26,9 +26,9 @@ from gst.execution.pairs import pairs_of_lanes
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
+from gst.placement.api.streams import plan_streams
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
-from gst.placement.streams import plan_streams
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing

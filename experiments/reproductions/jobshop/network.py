@@ -23,7 +23,7 @@ FEATURES = (
 
 HIDDEN = 16
 NUM_FEATURES = len(FEATURES)
-LINEAR = 1  # where the linear score begins; weight 0 is of the window of candidates, see `experiments.reproductions.jobshop.rollout`
+LINEAR = 1  # where the linear score begins; weight 0 is of the window of candidates, see `rollout`
 LAYER = LINEAR + NUM_FEATURES  # where the first layer begins, (HIDDEN, NUM_FEATURES + 1), biases last
 OUTPUT = LAYER + HIDDEN * (NUM_FEATURES + 1)  # where the weights of the hidden units begin
 NUM_WEIGHTS = OUTPUT + HIDDEN

@@ -47,7 +47,7 @@ def train(
 
     The average of the weights is written to `save` every `EVERY` steps.
 
-    At each step (`gst.placement.policies.constructive.fine_tuning.evolved`) every member builds a schedule for each of `PROBLEMS` new problems.
+    At each step (`evolved`) every member builds a schedule for each of `PROBLEMS` new problems.
 
     Raises:
         ValueError: neither seconds nor steps are given, or both.

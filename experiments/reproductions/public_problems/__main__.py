@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from gst import cli
+from gst.cli import command_line as cli
 
 NAME = "experiments.reproductions.public_problems"
 STUDIES = {

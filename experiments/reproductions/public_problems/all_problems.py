@@ -1,6 +1,6 @@
 """Every placement problem of `shared/data`: our plan beside each baseline and the lower bound, one table.
 
-    python -m experiments.reproductions.public_problems.all_problems --json experiments/results/public_graphs_all.json
+    python -m experiments.reproductions.public_problems all_problems --json experiments/results/public_graphs_all.json
 
 Simulated, one core, `--seconds` of annealing for each problem from its best baseline on, by which the search is as long
 for a small problem as for a large one; those of at most 120 operations that do not meet the bound have `--proof`
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     result["rows"][key] = row(family, path, options.seconds, options.proof)
                     result |= {
                         "settings": settings, "machine": machine_record(),
-                        "command": "python -m experiments.reproductions.public_problems.all_problems "
+                        "command": "python -m experiments.reproductions.public_problems all_problems "
                         f"--seconds {options.seconds:g} --proof {options.proof:g}",
                     }  # fmt: skip
                     options.json.write_text(json.dumps(result, indent=1) + "\n")

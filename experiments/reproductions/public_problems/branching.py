@@ -38,9 +38,9 @@ def branched_bound(
     """What no plan takes less than, in the unit of the times.
 
     A part of a plan says where some groups are. Its bound is the greatest of those of chains with transfers and of the
-    work of cores (`experiments.reproductions.public_problems.branching_kernels.partial_bound`). The part of least bound is extended by
-    its most urgent group on each device, as in Land and Doig (Econometrica 28(3), 1960). When all groups are placed the
-    order is left: the bound of such a plan is not always what it takes.
+    work of cores (`partial_bound`). The part of least bound is extended by its most urgent group on each device, as in
+    Land and Doig (Econometrica 28(3), 1960). When all groups are placed the order is left: the bound of such a plan is
+    not always what it takes.
 
     Args:
         placing: the problem.

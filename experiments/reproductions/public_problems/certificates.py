@@ -1,13 +1,13 @@
 """How near bounds come to the optimum: of one Inception block on simulated GPUs, and of the MSR graphs.
 
-    python -m experiments.reproductions.public_problems.certificates --json experiments/results/certificates.json
+    python -m experiments.reproductions.public_problems certificates --json experiments/results/certificates.json
 
 Simulated, one core. For each problem: the best plan of annealing for `--search` seconds, also from the plan of the
 mixed-integer program on, and of CP-SAT; the bound of chains and work; that of branch and bound over placements with
 `--seconds` of the processor; those of the mixed-integer program (published graphs) and of CP-SAT (up to 200 operations)
 with as many by the clock, each apart from the others; the greatest of all. Where this meets the best plan, the plan is
-optimal. A problem whose row is in the file is left as it is. `tests/reproductions/public_problems/test_certificate.py` compares bounds with
-brute force.
+optimal. A problem whose row is in the file is left as it is.
+`tests/reproductions/public_problems/test_certificate.py` compares bounds with brute force.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
     there = json.loads(options.json.read_text())["rows"] if options.json.exists() else {}
     record: dict[str, Any] = {
         "rows": there, "settings": {"search_s": options.search}, "machine": machine_record(),
-        "command": f"python -m experiments.reproductions.public_problems.certificates --search {options.search:g} --seconds LIMIT_S",
+        "command": "python -m experiments.reproductions.public_problems certificates "
+        f"--search {options.search:g} --seconds LIMIT_S",
     }  # fmt: skip
     every = dict(problems(options.search, options.seconds))
     for name, make in bar(list(every.items()), "problems"):

@@ -1,7 +1,7 @@
 """DOPPLER's graphs (Yao et al., ICLR 2026) under the rules of its simulator: our plans in seconds beside its
 critical-path heuristic, the best of 50 draws of its ties, and the lower bound.
 
-    python -m experiments.reproductions.public_problems.doppler --json experiments/results/doppler.json
+    python -m experiments.reproductions.public_problems doppler --json experiments/results/doppler.json
 
 Simulated, one core: `--seconds` for each plan, of which the shipped policy has a share and annealing the rest, with
 `--seeds` different seeds. That policy never saw these graphs. The release holds each graph a second time for another
@@ -127,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows = {path.stem: row(path, options.seconds, options.seeds) for path in paths}
     except (OSError, tarfile.TarError, lzma.LZMAError) as error:
         raise SystemExit(f"{options.data}: {error}; give the folder with placement.tar.xz by --data") from None
-    command = f"python -m experiments.reproductions.public_problems.doppler --seconds {options.seconds:g} --seeds {options.seeds}"
+    command = "python -m experiments.reproductions.public_problems doppler "
+    command += f"--seconds {options.seconds:g} --seeds {options.seeds}"
     settings = {"seconds": options.seconds, "seeds": options.seeds}
     record = {"rows": rows, "settings": settings, "machine": machine_record(), "command": command}
     options.json.write_text(json.dumps(record, indent=1) + "\n")

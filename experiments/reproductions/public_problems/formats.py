@@ -6,7 +6,7 @@
 | `moirai` | an Excel sheet with columns task, dir_succ, p0, pc00 | github.com/moirai-placement/moirai |
 | `pipedream` | text: lines `node -- description -- forward_compute_time=...` | github.com/msr-fiddle/pipedream |
 | `piper` | JSON whose nodes have `TMPCs` | github.com/msr-fiddle/piper |
-| `msr` | JSON whose nodes have `fpgaLatency` | github.com/msr-fiddle/dnn-partitioning, see `experiments.reproductions.public_problems.cost_graphs` |
+| `msr` | JSON whose nodes have `fpgaLatency` | github.com/msr-fiddle/dnn-partitioning, see `cost_graphs` |
 | `wfformat` | JSON with a `workflow` | wfcommons.org, WfFormat 1.5 and those before it |
 """
 

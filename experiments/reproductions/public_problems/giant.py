@@ -1,9 +1,9 @@
 """How soon a problem of 80,000 operations on 8 devices has a plan as good as annealing's after ten minutes.
 
-    python -m experiments.reproductions.public_problems.giant --json experiments/results/giant_problems.json
-    python -m experiments.reproductions.public_problems.giant --again
-    python -m experiments.reproductions.public_problems.giant --equal 10000,40000,80000
-    python -m experiments.reproductions.public_problems.giant --equal 1000,2000,5000 --seeds 3 --ours 8
+    python -m experiments.reproductions.public_problems giant --json experiments/results/giant_problems.json
+    python -m experiments.reproductions.public_problems giant --again
+    python -m experiments.reproductions.public_problems giant --equal 10000,40000,80000
+    python -m experiments.reproductions.public_problems giant --equal 1000,2000,5000 --seeds 3 --ours 8
 
 Generated problems, one of each shape, simulated, one core. Annealing begins with the best baseline and has `--seconds`.
 Beside it: the baselines, the policy's schedule, `gst place` for `--ours` seconds of search, and the lower bound. The
@@ -220,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}}
     options.shapes = options.shapes or ",".join(ALL_SHAPES if options.equal else SHAPES)
     command = shlex.join([
-        "python", "-m", "experiments.reproductions.public_problems.giant", *(sys.argv[1:] if arguments is None else arguments)
+        "python", "-m", "experiments.reproductions.public_problems", "giant",
+        *(sys.argv[1:] if arguments is None else arguments),
     ])  # fmt: skip
     if not options.summary:
         row(generated_problem(0, 2_000, 3, "chains"), 0.1, 0.1, 0, command)  # compiles

@@ -41,8 +41,8 @@ class Solution(NamedTuple):
 def solve(problem: Problem, seconds: float) -> Solution:
     """Solve the program of a problem, by HiGHS.
 
-    Only where there are several places does it say more than `experiments.reproductions.public_problems.bounds.lower_bound`; nothing where
-    there is one, or where the program is larger than `MOST_ENTRIES`.
+    Only where there are several places does it say more than `bounds.lower_bound`; nothing where there is one, or where
+    the program is larger than `MOST_ENTRIES`.
 
     Args:
         seconds: after which the solver stops with what it has.

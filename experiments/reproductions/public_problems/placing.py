@@ -150,7 +150,7 @@ def add_place(commands: Any, command: Callable[..., ArgumentParser]) -> None:
     name = "python -m experiments.reproductions.public_problems place"
     place = command(
         commands, "place", place_by_options,
-        "place a published problem on a simulated machine, or a graph of MSR on its own devices by its published latency",
+        "place a published problem on a simulated machine, or a graph of MSR by its published latency",
         f"{name} chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
         f"{name} bert24_inference.json --json runs/bert24.json",
     )  # fmt: skip
@@ -305,7 +305,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def trace_of_schedule(problem: Problem, schedule: Schedule) -> dict[str, Any]:
-    """Return the schedule of a published problem as a Chrome trace; a file without a unit of time is drawn in milliseconds.
+    """Return the schedule of a published problem as a Chrome trace; a time without a unit is drawn as milliseconds.
 
     Args:
         schedule: one that the problem admits.

@@ -1,6 +1,6 @@
 """The constructive policy on the open problems of `shared/data`, beside four controls at equal time, one table.
 
-    python -m experiments.reproductions.public_problems.policy --json experiments/results/public_policy.json
+    python -m experiments.reproductions.public_problems policy --json experiments/results/public_policy.json
 
 A problem is open if its bound is more than 1.5 % below its best baseline (`public_graphs_all.json` has both). The
 policy is trained on generated problems alone, so that every family here is one that it never saw. Simulated, one core.
@@ -217,7 +217,7 @@ def _row(family: str, problem: Problem, bound: float, options: argparse.Namespac
 def _command(options: argparse.Namespace) -> str:
     giant = f" --giant --json {options.json}" if options.giant else ""
     numbers = f"--seconds {options.seconds:g} --seeds {options.seeds}"
-    return f"python -m experiments.reproductions.public_problems.policy {numbers}{giant}"
+    return f"python -m experiments.reproductions.public_problems policy {numbers}{giant}"
 
 
 if __name__ == "__main__":

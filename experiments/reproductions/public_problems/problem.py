@@ -44,7 +44,7 @@ class Problem:
 
     @cached_property
     def scheduled(self) -> Scheduled:
-        """What windows and the constructive policy read: no device shares a core with another."""
+        """Operations and devices for windows and the constructive policy; no device shares a core with another."""
         return scheduled(self.arrays, np.eye(len(self.devices), dtype=bool))
 
     @cached_property

@@ -81,7 +81,7 @@ def proved_bound(
     problem: Problem, seconds: float, hint: Schedule | None = None, seed: int = 0, least: float = 0.0
 ) -> tuple[float, Schedule | None]:
     """What CP-SAT proves that no plan is below, and the best plan that it comes upon; 0 and None where the package
-    ortools is not installed, the problem is too large (`experiments.reproductions.public_problems.certificate.is_exact`), or there is no time.
+    ortools is not installed, the problem is too large (`is_exact`), or there is no time.
 
     Args:
         hint: a plan to begin with.

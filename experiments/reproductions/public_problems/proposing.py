@@ -22,7 +22,7 @@ BATCH_S = 0.05  # seconds between two looks at the clock
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """What a policy proposes for a problem.
+    """The schedules that a policy proposes for a problem.
 
     Args:
         greedy: the schedule of the weights as they are; None if the memories do not hold it.

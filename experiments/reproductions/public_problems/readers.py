@@ -64,7 +64,7 @@ class PublicProblem:
         if machine is None:
             raise ValueError(f"{self.path} is of the format {self.graph.format}, which needs a machine; add --machine")
         problem = public_problem(self.graph, machine.name, machine.chips[0].memory_bytes)
-        self.notes = (*problem.notes, "each value has the size of its largest edge")
+        self.notes = (*problem.notes, "each value takes as long as its longest edge")
         return task_of_problem(problem)
 
 
@@ -76,7 +76,7 @@ def task_of_problem(problem: Problem) -> Task:
     amounts = arrays.amounts
     if len(arrays.table):
         between = ~np.eye(arrays.table.shape[1], dtype=bool)
-        amounts = arrays.table[:, between].mean(1) if between.any() else np.zeros(len(amounts))
+        amounts = arrays.table[:, between].max(1) if between.any() else np.zeros(len(amounts))
     largest = np.zeros(count)
     np.maximum.at(largest, graph.edges[0], amounts)
     apart = 1.0 - np.eye(len(problem.devices))

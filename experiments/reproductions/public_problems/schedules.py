@@ -64,8 +64,8 @@ them: an operation asks for its device, gets it, ends, and frees it; its value l
 @compiled
 @no_type_check
 def run_first_come(home, arrays, begin, end, before, ahead, limit):
-    """Makespan if each device serves its nodes in the order in which they become ready, as DOPPLER's simulator does;
-    what happens at one moment happens in the order of that simulator.
+    """Return the makespan if each device serves its nodes in the order in which they become ready. Events at one moment
+    have the order of DOPPLER's simulator.
 
     Args:
         home: device of each node.

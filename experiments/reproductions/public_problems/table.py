@@ -1,12 +1,12 @@
 """The published layer graphs for latency: human experts, our search, and how far both are from the best there is.
 
-    python -m experiments.reproductions.public_problems.table --json experiments/results/public_graphs.json
+    python -m experiments.reproductions.public_problems table --json experiments/results/public_graphs.json
 
 Latency is the published objective (Tarnawski et al., NeurIPS 2020), in ms. `expert` is the published split. Where the
 accelerators of the graph are too few or too small for it, `expert_admitted` is false, its latency is what it would take
 with as many and as large ones as it uses, and `best_with_expert_means` is what our search finds with those.
 `portfolio` is the best baseline, `annealing` the search of `gst.placement.search.annealing` with 2,000
-evaluations and `best` that of `experiments.reproductions.public_problems.published`, each with as many seeds as asked: median, least and
+evaluations and `best` that of `published`, each with as many seeds as asked: median, least and
 greatest. `contiguous` is
 the best plan with one call per accelerator, `exact` that of all plans, both by CP-SAT from our best plan on, with the
 bound and whether it is proved. `lower_bound` is of the longest path alone. A graph whose results are in the file
@@ -137,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result["graphs"][name] = found
         result |= {
             "seeds": options.seeds, "machine": machine_record(),
-            "command": "python -m experiments.reproductions.public_problems.table --graph GRAPH --steps STEPS --limit LIMIT_S",
+            "command": "python -m experiments.reproductions.public_problems table --graph GRAPH --steps STEPS "
+            "--limit LIMIT_S",
         }  # fmt: skip
         options.json.write_text(json.dumps(result, indent=1) + "\n")
         print(name, json.dumps(found), flush=True)

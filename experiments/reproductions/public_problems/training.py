@@ -29,7 +29,7 @@ WIDEST = 300.0  # seconds of training before problems have their full size
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class State(Evolving):
-    """Where training stands.
+    """The state of training.
 
     Args:
         seconds: that the steps took.
@@ -110,7 +110,7 @@ def train(
 ) -> State:
     """Train until so many seconds or steps have passed in all, those of the state included.
 
-    At each step (`gst.placement.policies.constructive.fine_tuning.evolved`) every member builds a schedule for each problem.
+    At each step (`fine_tuning.evolved`) every member builds a schedule for each problem.
 
     Args:
         seconds: in all; the result depends on the machine's speed.

@@ -1,7 +1,7 @@
-"""timm's step times as graphs: operators of a model, its measurements as configurations. `gst prepare timm` cuts them.
+"""timm's step times as graphs: operators of a model, its measurements as configurations.
 
 A configuration is a property of the whole program: machine, batch, precision, layout, compiler, inference or training.
-Every operator that moves data is told of it, with its own times at the peak rates of the machine.
+Every operator that moves data has it as features, with its own times at the peak rates of the machine.
 """
 
 from __future__ import annotations

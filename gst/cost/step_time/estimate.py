@@ -30,7 +30,8 @@ from gst.cost.step_time.model import Model, load
 from gst.cost.step_time.rows import TERMS, Setting, kernel_times, row_of
 from gst.cost.step_time.xla import XlaProgram
 from gst.data.graphnet import FxSource, Operation, is_image_input, operator_graph
-from gst.programs import Program, capture_module
+from gst.programs import Program
+from gst.programs.tracing import capture_module
 
 Precision = Literal["fp32", "amp", "half"]
 TORCH = 291  # version times 100 that is estimated for, the newest of the tables

@@ -21,6 +21,7 @@ from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
 from gst.placement.api.drawing import contributions, explanation, plan_drawing
 from gst.placement.api.plan_trace import trace_of_task
+from gst.placement.api.streams import plan_streams
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
@@ -30,10 +31,10 @@ from gst.placement.planning import place_simulated
 from gst.placement.profiling import COSTS, cached_task, profiled_task
 from gst.placement.search.measured import RAN, Trial
 from gst.placement.settings import PlacementResult, Settings
-from gst.placement.streams import plan_streams
 from gst.placement.task import save_plan
 from gst.placement.task_file import task_reader
-from gst.programs import Program, kind_for, traced
+from gst.programs import Program, kind_for
+from gst.programs.traces import traced
 from gst.reporting.placement import render
 from gst.util.process import Stopped
 from gst.util.progress import Progress, notice

@@ -27,7 +27,8 @@ from gst.placement.fleet.cluster import joined, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same, load_plan
-from gst.programs import Program, kind_for, traced
+from gst.programs import Program, kind_for
+from gst.programs.traces import traced
 from gst.util.progress import Progress, no_progress
 
 Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
@@ -40,8 +41,8 @@ class MeasuringSettings:
 
     Args:
         program: name of the program, see `gst.programs.resolve`.
-        out: directory of `graph.npz`, `measurements.jsonl`, which grows, and `dataset/`, a store; of a fleet a directory
-            of these for each kind of host.
+        out: directory of `graph.npz`, `measurements.jsonl` and the store `dataset/`; of a fleet, one for each kind of
+            host.
         device_names: devices to use; all if None.
         plan_files: plans to measure before random ones.
         num_random: number of plans of `random_plans`.

@@ -24,7 +24,8 @@ from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.loop import SHARE, place_measured
 from gst.placement.settings import BUDGET, Settings
-from gst.programs import Program, Step, capture, inference_step, kind_for
+from gst.programs import Program, Step, inference_step, kind_for
+from gst.programs.tracing import capture
 from gst.util.progress import Bars, Progress, notice
 from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed, step_candidates
 from gst.whole_model.comparing import repeats

@@ -19,8 +19,9 @@ from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
 from gst.placement.api.placed import PLAN, SCHEMA, Placed, description, guard_of
-from gst.programs import Program, Step, capture, differ_beyond_rounding, inference_step, kind_for
+from gst.programs import Program, Step, differ_beyond_rounding, inference_step, kind_for
 from gst.programs.program import structure
+from gst.programs.tracing import capture
 from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.whole_model.choosing import SEED, GuardedRun
 from gst.whole_model.comparing import fresh_inputs

@@ -1,4 +1,4 @@
-"""The computed operations of a task as a problem of their own, and plans of the whole task from where these go."""
+"""The computed operations of a task as a problem of their own, and plans of the whole task from their placement."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from gst.placement.task import Task
 
 
 class ComputedOperations:
-    """What schedulers place of a task: the operations that are computed, in the units that may go apart. Inputs and
-    constants are there from the start, and follow the first operation that reads them.
-
-    Args:
-        task: what is placed where.
+    """The computed operations of a task, in its smallest units. Inputs and constants are there from the start, and
+    follow the first operation that reads them.
 
     Attributes:
-        nodes: their numbers in the task.
+        nodes: numbers of the operations in the task.
         what: operations and devices; links never queue.
-        transfers: microseconds to hand over the value of each operation, mean over pairs of different devices.
+        transfers: mean microseconds to hand over the value of each operation to a different device.
     """
 
     def __init__(self, task: Task) -> None:
@@ -51,8 +48,8 @@ class ComputedOperations:
         self.transfers: Float64[np.ndarray, " computed"] = fixed.mean() + per_byte.mean() * arrays.amounts[self.nodes]
 
     def plan(self, home: Int64[np.ndarray, " computed"], order: Int64[np.ndarray, " computed"]) -> Plan | None:
-        """The plan of the task that puts each of them on its device in this order; None if the memories have no room
-        for the inputs and constants that nothing reads."""
+        """Return the plan of the task with this placement and order; None if unread inputs and constants do not fit the
+        memories."""
         placement, device = np.full(self._task.num_nodes, -1), np.full(self._units.count, -1)
         placement[self.nodes] = home
         device[self._units.of[self.nodes]] = home

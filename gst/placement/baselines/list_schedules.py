@@ -1,4 +1,4 @@
-"""List schedules: operations are placed one after the other, each where it does best beside those placed before."""
+"""List schedules of tasks: HEFT, earliest time first, small communication times, and moldable operations."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Order = Int64[np.ndarray, " nodes"]
 
 
 def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
-    """A task as the kernels read it, with edges between computed nodes only: values of inputs and constants are there
-    from the start. Times are microseconds, amounts bytes of the value of each node.
+    """Return a task for the kernels, in microseconds and bytes of the value of each node. Edges are those between
+    computed nodes: values of inputs and constants are there from the start.
 
     Args:
-        handed_over: whether the links count what it takes until another thread has seen and read a value.
+        handed_over: add to links the time until another thread has seen and read a value.
     """
     costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
     elsewhere = simulator.worker[:, None] != simulator.worker if handed_over else np.zeros(())
@@ -59,7 +59,7 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
 
 
 def in_groups(arrays: Arrays, groups: Order, sizes: Float64[np.ndarray, " groups"]) -> Arrays:
-    """The same with other groups, of these sizes in bytes."""
+    """Return the arrays with other groups, of these sizes in bytes."""
     groups, indptr, members = _grouped(groups, len(sizes))
     return arrays._replace(groups=groups, member_indptr=indptr, members=members, sizes=sizes)
 
@@ -69,35 +69,31 @@ def _grouped(groups: Order, count: int) -> tuple[Order, Order, Order]:
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
-    """Microseconds to hand over the value of each node, averaged over all pairs of devices, equal ones included."""
+    """Return the microseconds to hand over the value of each node, mean over all pairs of devices."""
     arrays = task_scheduled(task).arrays
     return arrays.fixed.mean() + arrays.per_amount.mean() * arrays.amounts
 
 
 def rank_us(task: Task) -> Float64[np.ndarray, " nodes"]:
-    """Microseconds from the start of each operation to the end of the program along its longest way, with mean times
-    over the devices that can run it, and mean transfers."""
+    """Return the upward rank of each node in microseconds, with mean times and mean transfers."""
     return upward_rank(mean_times(task.times_us), mean_transfers_us(task), task_scheduled(task).arrays)
 
 
 def longest_first(task: Task) -> Order:
-    """Nodes by upward rank, the greatest first; program order among equals."""
+    """Return nodes by upward rank, the greatest first; program order among equals."""
     return np.argsort(-rank_us(task), kind="stable")
 
 
 def heft(task: Task, narrow: bool = False) -> Plan | None:
-    """Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002): the operation of the
-    longest way still to go is placed next, where it would finish first, after what is there; gaps are left to the run,
-    which fills them by itself. A device of several cores is free when all of them are. Priorities are upward ranks.
+    """Place by Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002).
 
-    Programs are placed twice, by operations and by colocation groups; the plan that simulates faster is returned.
+    The operation of greatest upward rank is next, on the device where it would finish first, after the others there; a
+    run fills gaps by itself. A device of several cores is free when all of them are. Programs are placed by operations
+    and by colocation groups; the plan that simulates faster is returned, None if none keeps the memory limits.
 
     Args:
-        narrow: use the devices of fewest threads alone. Otherwise nearly everything goes to the widest device, which
-            is the fastest for each operation by itself.
-
-    Returns:
-        None if no plan was found that keeps the limits of the memories.
+        narrow: use the devices of fewest threads alone; otherwise nearly everything goes to the widest device, which
+            is the fastest for each single operation.
     """
     threads = np.array([device.threads for device in task.devices])
     allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
@@ -120,20 +116,15 @@ def _heft(
 
 
 def etf(task: Task, favourite: Order | None = None) -> Plan | None:
-    """Earliest time first (Hwang, Chow, Anger and Lee, SIAM J. Computing 18(2), 1989) within the limits of the
-    memories, the m-ETF of Baechi (Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020):
-    of all ready operations and devices the pair is next that can start earliest; of equal starts the operation of
-    greatest upward rank. Where devices differ in speed, the time counts as well that the operation's fastest device
-    would save. Priorities are the turns.
+    """Place by earliest time first (Hwang, Chow, Anger and Lee, SIAM J. Computing 18(2), 1989) within memory limits:
+    the m-ETF of Baechi (Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020).
 
-    Programs are placed twice, by operations and by colocation groups; the plan that simulates faster is returned.
+    The ready operation and device that can start earliest are next; of equal starts the operation of greatest upward
+    rank. Where devices differ in speed, the time that the fastest device would save counts too. Programs are placed
+    by operations and by colocation groups, as by `heft`.
 
     Args:
-        favourite: child of each node for which its device is kept free, or -1 (see
-            `gst.placement.baselines.list_schedules`).
-
-    Returns:
-        None if no plan was found that keeps the limits of the memories.
+        favourite: child of each node for which its device is kept free, or -1.
     """
     children = np.full(task.num_nodes, -1) if favourite is None else favourite
     each, order = task_scheduled(task), longest_first(task)
@@ -147,22 +138,18 @@ def _etf(task: Task, each: Scheduled, parts: Units, order: Order, favourite: Ord
 
 
 def _undecided(task: Task, each: Scheduled, parts: Units, room: Rooms) -> tuple[Scheduled, Places]:
-    """Units as groups of which none is placed yet."""
+    """Return units as groups, none of them placed yet."""
     grouped = each._replace(arrays=in_groups(each.arrays, parts.of, parts.load_bytes))
     queued = task.num_nodes if task.costs.copies_queue else 0
     return grouped, places(parts.times_us, room.copy(), queued=queued)
 
 
 def moldable(task: Task) -> Plan | None:
-    """For devices that share cores: an operation may go to several cores where that takes little more core time (time x
-    cores) than one does; how much is tried out in simulation (`SLACKS`), each time with upward rank and with program
-    order for who goes first, by `etf` and by events, there also with all cores for what is alone. To allot cores first
-    and to schedule a list then is due to Turek, Wolf and Yu (SPAA 1992).
+    """Place on devices that share cores: allot cores first, then schedule a list (Turek, Wolf and Yu, SPAA 1992).
 
-    Never slower in simulation than `heft`, `heft` on single cores, or any of the `quickest_devices` alone.
-
-    Returns:
-        None if no plan was found that keeps the limits of the memories.
+    An operation may take several cores if that costs little more core time (time x cores) than one. Each of `SLACKS`
+    is simulated, by upward rank and by program order, by `etf` and by events. The plan is never slower in simulation
+    than `heft`, `heft` on single cores, or any of the `quickest_devices` alone; None if none keeps the memory limits.
     """
     each, parts = task_scheduled(task), smallest_units(task)
     plans = [heft(task), heft(task, narrow=True)]
@@ -182,7 +169,7 @@ def moldable(task: Task) -> Plan | None:
 
 
 def _worthwhile(each: Scheduled, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
-    """The narrowest devices that can run a unit, and those where its core time is at most 1 + `slack` times as much."""
+    """Return the narrowest devices of each unit, and those with at most 1 + `slack` times their core time."""
     width = each.use.sum(1)[:, None]
     core_time = parts.times_us * width
     able = np.isfinite(parts.times_us)
@@ -213,13 +200,11 @@ MOST_EDGES = 10_000  # of the linear program
 
 
 def sct(task: Task) -> Plan | None:
-    """`etf`, where a device waits for the favourite child of what it ran last (see `favourite_children`).
+    """Place by `etf` with favourite children (see `favourite_children`): the m-SCT of Baechi.
 
     A task of more than `MOST_EDGES` edges is coarsened for the linear program: colocation groups, and groups that wait
-    for each other, are one node, and of the edges between two the one that takes longest stands for all.
-
-    Returns:
-        None if even then there are too many edges, or if no plan was found that keeps the limits of the memories.
+    for each other, become one node, with the longest edge between two. None if there are still too many edges, or if
+    no plan keeps the memory limits.
     """
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
     ends, times, transfer = pairs, task.times_us.min(0), mean_transfers_us(task)[pairs[0]]
@@ -240,14 +225,14 @@ def favourite_children(
     times_us: Float64[np.ndarray, " nodes"],
     transfer_us: Float64[np.ndarray, " edges"],
 ) -> Int64[np.ndarray, " chosen"]:
-    """Numbers of the edges that lead to a favourite child: each node has at most one, and is it of at most one.
+    """Return the numbers of edges to a favourite child: a node has at most one, and is the one of at most one.
 
-    With x = 0 where a consumer follows at once without a transfer and x = 1 where it does not, the least makespan on
-    devices without number is a linear program once x may lie between; edges with x < 1/2 lead to favourite children.
+    With x = 0 if a consumer follows at once without a transfer and x = 1 otherwise, the least makespan on unlimited
+    devices is a linear program if x may lie between; edges with x < 1/2 lead to favourite children.
 
     Args:
         edges: producer -> consumer, each pair once, without cycles.
-        transfer_us: to hand over the value of each edge to another device.
+        transfer_us: time of each edge between two devices.
     """
     nodes, count = len(times_us), edges.shape[1]
     if not count:
@@ -283,7 +268,7 @@ def favourite_children(
 def _acyclic_groups(
     colocation: Int64[np.ndarray, " nodes"], pairs: Int64[np.ndarray, "2 edges"]
 ) -> Int64[np.ndarray, " nodes"]:
-    """Colocation groups, those that wait for each other made one."""
+    """Return colocation groups, with those that wait for each other joined."""
     count = int(colocation.max()) + 1
     matrix = coo_array((np.ones(pairs.shape[1]), tuple(colocation[pairs])), shape=(count, count))
     return connected_components(matrix, directed=True, connection="strong")[1].astype(np.int64)[colocation]
@@ -292,7 +277,7 @@ def _acyclic_groups(
 def _between(
     ends: Int64[np.ndarray, "2 edges"], weights: Float64[np.ndarray, " edges"]
 ) -> tuple[Int64[np.ndarray, "2 pairs"], Int64[np.ndarray, " pairs"]]:
-    """Distinct pairs of different ends, and of each the number of its heaviest edge."""
+    """Return distinct pairs of different ends, and the number of the heaviest edge of each."""
     order = np.lexsort((-weights, ends[1], ends[0]))
     order = order[ends[0, order] != ends[1, order]]
     pairs, first = np.unique(ends[:, order], axis=1, return_index=True)

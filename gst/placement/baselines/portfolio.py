@@ -1,4 +1,4 @@
-"""The portfolio: every plan that needs no search, by name. A search never returns a slower one."""
+"""Portfolio: the plans that need no search, by name. A search never returns a slower one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from partitioners import has_metis, partition
 
 
 def neighbours(task: Task) -> tuple[list[list[int]], list[list[int]]]:
-    """Producers and consumers of every node."""
+    """Return the producers and consumers of every node."""
     producers: list[list[int]] = [[] for _ in range(task.num_nodes)]
     consumers: list[list[int]] = [[] for _ in range(task.num_nodes)]
     for producer, consumer in task.costs.edges.T.tolist():
@@ -41,13 +41,13 @@ def neighbours(task: Task) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def layers(task: Task) -> Int64[np.ndarray, " nodes"]:
-    """Layer of each node, 0 .. layers - 1 in the order of the forward pass; the backward pass and the update of a layer
-    belong to it.
+    """Return the layer of each node, 0 .. layers - 1 in the order of the forward pass; the backward pass and the update
+    of a layer belong to it.
 
-    Of a program a layer is what reads a parameter, or several that are read side by side; other operations of the
-    forward pass belong to the last layer that they read of, those of the backward pass to the first of which they read
-    a gradient, and what reads nothing to the first that reads it. Of costs without a program a layer is a depth: the
-    number of operations on the longest way to a node; a colocation group is of its least depth.
+    In a program a layer reads a parameter, or several in parallel. Other operations of the forward pass belong to the
+    last layer that they read, those of the backward pass to the first whose gradient they read, and inputs to the first
+    that reads them. In costs without a program the layer is the length of the longest path to a node; a colocation
+    group has its least one.
     """
     producers, consumers = neighbours(task)
     depth = _depths(task, producers) if task.program is None else _parameter_layers(task.program, producers, consumers)
@@ -93,7 +93,7 @@ def _parameter_layers(
 
 
 def _forward(program: Program, producers: list[list[int]]) -> list[bool]:
-    """Is a node needed for an output that renews no parameter, such as the loss?"""
+    """Return true for nodes that an output needs which renews no parameter, such as the loss."""
     forward = [False] * program.num_nodes
     for output in program.outputs:
         if isinstance(output, Reference) and program.parameter_home[output.node] < 0:
@@ -109,8 +109,8 @@ WHOLE = 10**8  # sum of the integer weights that METIS is given
 
 
 def portfolio(task: Task) -> dict[str, Plan]:
-    """Every baseline by name. Each of the `quickest_devices` alone is always there, whether it can run everything or
-    not; another method is left out where it finds no plan that keeps the limits of the memories (in simulation).
+    """Return every baseline by name. Each of the `quickest_devices` alone is included, even if it cannot run all; other
+    methods are left out if they find no plan within the memory limits (in simulation).
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -130,36 +130,36 @@ def portfolio(task: Task) -> dict[str, Plan]:
 
 
 def single(task: Task, device: int) -> Plan:
-    """Everything on one device."""
+    """Place everything on one device."""
     return task.plan(np.full(task.num_nodes, device))
 
 
 def chunks(task: Task) -> Plan | None:
-    """Program order cut into a piece for each of the `peers`, of equal profiled time as far as memories have room."""
+    """Cut program order into a piece of equal profiled time for each of the `peers`, as far as memories have room."""
     parts = smallest_units(task)
     return fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
 
 
 def expert(task: Task) -> Plan | None:
-    """As a person places by hand: layers (see `layers`) with their backward pass and their updates, consecutive ones on
-    the same of the `peers`, in shares of equal profiled time as far as memories have room."""
+    """Place as a person does by hand: consecutive `layers`, with their backward pass and updates, in shares of equal
+    profiled time on the `peers`, as far as memories have room."""
     parts = units_of(task, layers(task))
     return fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
 
 
 def topo(task: Task) -> Plan | None:
-    """m-TOPO of Baechi (Jeon et al., SoCC 2020): in program order each of the `peers` takes what comes until it holds
-    its share of all bytes and as much again as the largest operation."""
+    """Place by m-TOPO of Baechi (Jeon et al., SoCC 2020): in program order each of the `peers` takes operations until
+    it holds its share of all bytes plus the largest operation."""
     parts = smallest_units(task)
     size = task.resident_bytes + task.costs.own_bytes.min(0) * task.costs.computed
     return fitted(task, parts, partial(_in_turn, task, parts, np.bincount(parts.of, size, parts.count), True))
 
 
 def metis(task: Task, seed: int = 0) -> Plan | None:
-    """METIS (Karypis and Kumar, 1998) over colocation groups weighted by profiled time and edges weighted by the time
-    of handing their value over, into 2 parts up to one for each of the `peers` (`numbers_of_parts`); where a memory is
-    too full groups move to others. Of these, in program order and by upward rank, the plan that simulates fastest. None
-    without pymetis."""
+    """Partition colocation groups by METIS (Karypis and Kumar, 1998), into 2 parts up to one for each of the `peers`.
+
+    Groups are weighted by profiled time, edges by transfer time (`numbers_of_parts`); groups leave a memory that is too
+    full. The plan that simulates fastest is returned, in program order or by upward rank; None without pymetis."""
     if not has_metis():
         return None
     parts, devices = colocated(task), peers(task)
@@ -186,7 +186,7 @@ def numbers_of_parts(most: int) -> list[int]:
 
 
 def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assignment:
-    """Part of each unit: equal profiled time, little time of handing values over."""
+    """Return the part of each unit: equal profiled time, little transfer time."""
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
     ends, transfer = parts.of[pairs], mean_transfers_us(task)[pairs[0]]
     crossing = ends[0] != ends[1]
@@ -198,18 +198,17 @@ def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assig
 
 
 def _times_us(task: Task, parts: Units) -> Float64[np.ndarray, " units"]:
-    """Time of each unit on the first of the peers that can run it, otherwise on its fastest device."""
+    """Return the time of each unit on the first peer if it can run there, otherwise on its fastest device."""
     times = parts.times_us[peers(task)[0]]
     return np.where(np.isfinite(times), times, parts.times_us.min(0))
 
 
 def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], full: bool, room: Rooms) -> Plan | None:
-    """Units in the order of their numbers to one peer after the other, each of which takes its share of the weight, as
-    far as its memory has room; what is left then is `repaired`.
+    """Give units in order to one peer after the other, a share of the weight each, as far as its memory has room.
 
     Args:
-        full: a share may be exceeded by the heaviest unit, and the last peers may be left with little; otherwise
-            devices share out evenly what the ones before have left.
+        full: a share may be exceeded by the heaviest unit, and the last peers may get little; otherwise devices share
+            out evenly what the earlier ones left.
     """
     devices, memory, left = peers(task), memory_of(task), room.copy()
     assignment = np.full(parts.count, devices[-1])

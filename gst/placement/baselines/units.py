@@ -1,4 +1,4 @@
-"""Units that a constructive method places as one, and how their plans are made to fit the limits of memories."""
+"""Units that a constructive method places as one, and repairs of plans that do not fit the memories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Units:
     Args:
         of: unit of each node, 0 .. units - 1.
         times_us: sum of the times of each unit on each device; infinite where a part of it cannot run.
-        load_bytes: what each unit takes of the memory of its device when that is fullest, see `held_bytes`.
+        load_bytes: bytes of each unit in the memory of its device at the peak, see `held_bytes`.
     """
 
     of: Int64[np.ndarray, " nodes"]
@@ -35,17 +35,17 @@ class Units:
 
 
 def units_of(task: Task, of: Int64[np.ndarray, " nodes"]) -> Units:
-    """The units that these numbers say."""
+    """Return the units with these numbers."""
     return Units(of, unit_times_us(task, of), np.bincount(of, held_bytes(task)))
 
 
 def colocated(task: Task) -> Units:
-    """Each colocation group is a unit; they are numbered in the order of their first operations."""
+    """Return colocation groups as units, in the order of their first operations."""
     return units_of(task, in_order(task, task.colocation))
 
 
 def in_order(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """The same units, numbered in the order of their first computed operations; those without any come last."""
+    """Renumber units in the order of their first computed operations; those without any come last."""
     _, inverse = np.unique(unit, return_inverse=True)
     inverse = inverse.reshape(-1)
     first = np.full(int(inverse.max()) + 1, len(unit))
@@ -57,13 +57,13 @@ def in_order(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray,
 
 
 def unit_times_us(task: Task, unit: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, "devices units"]:
-    """Sum of the times of each unit on each device."""
+    """Return the sum of the times of each unit on each device."""
     return np.stack([np.bincount(unit, row) for row in task.times_us])
 
 
 def smallest_units(task: Task) -> Units:
-    """The least that may be placed, in program order: colocation groups where these are a constraint (costs without a
-    program), otherwise single operations, with inputs and constants beside the first operation that reads them."""
+    """Return the smallest units in program order: colocation groups where these are a constraint (costs without a
+    program), otherwise single operations, with inputs and constants joined to the first operation that reads them."""
     if task.program is None:
         return colocated(task)
     of = np.arange(task.num_nodes)
@@ -76,13 +76,13 @@ def smallest_units(task: Task) -> Units:
 
 
 def both_units(task: Task) -> tuple[Units, ...]:
-    """The smallest units, and colocation groups where those are smaller."""
+    """Return the smallest units, and colocation groups if these are larger."""
     return (colocated(task),) if task.program is None else (smallest_units(task), colocated(task))
 
 
 def held_bytes(task: Task) -> Float64[np.ndarray, " nodes"]:
-    """Bytes by which each node fills its memory: what is resident, and the storages that it makes and that live at the
-    fullest moment of a run of all in program order. Their sum is the peak of that run, but for workspaces."""
+    """Return the bytes of each node in its memory: resident ones, and the storages that it makes and that live at the
+    peak of a run in program order. Their sum is the peak of that run, but for workspaces."""
     costs, nodes = task.costs, task.num_nodes
     last = np.arange(nodes)
     np.maximum.at(last, costs.edges[0], costs.edges[1])
@@ -98,14 +98,14 @@ def held_bytes(task: Task) -> Float64[np.ndarray, " nodes"]:
 
 
 def memory_of(task: Task) -> Int64[np.ndarray, " devices"]:
-    """Position in `task.memories` of the memory of each device."""
+    """Return the position in `task.memories` of the memory of each device."""
     names = list(task.memories)
     return np.array([names.index(device.memory) for device in task.devices])
 
 
 def peers(task: Task) -> Int64[np.ndarray, " peers"]:
-    """The devices that share a program evenly: none shares a core with another (of those that do the ones of fewest
-    cores are taken), and none takes more than twice the time of the fastest."""
+    """Return devices that share a program evenly: none shares a core with another (those of fewest cores are taken),
+    and none takes more than twice the time of the fastest."""
     use = core_use(task.devices)
     taken = np.zeros(use.shape[1], bool)
     apart = []
@@ -123,7 +123,7 @@ MOST_ALONE = 64  # devices, each of which is tried alone
 
 
 def quickest_devices(task: Task) -> Int64[np.ndarray, " quickest"]:
-    """The `MOST_ALONE` devices, or all if there are fewer, on which the whole program takes least time, in order."""
+    """Return the `MOST_ALONE` devices on which the whole program takes least time, in order."""
     return np.sort(np.argsort(task.times_us.sum(1), kind="stable")[:MOST_ALONE])
 
 
@@ -137,37 +137,36 @@ Assignment = Int64[np.ndarray, " units"]
 
 
 def limits_bytes(task: Task) -> Rooms:
-    """Limit of each of `task.memories`; infinite where there is none."""
+    """Return the limit of each of `task.memories`; infinite where there is none."""
     return np.array([np.inf if limit is None else limit for limit in task.memories.values()], np.float64)
 
 
 def use_bytes(task: Task, plan: Plan) -> Rooms:
-    """What each of `task.memories` holds at most when a plan is simulated."""
+    """Return the peak of each of `task.memories` in a simulated run of a plan."""
     return np.array(list(task.memory_use(task.simulator.run(plan)).values()), np.float64)
 
 
 def quickest(task: Task, plans: Iterable[Plan | None]) -> Plan | None:
-    """The plan of least simulated makespan, the first of equal ones; None if there is none. Every plan must be one
-    that its devices can run."""
+    """Return the plan of least simulated makespan, the first of equal ones; None if there is none. The devices must be
+    able to run every plan."""
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda plan: task.simulator.run(plan).makespan_us, default=None)
 
 
 def kept(task: Task, plan: Plan) -> Plan | None:
-    """The plan if it keeps every limit when it is simulated."""
+    """Return the plan if it keeps every limit in simulation, otherwise None."""
     limits = limits_bytes(task)
     return plan if np.isinf(limits).all() or (use_bytes(task, plan) <= limits).all() else None
 
 
 def fitted(task: Task, parts: Units, make: Callable[[Rooms], Plan | None]) -> Plan | None:
-    """A plan of `make` that keeps every limit when it is simulated, if need be after some units have moved; None if
-    none is found.
+    """Return a plan of `make` that keeps every limit in simulation, after moves of units if necessary; None if there is
+    none.
 
     Args:
-        parts: what may move.
-        make: a plan whose units' `load_bytes` add up to at most this in each memory, or None. Loads are those of
-            program order; a plan that needs more itself is `relieved`, and made again with less room: the faster one
-            that fits is returned.
+        parts: units that may move.
+        make: returns a plan whose units' `load_bytes` add up to at most this in each memory, or None. Loads are those
+            of program order; a plan that needs more is `relieved`, and made again with less room: the faster one wins.
     """
     limits, memory = limits_bytes(task), memory_of(task)
     plan = make(limits)
@@ -186,9 +185,9 @@ def fitted(task: Task, parts: Units, make: Callable[[Rooms], Plan | None]) -> Pl
 
 
 def relieved(task: Task, parts: Units, plan: Plan) -> Plan | None:
-    """A plan that keeps the limits, of one that does not: step by step some units leave the memory that is worst off
-    for another; of the moves that help at least half as much as the best, in simulation, the one after which the plan
-    is fastest. None if nothing helps any more."""
+    """Move units out of the fullest memory, step by step, until a plan keeps the limits; None if no move helps.
+
+    Of the moves that help at least half as much as the best, in simulation, the one with the fastest plan is taken."""
     limits = limits_bytes(task)
     assignment = np.zeros(parts.count, np.int64)
     assignment[parts.of] = plan.placement
@@ -220,9 +219,10 @@ def _excess(use: Rooms, limits: Rooms) -> float:
 def _moves(
     task: Task, parts: Units, assignment: Assignment, use: Rooms, worst: int, share: float
 ) -> Iterator[Assignment]:
-    """Assignments in which some units of the worst memory, of about its excess (times `share`) in load, are on the
-    fastest device of the memory that has most room left, as its limit goes, or of the next: units that follow each
-    other, or those that take least longer there for their load."""
+    """Yield assignments in which some units of the worst memory go to another memory.
+
+    Their load is about the excess times `share`: consecutive units, or those that lose least time for their load. They
+    go to the fastest device of one of the two memories with the greatest share of their limit left."""
     limits, memory = limits_bytes(task), memory_of(task)
     here = np.flatnonzero(memory[assignment] == worst)
     load, wanted = parts.load_bytes[here], share * (use[worst] - limits[worst])
@@ -247,9 +247,10 @@ def _moves(
 
 
 def repaired(task: Task, parts: Units, assignment: Assignment, room: Rooms) -> Assignment | None:
-    """`assignment`, but units that their device cannot run, and where a memory is too full those that take least longer
-    elsewhere for their load (of equal ones those of greatest load), go to the fastest device that has room (the one of
-    most room among equals). None if there is no room for them."""
+    """Move units that their device cannot run, or that a full memory cannot hold; None if there is no room for them.
+
+    Those that lose least time for their load leave first (of equal ones those of greatest load), to the fastest device
+    that has room (the one of most room among equals)."""
     assignment, memory = assignment.copy(), memory_of(task)
     left = room - np.bincount(memory[assignment], parts.load_bytes, len(room))
     times = parts.times_us[assignment, np.arange(parts.count)]

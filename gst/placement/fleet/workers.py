@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -253,10 +253,8 @@ class FleetWorkers:
         return Measurement(f"0:{plan.key}", plan.key, (), nan, nan, nan, "failed", reason, machine=machine, time=now)
 
     def _with_retry(self, ask: Callable[[RemoteWorker], Answer]) -> Answer:
-        try:
+        with suppress(WorkerLost):
             return self._pool.call(ask).result()
-        except WorkerLost:
-            pass
         try:
             return self._pool.call(ask).result()
         except WorkerLost as lost:

@@ -65,8 +65,8 @@ class PolicyUnits:
         return PolicyUnits(unit, kinds, sizes, between(task.costs.edges, unit), unit_times_us(task, unit))
 
     def plan(self, task: Task, devices: Int64[np.ndarray, " units"]) -> Plan:
-        """The plan that puts each unit on its device; one that cannot run there goes where it is fastest, which is
-        what TensorFlow, on which the published policies ran, calls soft placement."""
+        """Return the plan that puts each unit on its device. A unit that cannot run there goes where it is fastest:
+        the soft placement of TensorFlow, on which the published policies ran."""
         able = self.able[devices, np.arange(self.count)]
         return task.plan(np.where(able, devices, self.times_us.argmin(0))[self.of_node])
 
@@ -117,8 +117,8 @@ def _joined_with_sole_readers(task: Task, unit: Int64[np.ndarray, " nodes"], man
 
 
 def _stretches(took_us: Float64[np.ndarray, " units"], most: int) -> Int64[np.ndarray, " units"]:
-    """Cut a sequence into at most `most` stretches by the least limit, to a millionth of the whole, that stretches need
-    not exceed when each is filled before the next is begun."""
+    """Cut a sequence into at most `most` stretches, the longest of which is as short as possible, to a millionth of the
+    whole."""
     low, high = 0.0, float(took_us.sum()) * (1 + 1e-9)  # sums differ in their last digits
     while high - low > 1e-6 * took_us.sum():
         middle = (low + high) / 2
@@ -151,13 +151,12 @@ def _fastest(times_us: Float64[np.ndarray, "devices columns"]) -> Float64[np.nda
 
 
 class SequencePlacer(nn.Module):
-    """Draws a device for each step of a sequence, one after the other, with an LSTM that encodes the sequence and an
-    attentional LSTM that decodes it (Mirhoseini et al., ICML 2017).
+    """Sequence-to-sequence model that draws a device for each step of a sequence, one after the other (Mirhoseini et
+    al., ICML 2017): an LSTM encodes the sequence, and an attentional LSTM decodes it.
 
-    What the decoder reads at a step is the embedding of the device drawn at the step before, and what the encoder says
-    of this step; the latter the paper leaves to attention to find. Attention is multiplicative and enters after the
-    decoder (Luong et al., Effective Approaches to Attention-based Neural Machine Translation, EMNLP 2015), so that
-    plans that are known are scored with all steps at once.
+    At each step the decoder reads the embedding of the device drawn before, and the state of the encoder at this step,
+    which the paper leaves to attention. Attention is multiplicative and enters after the decoder (Luong et al.,
+    EMNLP 2015), so that all steps of known plans are scored at once.
 
     Args:
         num_devices: to choose from.
@@ -270,7 +269,7 @@ class UnitEmbedding(nn.Module):
 
 class ColocRL(nn.Module):
     """A device for each colocation group, one after the other; more than `MOST_UNITS` groups are merged before
-    (`gst.placement.policies.units.merged`).
+    (`merged`).
 
     Args:
         task: the program and its devices.

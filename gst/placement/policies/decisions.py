@@ -77,8 +77,8 @@ def decisions_of(task: Task, inputs: PolicyInputs, plan: Plan) -> Decisions:
 
 
 def canonical(inputs: PolicyInputs, plan: Plan) -> Plan:
-    """The same plan with devices that are equal in all that a policy sees renamed in the order of first use, so that
-    plans which differ in such names alone are one."""
+    """Rename equal devices of a plan in the order of first use, so that plans that differ only in such names are one.
+    Devices are equal if all their inputs of a policy are."""
     slots, features = inputs.slots.numpy(), inputs.devices.numpy()
     starts = np.flatnonzero(slots == 0)
     kind = np.array([next(s for s in starts if np.allclose(features[s], each, atol=1e-4)) for each in features])

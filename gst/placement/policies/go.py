@@ -74,7 +74,7 @@ class RecurrentAttention(nn.Module):
     def _seen(
         self, normed: Float[Tensor, "segments length channels"], num_rows: int
     ) -> tuple[Float[Tensor, "segments seen channels"], Bool[Tensor, "segments 1 1 seen"] | None]:
-        """What each segment attends to, the cached one first, and which rows of that there are (None = all)."""
+        """Return the rows that each segment attends to, the cached segment first, and a mask of rows (None = all)."""
         num_segments, length, _ = normed.shape
         if num_segments == 1:
             return normed, None
@@ -129,33 +129,23 @@ class GO(nn.Module):
         attention_layers: shared by all tasks.
         segment: groups of one segment of attention.
         recurrence: whether a segment sees the one before.
-        modulation: whether inputs are multiplied by c(x0).
-        per_task_layers: otherwise the tasks share the last layer.
-        critical_path: whether nodes know the longest ways to and from them.
-        device_features: otherwise the paper's softmax over `num_devices`, without times on devices.
-        num_devices: needed without `device_features`.
         seed: of the weights.
 
     Raises:
-        ValueError: no such task, none, or no number of devices where it is needed.
+        ValueError: a task is unknown, or placement is not among them.
     """
 
     def __init__(
         self, tasks: Sequence[str] = ("placement",), channels: int = 64, encoder_layers: int = 3,
-        attention_layers: int = 1, segment: int = 256, recurrence: bool = True, modulation: bool = True,
-        per_task_layers: bool = True, critical_path: bool = True, device_features: bool = True,
-        num_devices: int | None = None, seed: int = 0,
+        attention_layers: int = 1, segment: int = 256, recurrence: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        _check(tasks, device_features, num_devices)
+        _check(tasks)
         self.tasks = tuple(name for name in TASKS if name in tasks)
         self.settings: dict[str, Any] = {
             "tasks": list(self.tasks), "channels": channels, "encoder_layers": encoder_layers,
-            "attention_layers": attention_layers, "segment": segment, "recurrence": recurrence,
-            "modulation": modulation, "per_task_layers": per_task_layers, "critical_path": critical_path,
-            "device_features": device_features, "num_devices": num_devices, "seed": seed,
+            "attention_layers": attention_layers, "segment": segment, "recurrence": recurrence, "seed": seed,
         }  # fmt: skip
-        self.modulation, self.critical_path, self.device_features = modulation, critical_path, device_features
         width = len(FEATURE_NAMES) + COST_FEATURES + PATH_FEATURES + channels
         with seeded(seed):
             self.opcodes = nn.Embedding(UNKNOWN_OPCODE + 1, channels)
@@ -165,36 +155,33 @@ class GO(nn.Module):
             self.condition = nn.Linear(channels + GRAPH_FEATURES, channels)
             layer = lambda: RecurrentAttention(channels, segment=segment, recurrence=recurrence)  # noqa: E731
             self.shared = nn.ModuleList(layer() for _ in range(attention_layers))
-            self.by_task = nn.ModuleList(layer() for _ in range(len(self.tasks) if per_task_layers else 1))
+            self.by_task = nn.ModuleList(layer() for _ in self.tasks)
             self.norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name in self.tasks})
             self.device = nn.Linear(DEVICE_FEATURES, channels)
-            self.slots = nn.Embedding(MAX_ALIKE if device_features else num_devices or 1, channels)
+            self.slots = nn.Embedding(MAX_ALIKE, channels)
             self.favours = nn.Linear(channels, 1)
             self.levels = nn.Embedding(LEVELS, channels)
             self.fuse = nn.Linear(3 * channels, 2)
 
     def forward(self, inputs: PolicyInputs) -> LogProbabilities:
-        """What each task of the policy decides; each knows what those before it decided."""
+        """Return log probabilities of each task; each task reads the decisions of those before it."""
         nodes = self.embed(inputs)
         groups = self.group(torch.cat([inputs.pooled(nodes), inputs.groups], dim=1))
-        gate = 1.0
-        if self.modulation:
-            gate = 2 * self.condition(torch.cat([groups.mean(0), inputs.graph])).sigmoid()
+        gate = 2 * self.condition(torch.cat([groups.mean(0), inputs.graph])).sigmoid()
         state = groups
         for layer in self.shared:
             state = layer(state * gate)
         found: dict[str, Tensor] = {}
         decided = torch.zeros_like(groups)
         for number, name in enumerate(self.tasks):
-            layer = self.by_task[number % len(self.by_task)]
-            state = self.norms[name](layer((state + decided) * gate) + groups)
+            state = self.norms[name](self.by_task[number]((state + decided) * gate) + groups)
             found[name], decided = self._decide(name, state, nodes, inputs)
         return found
 
     def embed(self, inputs: PolicyInputs) -> Float[Tensor, "nodes channels"]:
         """States of the nodes, the same whatever they are numbered."""
-        paths = inputs.paths if self.critical_path else torch.zeros_like(inputs.paths)
-        nodes = self.project(torch.cat([self.opcodes(inputs.opcodes), inputs.program, inputs.costs, paths], dim=1))
+        features = [self.opcodes(inputs.opcodes), inputs.program, inputs.costs, inputs.paths]
+        nodes = self.project(torch.cat(features, dim=1))
         for layer in self.encoder:
             nodes = layer(nodes, inputs)
         return nodes
@@ -209,24 +196,15 @@ class GO(nn.Module):
         """Log probabilities of one task, and the mean embedding of what each group decides."""
         if name == "fusion":
             return self._fuse(state, nodes, inputs), torch.zeros_like(state)
-        actions = self._devices(inputs) if name == "placement" else self.levels.weight
+        actions = self.levels.weight
+        if name == "placement":
+            actions = self.device(inputs.devices) + self.slots(inputs.slots % MAX_ALIKE)
         scores = state @ actions.T / state.shape[1] ** 0.5
         if name == "placement":
-            if self.device_features:
-                scores = scores - self.favours(state).exp() * inputs.relative
+            scores = scores - self.favours(state).exp() * inputs.relative
             scores = scores.masked_fill(~inputs.able, -1e9)
         chances = scores.log_softmax(1)
         return chances, chances.exp() @ actions
-
-    def _devices(self, inputs: PolicyInputs) -> Float[Tensor, "devices channels"]:
-        if not self.device_features:
-            if inputs.num_devices != len(self.slots.weight):
-                raise ValueError(
-                    f"the policy was made for {len(self.slots.weight)} devices, the task has {inputs.num_devices}; "
-                    "make it with device_features=True to serve any number"
-                )
-            return self.slots.weight
-        return self.device(inputs.devices) + self.slots(inputs.slots % MAX_ALIKE)
 
     def _fuse(
         self, state: Float[Tensor, "groups channels"], nodes: Float[Tensor, "nodes channels"], inputs: PolicyInputs
@@ -265,10 +243,8 @@ def samples_for(budget: int) -> int:
     return int(min(max(budget**0.5 / 2, 4), 32))
 
 
-def _check(tasks: Sequence[str], device_features: bool, num_devices: int | None) -> None:
+def _check(tasks: Sequence[str]) -> None:
     if wrong := [name for name in tasks if name not in TASKS]:
         raise ValueError(f"task {wrong[0]!r}? a policy decides {', '.join(TASKS)}")
     if "placement" not in tasks:
         raise ValueError(f"tasks are {', '.join(tasks) or 'none'}; placement must be among them")
-    if not device_features and not num_devices:
-        raise ValueError("without device_features the policy needs num_devices, the width of its softmax")

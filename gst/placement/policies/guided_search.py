@@ -30,6 +30,7 @@ NODE_STEPS = 300_000  # nodes times batches that the policy learns from, so that
 IMITATION_STEPS = 30
 IMITATION_NODES = 100_000  # nodes times steps, at most, of a warm start
 NUM_ZERO_SHOT = 2  # plans of a pretrained policy to start from
+TRIES = 8  # draws of a step, at most, before one that changes nothing is returned
 
 
 def guided_search(
@@ -91,6 +92,13 @@ class Guide:
     def step(self, state: State) -> State:
         """Give some groups devices drawn from the policy: neighbours in topological order, or groups of which the
         policy is least certain or that are on the critical path."""
+        for _ in range(TRIES):
+            trial = self._draw(state)
+            if (trial.placement != state.placement).any():
+                break
+        return trial
+
+    def _draw(self, state: State) -> State:
         groups = len(self._sums)
         size = int(np.exp(self.generator.uniform(0, np.log(max(groups / 16, 2)))))
         first = int(self._sums.searchsorted(self.generator.random() * self._sums[-1]))

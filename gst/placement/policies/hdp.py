@@ -81,8 +81,8 @@ class HDP(nn.Module):
         return [self.units.plan(self.task, each.numpy()) for each in devices.gather(1, grouping)]
 
     def describe(self, grouping: Int64[Tensor, "plans units"]) -> Float[Tensor, "plans groups told"]:
-        """What the placer is told of each group: how many operations of each kind are in it, sums of the shapes of
-        their outputs, and a one for each group that it reads and each that reads it."""
+        """Describe each group to the placer: numbers of operations of each kind, sums of shapes of outputs, and a
+        one for each group that it reads and each that reads it."""
         empty = torch.zeros(self.num_groups, self._told.shape[1])
         totals = torch.stack([empty.index_add(0, group, self._told) for group in grouping])
         reads = torch.zeros(len(grouping), self.num_groups, self.num_groups)

@@ -1,4 +1,4 @@
-"""What a policy sees of a task: tensors of fixed width for any graph on any number of devices."""
+"""Inputs of policies: tensors of fixed width for any graph on any number of devices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COST_FEATURES, PATH_FEATURES, GROUP_FEATURES, DEVICE_FEATURES, GRAPH_FEATURES = 
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
-    """A task as a policy reads it. A decision is made for each group; groups are in the topological order of their
-    first nodes, and that order, not the numbers of `Task.colocation`, counts here. Times enter as logarithms or as
-    shares of means, so that no unit and no scale of a machine is left.
+    """A task as a policy reads it. A policy decides for each group; groups are numbered in the topological order of
+    their first nodes, not as in `Task.colocation`. Times enter as logarithms or as shares of means, so that no unit and
+    no scale of a machine is left.
 
     Args:
         opcodes: kind of each node; `UNKNOWN_OPCODE` where there is no captured program.
@@ -81,7 +81,7 @@ class PolicyInputs:
 
 
 def policy_inputs(task: Task) -> PolicyInputs:
-    """What policies see of a task."""
+    """Compute the inputs of policies for a task."""
     able = np.isfinite(task.times_us)
     times = np.where(able, task.times_us, 0.0)
     mean_us = times.sum(0) / np.maximum(able.sum(0), 1)

@@ -108,7 +108,7 @@ def distance(log_probabilities: LogProbabilities, example: Example) -> Tensor:
     return loss
 
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_STEPS = 49  # of fine-tuning (Zhou et al. 2020: fewer than 50)
 SHARPER = 0.5  # temperature of half of the plans that are drawn
 
@@ -134,10 +134,7 @@ def pretrain(
 
 
 def examples(
-    tasks: Sequence[Task],
-    evaluations: int = 1_000,
-    seed: int = 0,
-    progress: Progress = no_progress,
+    tasks: Sequence[Task], evaluations: int = 1_000, seed: int = 0, progress: Progress = no_progress
 ) -> list[Example]:
     """For each task the best plan that annealing finds from the portfolio, for a policy to imitate."""
     found = []

@@ -41,7 +41,7 @@ class DrawsPlans(Protocol):
 
 
 class MovingBaseline:
-    """What rewards are compared with: their moving average (Williams, Simple Statistical Gradient-Following Algorithms,
+    """Baseline of rewards: their moving average (Williams, Simple Statistical Gradient-Following Algorithms,
     Machine Learning 8, 1992; as in ColocRL), and, so that neither clipping nor the weight of the entropy depends on the
     program, a moving average of their distance from it."""
 
@@ -104,8 +104,8 @@ def surrogate(
 
 
 def rewards_of(runtimes_ms: Float64[np.ndarray, " plans"], unit_ms: float) -> Float[Tensor, " plans"]:
-    """Minus the square root of the runtime (ColocRL), in units of `unit_ms`; a plan that failed counts as one that
-    takes `FAILED` of them, and so does one that takes longer."""
+    """Return minus the square root of the runtime (ColocRL), in units of `unit_ms`. A plan that fails counts as one
+    that takes `FAILED` of them, and so does one that takes longer."""
     took = np.where(np.isnan(runtimes_ms), FAILED, runtimes_ms / unit_ms)
     return torch.from_numpy(-np.sqrt(np.minimum(took, FAILED))).float()
 

@@ -1,4 +1,4 @@
-"""Searches over plans without learned policies: annealing, windows of giant tasks, mutation, measured search.
+"""Searches over plans: annealing, windows of giant tasks, random plans, and the measured search with its surrogates.
 
 A task and an objective go in; plans come out. Read `annealing.py` first.
 """

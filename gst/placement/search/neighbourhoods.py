@@ -314,9 +314,9 @@ class Neighbourhood:
         return self._group(state)
 
     def _waited(self, state: State) -> State:
-        """At a place of the chain of waits where a value crosses, one side of it goes to the other's device; where a
-        device was busy, one of the two operations goes elsewhere, or they change their order, or, where devices share
-        cores, both go to new devices: one alone would be slower there."""
+        """Change the plan at a place of the chain of waits. Where a value crosses, one side goes to the device of the
+        other. Where a device was busy, one of the two operations moves, or they change their order; where devices share
+        cores, both may move, as one alone would be slower there."""
         if self.waits is None:
             return self._group(state)
         chain, cause = self.waits.nodes, self.waits.cause

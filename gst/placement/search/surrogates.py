@@ -255,8 +255,8 @@ class PlanFeatures:
 
 
 def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]:
-    """How likely centred `y` are (a logarithm, up to a constant) if weights are drawn with a variance of that of the
-    noise / penalty; the penalty; and the variance of the noise that makes them likeliest."""
+    """Return the log likelihood of centred `y`, up to a constant; the penalty; and the likeliest variance of the noise.
+    Weights have the variance of the noise / penalty."""
     covariance = np.eye(len(x)) + x @ x.T / penalty  # of the measurements, in units of the noise
     variance = float(y @ np.linalg.solve(covariance, y)) / (len(y) - 1)
     variance = max(variance, SAME**2)
@@ -264,7 +264,7 @@ def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]
 
 
 def _later(plan: Plan) -> Float64[np.ndarray, " nodes"]:
-    """How much later than in program order the turn of each node comes, as a share of the program."""
+    """Return how much later than in program order each node comes, as a share of the program."""
     nodes = np.arange(len(plan.placement))
     return np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
 

@@ -203,8 +203,8 @@ def sweep(home, order, begin, end, offset, steps, temperature, state, what):
 @compiled
 @no_type_check
 def tails(home, order, offset, what):
-    """Compute the time from the start of each node to the end of the schedule, and (windows, cores) from the start of
-    the operations after each window on each core; arguments as in `sweep`."""
+    """Compute the time from the start of each node to the end of the schedule; for each window and core, the same from
+    the first operation after the window. Arguments are those of `sweep`."""
     arrays, core_indptr, cores = what.arrays, what.core_indptr, what.cores
     windows = 1 + max(len(home) - offset + SIZE - 1, 0) // SIZE
     tail, rest = np.zeros(len(home)), np.zeros(what.use.shape[1])
@@ -278,8 +278,8 @@ def copy_run(source, target, nodes):
 @compiled
 @no_type_check
 def run_window(home, order, low, first, high, limit, run, what, border):
-    """Compute the longest path through a window, from the beginning of the schedule to its end, and the place up to
-    which operations were computed; the path is infinite if it would pass `limit`.
+    """Compute the longest path through a window, and the place up to which operations were computed. The path goes from
+    the beginning of the schedule to its end; it is infinite if it would pass `limit`.
 
     Args:
         low, high: bounds of the window in `order`.

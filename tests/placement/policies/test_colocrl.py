@@ -13,9 +13,8 @@ import torch
 from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.colocrl import ColocRL, colocrl
+from gst.placement.policies.colocrl import ColocRL, PolicyUnits, between, colocrl, merged
 from gst.placement.policies.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
-from gst.placement.policies.colocrl import PolicyUnits, between, merged
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
     Asked,

@@ -16,9 +16,10 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
-from gst.placement.policies.guided_search import Guide, guided_annealing, guided_search
+from gst.placement.policies.guided_search import Guide, guided_search
 from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.pretraining import save_policy
+from gst.placement.search.annealing import anneal
 from gst.placement.search.neighbourhoods import Neighbourhood, State
 from gst.placement.task import Task
 
@@ -97,19 +98,25 @@ def test_the_policy_learns_from_the_groups_that_moved() -> None:
     assert change[position[0], 1] > change[position[1], 1]
 
 
-def test_nothing_is_asked_twice() -> None:
+def test_annealing_takes_steps_of_a_policy_and_tells_it_the_outcomes() -> None:
     task = generated_task(5, num_nodes=40, num_devices=2)
-    keys = []
+    keys, told = [], []
 
     def runtime(plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         keys.extend(plan.key for plan in plans)
         return SimulatedObjective(task)(plans)
 
-    budgeted = Budgeted(runtime, 400)
-    start = portfolio(task)["heft"]
-    guided_annealing(GO(channels=16), policy_inputs(task), task, budgeted, start)
-    assert budgeted.num_asked == 400 and len(set(keys)) > 0.9 * 400
+    guided, _ = guide(task)
+    learn = guided.tell
+    guided.tell = lambda state, trial, gain: (told.append(gain), learn(state, trial, gain))[1]  # type: ignore[method-assign]
+    budgeted, start = Budgeted(runtime, 400), portfolio(task)["heft"]
+    anneal(task, budgeted, start=[start], proposer=guided)
+    assert budgeted.num_asked == 400 and len(set(keys)) > 0.8 * 400
     assert budgeted.best_ms < SimulatedObjective(task)([start])[0]
+    assert len(told) == 400 - 3 and max(told) > 0 > min(told), "all but the start, as it is and with two orders"
+    by_itself = Budgeted(runtime, 400)
+    anneal(task, by_itself, start=[start])
+    assert by_itself.curve != budgeted.curve
 
 
 def test_a_pretrained_policy_is_read_and_left_as_it_was(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_imitation_makes_a_plan_likely() -> None:
 
 def test_a_policy_survives_being_saved(tmp_path: Path) -> None:
     inputs = policy_inputs(generated_task(0, num_nodes=60))
-    policy = GO(("placement", "schedule"), channels=16, segment=32, modulation=False, seed=3)
+    policy = GO(("placement", "schedule"), channels=16, segment=32, seed=3)
     save_policy(policy, tmp_path / "policy.pt")
     again = load_policy(tmp_path / "policy.pt")
     assert again.settings == policy.settings

@@ -1,4 +1,4 @@
-"""How long plans of published cost graphs take by the publication's own rules: the twin of `experiments.reproductions.public_problems.published`.
+"""How long plans of published cost graphs take by the publication's own rules: the twin of `published`.
 
 Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), and its code,
 github.com/msr-fiddle/dnn-partitioning: `computeLatency` of latency-greedy/greedy.cpp, constraints of latency-ip/lip.py.

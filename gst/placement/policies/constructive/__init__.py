@@ -1,4 +1,4 @@
 """Constructive policy: a small network chooses a ready operation and its device at each step.
 
-Read `network.py` for its features, then `rollout.py`.
+A task goes in; a plan, or weights tuned on the task, come out. Read `network.py`, then `rollout.py`.
 """

@@ -1,4 +1,4 @@
-"""The constructive policy on a program's own task: its plan, and plans of weights fine-tuned on that task alone."""
+"""The constructive policy on a task: its plan, and weights fine-tuned on that task by evolution strategies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LogMakespans = Callable[[Float32[np.ndarray, "members weights"]], Float64[np.nda
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evolving:
-    """Where training stands.
+    """The state of training.
 
     Args:
         weights: of the policy at this step.
@@ -49,19 +49,19 @@ State = TypeVar("State", bound=Evolving)
 def evolved(
     state: State, log_makespans: LogMakespans, pairs: int, generator: np.random.Generator, done: float
 ) -> State:
-    """One step of training.
+    """Return the state after one step of training.
 
-    Noises are added to the weights, and taken away (antithetic sampling). The advantage of a member on a problem is the
+    Noises are added to the weights and subtracted (antithetic sampling). The advantage of a member on a problem is the
     logarithm of its makespan less the mean of all; the sum over problems is replaced by its rank, and Adam follows the
     sum of noises times ranks (Salimans et al., Evolution strategies as a scalable alternative to reinforcement
     learning, 2017).
 
     Args:
-        state: before it.
+        state: before the step.
         log_makespans: logarithm of the makespan of each member, a row of weights, on each problem.
         pairs: of opposite noises.
         generator: of the noise.
-        done: share of the training that is done, 0 .. 1, which the step size falls with.
+        done: share of the training that is done, 0 .. 1; the step size falls with it.
     """
     noise = generator.standard_normal((pairs, len(state.weights)), np.float32)
     noise = np.concatenate([noise, -noise])
@@ -90,12 +90,11 @@ MOST_STEPS = 50  # of fine-tuning, as GO's
 class TaskRollouts:
     """Plans that the policy builds for a task, one for each vector of weights.
 
-    Operations that take time or read values are placed; inputs and constants go where the first that reads them is.
-    Links never queue and lanes of one accelerator do not slow each other down while a plan is built; whoever judges the
-    plan may know better.
+    Operations that take time or read values are placed; inputs and constants go where their first reader is. Links
+    never queue, and streams of one accelerator do not slow each other down while a plan is built.
 
     Args:
-        task: what is placed where; devices may share cores.
+        task: to place; devices may share cores.
     """
 
     def __init__(self, task: Task) -> None:
@@ -105,7 +104,7 @@ class TaskRollouts:
         self._tables = tables_of(what, self._operations.transfers, is_view_free=True)
 
     def __call__(self, weights: Weights) -> Plan | None:
-        """None if the memories do not hold what the weights build."""
+        """Build the plan of some weights; None if it exceeds the memories."""
         count = len(self._operations.nodes)
         home, order, state = np.empty(count, np.int64), np.empty(count, np.int64), np.ones(1, np.uint64)
         span = roll_out(self._arrays, self._tables, weights, self._window, False, False, state, home, order)
@@ -120,9 +119,9 @@ class FineTuning:
         tuning.run(Budgeted(simulated, 500))      # and again, as the simulator is corrected by measurements
 
     Args:
-        task: what is placed where.
+        task: to place.
         seed: of the noise.
-        weights: to begin with; those that come with the package if None.
+        weights: to begin with; those of the package if None.
     """
 
     def __init__(self, task: Task, seed: int = 0, weights: Weights | None = None) -> None:
@@ -134,7 +133,7 @@ class FineTuning:
 
     def run(self, objective: Budgeted, progress: Progress = no_progress) -> None:
         """Ask the objective about the plan of the weights, then about those of each step's members, until nothing is
-        left or `MOST_STEPS` steps are done; it remembers the best."""
+        left or `MOST_STEPS` steps are done."""
         self._ask(objective, self._state.average[None])
         steps = min(MOST_STEPS, objective.left // (2 * PAIRS))
         for step in range(steps):
@@ -147,14 +146,14 @@ class FineTuning:
     def _logs(
         self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
     ) -> Float64[np.ndarray, "one members"]:
-        """Ranks alone count: a plan that fails comes after all others."""
+        """Return logarithms of runtimes, of which only ranks count; a plan that fails comes last."""
         took = self._ask(objective, weights)
         return np.log(np.where(np.isfinite(took), took, 2 * np.nanmax(took, initial=1e-9)))[None]
 
     def _ask(
         self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
     ) -> Float64[np.ndarray, " members"]:
-        """What the objective says of the plan of each row; NaN where there is none."""
+        """Return the runtime of the plan of each row by the objective; NaN where there is no plan."""
         plans = [self._rollouts(row) for row in weights]
         took = np.full(len(plans), np.nan)
         built = [number for number, plan in enumerate(plans) if plan is not None]
@@ -163,7 +162,7 @@ class FineTuning:
 
 
 def fine_tune(task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress) -> None:
-    """The constructive policy, fine-tuned on a task within the objective's budget.
+    """Fine-tune the constructive policy on a task within the objective's budget.
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective

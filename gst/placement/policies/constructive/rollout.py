@@ -1,7 +1,7 @@
 """Rollouts of the constructive policy, compiled: a schedule built one operation after the other.
 
-An operation is ready when all its producers are placed. Of the ready ones the first few by priority are looked at; the
-network scores each of these on each device that may run it, and the best pair is placed behind what its device has.
+An operation is ready when all its producers are placed. The network scores the first few ready ones by priority on each
+device that may run them, and the best pair is placed after the operations of its device.
 The makespan is that of `gst.placement.search.windows.schedule`, for devices that share no core.
 """
 
@@ -24,11 +24,11 @@ from gst.placement.search.windows import uniform
 from gst.util.compiled import compiled
 
 PAIRS, MOST_WINDOW = 32, 8
-"""About so many pairs of an operation and a device are scored at a step, of at most so many operations."""
+"""About `PAIRS` pairs of an operation and a device are scored at a step, of at most `MOST_WINDOW` operations."""
 
 
 def window_of(devices: int) -> int:
-    """How many ready operations are looked at on so many devices.
+    """Return the number of ready operations that are scored on so many devices.
 
     Examples:
         >>> [window_of(devices) for devices in (1, 2, 8, 100)]
@@ -40,15 +40,14 @@ def window_of(devices: int) -> int:
 @compiled
 @no_type_check
 def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, home, order):
-    """Build one schedule; its makespan if each device runs its operations in `order`, infinite if the memories do not
-    hold what is left.
+    """Build one schedule, and return its makespan; infinite if the memories do not hold all operations.
 
     Args:
         weights: float32, see `gst.placement.policies.constructive.network`.
-        window: how many ready operations are looked at.
-        is_uniform: whether pairs are drawn at random, in place of the network.
-        first_come: whether devices serve operations in the order in which they become ready; they are then looked at in
-            that order too.
+        window: number of ready operations that are scored.
+        is_uniform: pairs are drawn at random, in place of the network.
+        first_come: devices serve operations in the order in which they become ready; they are then scored in that
+            order too.
         state: of the random numbers, one uint64.
         home, order: of all nodes, written.
     """
@@ -283,8 +282,7 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
 @compiled
 @no_type_check
 def score_pairs(inputs, weights, num_pairs, unit, score):
-    """Scores of pairs: a linear function of the features, each squashed to x / (1 + |x|), and of `HIDDEN` rectified
-    units of them.
+    """Score pairs: a linear function of the features, each squashed to x / (1 + |x|), and of `HIDDEN` rectified units.
 
     Args:
         inputs: (features, pairs), squashed in place.

@@ -1,0 +1,102 @@
+"""`gst demo`: its three parts at small sizes, the files of each, `--resume`, and the command itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gst.cli import demo_parts
+from gst.cli.command_line import main
+from gst.cli.demo import run_demo
+from gst.cli.demo_parts import Sizes, growth, linear, linear_features, ranking
+from gst.data.tpugraphs import read
+from gst.reporting.demo import NEXT
+from gst.util.progress import no_progress
+
+TINY = Sizes((1_000, 4_000), 2_000, 3, 4, "rnnlm:layers=1,steps=1,hidden=16,vocabulary=20", 2, 0.0)
+
+
+def test_growth_measures_every_size_in_a_process_of_its_own(tmp_path: Path) -> None:
+    record = growth(TINY, tmp_path, 0, False, no_progress)
+    assert [entry["nodes"] for entry in record["segments"]] == [1_000, 4_000]
+    assert [entry["nodes"] for entry in record["whole"]] == [1_000, 2_000]
+    assert [entry["segments"] for entry in record["whole"]] == [1, 1]
+    assert record["segments"][1]["segments"] >= 4 and record["compared"]["segments"]["segments"] >= 20
+    for entry in (*record["segments"], *record["whole"]):
+        assert 100 < entry["peak_mib"] < 4_000 and entry["step_ms"] > 0 and entry["prepare_s"] > 0
+    assert all(0 <= record["compared"][mode]["wrong_pairs"] <= 1 for mode in ("segments", "whole"))
+    assert list(tmp_path.iterdir()) == [], "stores are removed"
+
+
+def test_ranking_learns_and_is_compared_with_linear_regressions(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    record = ranking(TINY, tmp_path, 0, False, lambda what, done, total: told.append((done, total)))
+    assert told[-1] == (4, 4) and len(record["predicted"]) == len(record["measured"]) == record["num_held_out"] == 300
+    assert record["num_train"] + record["num_held_out"] == 1_175 and record["nodes"] == 372
+    assert set(record["tau"]) == {"GST", "linear regression on sums", "linear regression on each node"}
+    assert 0.4 < record["tau"]["linear regression on sums"] < 0.6 < record["tau"]["linear regression on each node"]
+    assert min(record["measured"]) == 0 and max(record["measured"]) == 100 and record["slowdown"] >= 0
+
+
+def test_linear_regression_recovers_a_linear_order() -> None:
+    features = np.random.default_rng(0).normal(size=(80, 3))
+    runtimes = np.exp(features @ [1.0, -2.0, 0.5])
+    scores = linear(features, runtimes, np.arange(60))
+    assert np.corrcoef(np.argsort(np.argsort(scores[60:])), np.argsort(np.argsort(runtimes[60:])))[0, 1] > 0.95
+
+
+def test_sums_do_not_tell_nodes_apart() -> None:
+    graph = read(demo_parts.SAMPLE)
+    features = linear_features(graph)
+    sums, each = features["linear regression on sums"], features["linear regression on each node"]
+    nodes = len(graph.config_nodes)
+    assert each.shape[1] == nodes * sums.shape[1] and (each.sum(1) == sums.sum(1)).all()
+    np.testing.assert_array_equal(each.reshape(len(each), nodes, -1).sum(1), sums)
+
+
+def test_finished_parts_stay_after_an_interruption_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def part(name: str, stops: bool = False) -> Any:
+        def run(*arguments: Any) -> dict[str, Any]:
+            calls.append(name)
+            if stops:
+                raise KeyboardInterrupt
+            return {"value": name}
+
+        return run
+
+    for name in NEXT:
+        monkeypatch.setattr(demo_parts, name, part(name, stops=name == "placement"))
+    arguments = (TINY, tmp_path, 0)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(*arguments, False, "gst demo", no_progress)
+    assert json.loads((tmp_path / "ranking.json").read_text())["value"] == "ranking"
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("This part has not finished") == 1
+    monkeypatch.setattr(demo_parts, "placement", part("placement"))
+    record = run_demo(*arguments, True, "gst demo --resume", no_progress)
+    assert calls == ["growth", "ranking", "placement", "placement"] and record["placement"]["value"] == "placement"
+    run_demo(TINY, tmp_path, 1, True, "gst demo --seed 1 --resume", no_progress)
+    assert calls[4:] == list(NEXT), "another seed measures anew"
+
+
+@pytest.mark.e2e
+def test_the_command_shows_three_gains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo_parts, "QUICK", TINY)
+    assert main(["demo", "--quick", "--out", "out", "--json", "demo.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == [title for title, _ in NEXT.values()]
+    assert lines[3] == "Look at out/report.html"
+    record = json.loads(Path("demo.json").read_text())
+    assert record["placement"]["cost_model"]["num_measured"] == 2
+    page = Path("out/report.html").read_text()
+    assert "Part of the cost model" in page
+    assert {path.name for path in Path("out").iterdir()} >= {"growth.json", "ranking.json", "placement.json"}
