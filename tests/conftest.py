@@ -17,7 +17,7 @@ import torch
 from hypothesis import settings
 
 # Not gst.training and gst.cli: jsonargparse reads their signatures.
-METHOD = ["cost", "data", "files", "graphs", "method", "nn", "programs"]
+METHOD = ["cost", "data", "graphs", "method", "nn", "programs", "util.arrays"]
 CHECKED = ["embedding_cache", "partitioners", *(f"gst.{name}" for name in METHOD)]
 sys.path.append(str(Path(__file__).parents[1]))  # else tests/embedding_cache stands for the package itself
 sys.modules["tests"] = ModuleType("tests")  # this folder, also where a package of that name is installed

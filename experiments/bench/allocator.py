@@ -2,13 +2,11 @@
 with this allocator setting (`gst.util.process.keep_freed_memory`), and PyTorch by itself does not.
 
     python -m experiments.bench allocator
-    python -m experiments.bench.allocator PROGRAM kept|given_back    # a line in: a step; out: its milliseconds
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +17,7 @@ from gst.lowering.calls import pytorch
 from gst.machine.devices import machine_record
 from gst.programs import resolve
 from gst.programs.seeded import unseeded
+from gst.util.child import connect
 from gst.util.process import keep_freed_memory
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.child_process import serve
@@ -50,7 +49,7 @@ def bench(programs: Sequence[str], repetitions: int = REPETITIONS, progress: Pro
 
 
 def main() -> None:
-    program, way = sys.argv[1:]
+    parent, (program, way) = connect()
 
     def make() -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
         step = resolve(program)
@@ -63,7 +62,7 @@ def main() -> None:
 
         return {"step": run}, {}
 
-    serve(make, keeps_memory=False)
+    serve(parent, make, keeps_memory=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands that `experiments.bench.chaos` kills: small inputs, the command that resumes, and the result it must give."""
+"""Commands that `experiments.bench.chaos` kills: inputs, the command that resumes, and the result it must give."""
 
 from __future__ import annotations
 

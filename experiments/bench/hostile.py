@@ -175,7 +175,7 @@ class Memory:
 
 
 class _Desk:
-    """What a running group reads: values of its memory, and those that it made itself."""
+    """Values that a running group reads: those of its memory, and those that it made itself."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -186,7 +186,7 @@ class _Desk:
 
 
 class _Run:
-    """What the lanes of one run share."""
+    """State that the streams of one run share."""
 
     def __init__(
         self, streams: StreamProgram, calls: Sequence[Call | None], memories: Sequence[Memory], patience_s: float
@@ -244,7 +244,7 @@ class _Run:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """What lanes set is forgotten afterwards: threads made later start from the number set last."""
+    """Run a block on one thread, and restore the thread count afterwards, which later threads would start from."""
     before = torch.get_num_threads()
     try:
         yield

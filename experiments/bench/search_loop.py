@@ -116,7 +116,7 @@ def loops(
 def alone(
     task: Task, runtime: Objective, starts: Mapping[str, Plan], budget: int, seed: int, more: int
 ) -> dict[str, Plan]:
-    """Anneal by measurements alone, and return the best runtime after `budget` of them, and after `more` times as many."""
+    """Anneal by measurements alone, and return the best plan after `budget` of them, and after `more` times as many."""
     budgeted = Budgeted(runtime, more * budget)
     anneal(task, budgeted, seed, start=list(starts.values()))
     found = zip(budgeted.curve, budgeted.improvements, strict=True)

@@ -101,7 +101,7 @@ def _row(what: tuple[str, str], settings: Mapping[str, Any], time_limit_s: float
 
 
 def _together(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarise all programs: the number that ran, geometric means, and the names of slower, wrong or disturbed ones."""
+    """Summarise all programs: number that ran, geometric means, and names of slower, wrong or disturbed ones."""
     ran = {name: row for name, row in rows.items() if "failed" not in row}
     if not ran:
         return {"ran": 0, "failed": len(rows)}

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gst.whole_model.variants import as_written
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -34,6 +33,7 @@ from gst.execution.measure import Measurement, measure
 from gst.execution.plain import compiled_by_threads, rested
 from gst.placement.settings import Settings
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
+from gst.whole_model.variants import as_written
 
 PLACED, DIRECT = "placed", "direct"
 STEP = "step"  # instead of data: the name is that of a training step

@@ -165,7 +165,7 @@ def ablation(found: Mapping[str, Any]) -> Figure:
     left.axvline(0, color=GREY, linewidth=0.8)
     left.set_yticks(range(len(names)), names)
     left.set_ylim(-0.6, len(names) - 0.4)
-    left.set_title(f"Kendall's tau compared with the base ({base['tau_mean']:.3f}); right is better", loc="left", fontsize=10)
+    left.set_title(f"Kendall's tau over the base ({base['tau_mean']:.3f}); right is better", loc="left", fontsize=10)
     _bars(right, [rows[name]["step_ms"] for name in names], f"ms of a step (base {base['step_ms']:.3g})")
     _below(figure, left, "a seed", MEAN)
     return _plain(figure)

@@ -97,17 +97,13 @@ def _link_table(rates: Rates) -> Table:
         ends = [name.partition(":")[0] for name in (link.source, link.destination)]
         same = "to itself" if link.source == link.destination else f"to another {ends[1]}"
         kinds.setdefault(f"{ends[0]} {same}", []).append(link)
-    heads = {
-        "copy\nus": "latency_us", "copy\nGB/s": "gb_per_s", "both ways\nGB/s": "both_gb_per_s",
-        "pinned\nGB/s": "pinned_gb_per_s", "pinned both\nGB/s": "pinned_both_gb_per_s",
-    }  # fmt: skip
+    heads = {"copy\nus": "latency_us", "copy\nGB/s": "gb_per_s", "pinned\nGB/s": "pinned_gb_per_s"}
 
     def median(values: list[float | None]) -> str:
         measured = [value for value in values if value is not None]
         return f"{np.median(measured):.3g}" if measured else "-"
 
     columns = {"pairs": [str(len(links)) for links in kinds.values()]}
-    columns["hand-over\nus"] = [median([link.hand_over_us for link in links]) for links in kinds.values()]
     for head, key in heads.items():
         columns[head] = [
             median([getattr(link.copies, key) for link in links if link.copies is not None]) for links in kinds.values()

@@ -24,7 +24,7 @@ def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     source = trace.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "program", nargs="?",
-        help="a bundled program (rnnlm, gnmt, transformer_xl, wavenet, inception, inception_v3, nasnet, gpt, moe; with "
+        help="a bundled program (rnnlm, gnmt, transformer_xl, wavenet, inception, gpt, moe; with "
         "sizes: rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
     )  # fmt: skip
     source.add_argument(

@@ -1,19 +1,12 @@
 """Child process of `gst.execution.isolated`, which runs plans that may crash or hang it.
 
-    python -m gst.execution.child DESCRIPTOR    # of a connection to the parent
-
-The parent first sends its process id, the program and the devices, and hears the program's key. Then it sends requests:
-the name of a method of `Runner` and its arguments. Each answer is a value, an error to raise instead or None, and
-whether this process ends because it is not to be trusted any more.
+The parent first sends the program and the devices, and receives the program's key. Then it sends requests: the name of
+a method of `Runner` and its arguments. Each answer is a value, an error to raise instead or None, and True if this
+process ends because it is unreliable now.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import resource
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -37,15 +30,14 @@ from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.machine.devices import least_memory_limit, limit_memory
 from gst.programs import Program, kind_for
 from gst.programs.traces import traced
+from gst.util.child import connect
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PAST_THE_LIMIT = "out of memory: "  # what the compiled interpreter says of a run that it stopped itself
 
 
 def main() -> None:
-    parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    process, source, devices = parent.recv()
-    end_with_parent(process)
+    parent, _ = connect()
+    source, devices = parent.recv()
     try:
         is_saved = not isinstance(source, str)
         program = Program.load(source) if is_saved else traced(source, kind=kind_for(each.kind for each in devices))
@@ -95,7 +87,7 @@ class Runner:
     limit: int | None
 
     def costs(self, repetitions: int) -> Costs:
-        """Measure times of each operation alone on each device, and all else that a simulation needs."""
+        """Measure times of each operation alone on each device, and all other data of a simulation."""
         if isinstance(self.executor, NativeExecutor):
             return measure_costs(self.executor, repetitions)
         program, devices = self.executor.program, self.executor.devices
@@ -108,8 +100,7 @@ class Runner:
         return runs_in_turns(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """Return compiled time / time of the operations for each legal group of a plan, by its first node; none where
-        the executor compiles no groups."""
+        """Return compiled time / time of the operations for each legal group of a plan, by its first node."""
         if isinstance(self.executor, GraphExecutor):
             return self.executor.group_shares(plan)
         if not isinstance(self.executor, NativeExecutor):
@@ -122,8 +113,11 @@ class Runner:
         self.executor.compile(plan)
 
     def check(self, plan: Plan) -> str:
-        """Run a plan and compare its outputs; raise ExecutionError if they differ beyond rounding. Return the reason
-        why it runs eagerly instead of by graphs; empty otherwise."""
+        """Run a plan, compare its outputs, and return the reason why it runs eagerly, empty if it runs by graphs.
+
+        Raises:
+            ExecutionError: outputs differ beyond rounding.
+        """
         with self._limited():
             got = self.executor.run(plan)
             reason = self.executor.record(plan).reason if isinstance(self.executor, GraphExecutor) else ""
@@ -132,7 +126,7 @@ class Runner:
         return reason
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
-        """Return milliseconds of a run, and the most bytes that intermediate values took if that is counted."""
+        """Return milliseconds of a run, and the most bytes of its intermediate values if that is counted."""
         self.executor.compile(plan)
         with self._limited():
             if isinstance(self.executor, GraphExecutor):
@@ -142,8 +136,7 @@ class Runner:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Let runs take at most `limit` bytes: of intermediate values where the compiled interpreter counts them, else
-        of each accelerator."""
+        """Limit the bytes of intermediate values, or, where they are not counted, of each accelerator."""
         accelerators = {device.torch_device for device in self.executor.devices if device.is_accelerator}
         if self.limit is None:
             yield
@@ -164,7 +157,8 @@ class Runner:
 
 
 def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
-    """Return profiled microseconds of each operation on each device; devices of one kind and thread count are alike."""
+    """Return profiled microseconds of each operation on each device; devices of one kind and thread count share them.
+    """
     kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
     first = {kind: executor.devices[kinds.index(kind)].name for kind in kinds}
     times = {kind: profile(program, executor, name, repetitions) for kind, name in first.items()}
@@ -174,18 +168,6 @@ def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -
 def _reason(words: str) -> str:
     first = (words.strip().splitlines() or [""])[0]
     return f"out of memory: {first}" if says_no_memory(words) else first
-
-
-def end_with_parent(parent: int) -> None:
-    """End when the thread that started this process ends, also during a run; write no core file; leave Ctrl-C to the
-    parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (int(most != 0),) * 2)  # 1 byte: nor does Linux pipe one to a handler
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Costs of a program on devices, which the simulator needs: time and memory of each operation alone, and links."""
+"""Costs of a program on devices for the simulator: time and memory of each operation alone, and links."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ class Costs:
     """Costs of each operation of a program on each device, alone, and of the links between devices.
 
     Args:
-        devices: where operations may run.
         edges: producer -> consumer.
         computed: false for inputs and constants, which take no time and no memory.
-        kept: values that are outputs, never freed.
+        kept: True for outputs, which are never freed.
         times_us: of each operation alone; infinite where it cannot run.
         output_bytes: of the value of each node.
         own_bytes: the most that each operation takes while it runs, its result included.
         storages: allocations, and the values that keep them.
         latency_us: fixed part of a transfer's time, from device (row) to device (column); 0 within a memory.
         bytes_per_us: of a copy; infinite within a memory.
-        copies_queue: True if values that leave a memory are copied one after the other, each once for each memory that
-            reads it, as a stream program does. Otherwise links never queue.
+        copies_queue: True if each memory sends one copy after the other, as a stream program does; otherwise links
+            never queue.
         pairs: timed pairs of operations for each accelerator that several devices share.
-        load: share of the cores that other processes took while times were measured, 0 .. 1; None if unknown.
+        load: share of the cores that other processes took during the measurement, 0 .. 1; None if unknown.
     """
 
     devices: tuple[Device, ...]
@@ -67,7 +66,6 @@ class Costs:
 
     @property
     def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
-        """Bytes that each operation reads and writes, see `traffic_bytes`."""
         return traffic_bytes(self.edges, self.output_bytes) * self.computed
 
 
@@ -85,12 +83,8 @@ def traffic_bytes(
 
 
 def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
-    """Run the program of an entered executor on each device alone; devices with as many threads share their times.
-
-    Args:
-        executor: entered.
-        repetitions: runs on each kind of device; the shortest time of each operation counts.
-    """
+    """Run the program of an entered executor on each device alone; devices with as many threads share their times. The
+    shortest of `repetitions` times of each operation counts."""
     program, devices = executor.program, executor.devices
     by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for device in devices:
@@ -112,8 +106,6 @@ def profiled_costs(
     """Return costs of a program whose memory was not measured: an operation takes no more than its result.
 
     Args:
-        program: the program that was run.
-        devices: where.
         times_us: of each operation alone; infinite where it cannot run.
         links: from `gst.execution.probes.measured_links`; if None, `COPY_US` and `COPY_BYTES_PER_US` between memories.
 
@@ -134,18 +126,12 @@ def profiled_costs(
 
 
 def links_record(costs: Costs) -> dict[str, list[list[float]]]:
-    """Return the links of costs for JSON, which knows no infinite speed; `links_of` reads it."""
+    """Return the links of costs for JSON, which has no infinite speed; `links_of` reads it."""
     return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
 
 
 def links_of(record: Mapping[str, Any]) -> Links | None:
-    """Return links of a record for `profiled_costs`; None if they were not measured.
-
-    Examples:
-        >>> latency_us, bytes_per_us = links_of({"latency_us": [[0, 7]], "us_per_byte": [[0, 0.5]]})
-        >>> latency_us.tolist(), bytes_per_us.tolist()
-        ([[0.0, 7.0]], [[inf, 2.0]])
-    """
+    """Return links of a record for `profiled_costs`; None if they were not measured."""
     if "us_per_byte" not in record:
         return None
     with np.errstate(divide="ignore"):
@@ -158,13 +144,7 @@ def pairs_record(pairs: Sequence[Pairs]) -> dict[str, Any]:
 
 
 def pairs_of(record: Mapping[str, Any]) -> tuple[Pairs, ...]:
-    """Return the pairs of a record with an entry of `pairs_record`.
-
-    Examples:
-        >>> pairs = (Pairs("cuda:0", 100.0, 1000.0, (), (), ()),)
-        >>> pairs_of({"times_us": [], **pairs_record(pairs)}) == pairs, pairs_of({"times_us": [], **pairs_record(())})
-        (True, ())
-    """
+    """Return the pairs of a record with an entry of `pairs_record`."""
     return tuple(map(Pairs.from_dict, record.get("pairs", ())))
 
 
@@ -179,13 +159,12 @@ def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
 
 
 def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least time and memory of each operation: other work on a machine only makes it slower."""
     runs = alone(executor, device.name, repetitions)
     return shortest_us(runs), np.min([each.own_bytes for each in runs], axis=0)
 
 
 def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
-    """Return the shortest time of each operation over several runs of a plan, in microseconds. Other processes
+    """Return the shortest time of each operation over several runs of a plan, in microseconds: other processes
     interrupt some operations of every run, but seldom the same one in all.
 
     Examples:
@@ -202,8 +181,8 @@ def profile(
 ) -> Float64[np.ndarray, " nodes"]:
     """Return the median time of each operation in program order, in microseconds; 0 for inputs and constants.
 
-    On a CPU the time includes the call; one pass before warms up. On an accelerator it is the time by its own events
-    (`event_times_us`), infinite where the operation cannot run there.
+    On a CPU the time includes the call. On an accelerator it is the time by its own events (`event_times_us`), infinite
+    where the operation cannot run there.
 
     Args:
         program: the program to run.
@@ -256,7 +235,6 @@ def _profile(program: Program, device: torch.device, repetitions: int) -> Float6
 
 
 def _timed_pass(steps: Sequence[Step], values: Values, times: Float64[np.ndarray, " nodes"]) -> None:
-    """Run all operations once and write the microseconds of each into `times`."""
     for node, call, dead in steps:
         start = perf_counter_ns()
         values[node] = call(values)

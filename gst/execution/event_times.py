@@ -1,8 +1,8 @@
 """Times of operations by the events of the accelerator that runs them.
 
-A host learns of the end of a kernel microseconds late, and takes longer to launch a short kernel than the kernel runs.
-So several calls of an operation are recorded as one graph, whose replay is one launch, and timed between two events of
-a stream. On a CPU the calls are timed between two readings of the clock."""
+A host launches a short kernel more slowly than the kernel runs, and learns of its end late. So several calls are
+recorded as one graph, and its replay is timed between two events. On a CPU a clock times the calls.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ LEAST_US = 1e-3  # a view takes an accelerator no time
 
 
 def span_us(function: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None) -> float:
-    """Return the microseconds from the moment when a device begins the work of a function to its end, on the current
-    stream.
+    """Return the microseconds that a device takes for the work of a function, on the current stream.
 
     Args:
         function: launches operations.
-        device: the CPU, or an accelerator of this machine.
         before: launches other work, which is not timed and keeps the device busy while the host launches the function.
 
     Raises:
@@ -67,7 +65,7 @@ def span_us(function: Callable[[], object], device: torch.device, before: Callab
 
 class Graphs:
     """Recorder of graphs on one device, one after the other in the same memory, and in new memory after a failure. A
-    graph is of no use once the next is recorded.
+    graph is invalid once the next is recorded.
 
     Args:
         device: of the current stream.
@@ -79,9 +77,11 @@ class Graphs:
         self._first: Graph | None = None  # it lives as long as this: with its last graph the memory would go
 
     def record(self, function: Callable[[], object]) -> Graph | None:
-        """Return a graph of the work that a function launches on the current stream; None if it cannot be recorded. The
-        function ran before, so that libraries have chosen their kernels. Where memory is short, cached memory is given
-        back, and recording is tried once more."""
+        """Return a graph of the work that a function launches on the current stream; None if it cannot be recorded.
+
+        The function ran before, so that libraries have chosen their kernels. Where memory is short, cached memory is
+        released, and recording is tried once more.
+        """
         for gives_back in (False, True):
             try:
                 graph = self._make(self.device, None if self._first is None else self._first.pool())
@@ -102,8 +102,8 @@ class Graphs:
 def call_us(
     call: Callable[[], object], device: torch.device, repetitions: int, batch: int, graphs: Graphs | None
 ) -> float:
-    """Return the microseconds of a call on a device, of several in a span; with its launch where it is not recorded.
-    Long calls run fewer times, so that all of them take about `BUDGET_US`.
+    """Return the median microseconds of a call on a device, with its launch if it is not recorded. Long calls run fewer
+    times, so that all of them take about `BUDGET_US`.
 
     Args:
         call: ran once before.
@@ -128,46 +128,9 @@ def call_us(
 
 
 def graph_us(graph: Graph, device: torch.device, repetitions: int) -> float:
-    """Return the median microseconds of a replay. Another replay goes before each timed one, since launching a graph
-    takes longer than a few short kernels, too."""
+    """Return the median microseconds of a replay, each timed behind another replay that hides the launch."""
     graph.replay()
     return float(np.median([span_us(graph.replay, device, before=graph.replay) for _ in range(repetitions)]))
-
-
-def launch_us(
-    device: torch.device, repetitions: int = 5, batch: int = 10, graph: NewGraph | None = None,
-    call: Callable[[], object] | None = None,
-) -> float | None:  # fmt: skip
-    """Return the microseconds by which launching an operation exceeds running it: calls one by one, less the same calls
-    in a graph. None where nothing can be recorded.
-
-    Args:
-        device: the CPU, or an accelerator of this machine.
-        repetitions: spans of each variant, of which the median counts.
-        batch: calls in a span.
-        graph: makes an empty graph, see `graph_maker`.
-        call: launches the operation; adds 1 to eight numbers if None.
-
-    Raises:
-        ValueError: there is no such device here.
-
-    Examples:
-        >>> launch_us(torch.device("cpu")) is None
-        True
-    """
-    make = graph_maker(device, graph)
-    with timing_on(device):
-        if make is None:
-            return None
-        several = partial(repeated, call or partial(torch.add, torch.zeros(8, device=device), 1), batch)
-        repeated(several, WARM_RUNS)
-        synchronise([device])
-        together = Graphs(device, make).record(several)
-        if together is None:
-            return None
-        inside = graph_us(together, device, repetitions)
-        outside = float(np.median([span_us(several, device) for _ in range(repetitions)]))
-    return max(outside - inside, 0.0) / batch
 
 
 def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph | None:
@@ -185,7 +148,7 @@ def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph
 
 @contextmanager
 def timing_on(device: torch.device) -> Iterator[None]:
-    """Make a stream of the device the current one, on which graphs can be recorded, and keep no gradients.
+    """Make a new stream of the device the current one, on which graphs can be recorded, and keep no gradients.
 
     Raises:
         ValueError: there is no such device here.
@@ -224,17 +187,16 @@ def event_times_us(
     an operation cannot run (its value is then computed on the host).
 
     An operation that cannot be recorded is timed with its launch. Operations with the same arguments, except for the
-    values of tensors, are timed once. Values are freed after their last reader.
+    values of tensors, are timed once.
 
     Args:
         program: the program, which runs in its order.
-        device: the CPU, or an accelerator of this machine.
         repetitions, batch: see `call_us`.
         graph: makes an empty graph, see `graph_maker`.
 
     Raises:
-        ValueError: there is no such device here, or fewer than one repetition or call is asked for, or an operation
-            runs neither on the device nor on the host.
+        ValueError: there is no such device here, `repetitions` or `batch` is below 1, or an operation runs neither on
+            the device nor on the host.
         RuntimeError: memory is short.
 
     Examples:
@@ -262,9 +224,8 @@ def event_times_us(
 
 
 def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Call, Values, str]]:
-    """Yield each operation of a program in order, after it ran once on a device: its node, its call, the values that
-    are still read, and the reason why it cannot run there, in one line, empty if it can. Then its value comes from the
-    host.
+    """Run each operation of a program once on a device, in order. Yield its node, its call, the values that are still
+    read, and the reason why it cannot run there, empty if it can; then its value comes from the host.
 
     Raises:
         ValueError: an operation runs neither on the device nor on the host.
@@ -289,8 +250,8 @@ def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Ca
 
 
 def can_be_recorded(program: Program, node: int) -> bool:
-    """True if recording an operation may be tried: it draws no random numbers on the host, and the host waits for no
-    values of its tensors, which would end a recording.
+    """True if recording an operation may be tried: the host draws no random numbers for it and waits for no values of
+    its tensors, which would end a recording.
 
     Examples:
         >>> from gst.programs import Step, capture

@@ -15,7 +15,7 @@ AnyExecutor = GraphExecutor | NativeExecutor
 
 def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
     """Return the executor of plans of a program: `NativeExecutor` for CPU devices of one memory, otherwise
-    `GraphExecutor`, which runs lanes of several memories: as graphs on accelerators, eagerly on CPUs.
+    `GraphExecutor`.
 
     Raises:
         ValueError: an accelerator is not here, or there is no C++ compiler for CPU devices.

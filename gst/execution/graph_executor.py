@@ -39,15 +39,13 @@ Result = TypeVar("Result")
 class GraphExecutor:
     """Runs plans of one program. Use it as a context manager.
 
-    A plan is lowered (`gst.lowering.lower`), its fusion groups are compiled where that is faster (`LaneGroups`), and
-    its lanes are recorded as graphs of their accelerators (`LaneGraph`). Where that is impossible, and on CPUs, the
-    lanes run eagerly. One thread launches everything and computes the CPU's part, so several CPU devices alternate.
+    A plan is lowered, its fusion groups are compiled where that is faster (`LaneGroups`), and its lanes are recorded as
+    graphs of their accelerators (`LaneGraph`). Elsewhere the lanes run eagerly. One thread launches everything and
+    computes the CPU's part, so several CPU devices alternate.
 
-    Recorded plans read inputs and constants, weights among them, in the same memory (`Residents`). Captured programs
-    write to none of them: new weights are outputs. So k recorded plans take one copy of the weights on each
-    accelerator, and the memory of their intermediate values. A run copies inputs only where other values lie. If an
-    operation writes into values in place, all inputs are copied anew before each run. Plans that run eagerly have
-    copies of their own.
+    All recorded plans read inputs, weights and constants in the same memory (`Residents`), so that each accelerator
+    holds one copy of the weights. A run copies an input only if its value changed. Plans that run eagerly have copies
+    of their own.
 
     Args:
         program: the program that plans place.
@@ -60,9 +58,8 @@ class GraphExecutor:
         >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
         >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
         >>> with GraphExecutor(program, [core]) as executor:
-        ...     plan = Plan(("cpu:0",), np.zeros(2, np.int64))
-        ...     executor.run(plan), executor.record(plan).reason
-        ([tensor([0., 2.])], 'graphs are recorded on an accelerator; this runs on cpu')
+        ...     executor.run(Plan(("cpu:0",), np.zeros(2, np.int64)))
+        [tensor([0., 2.])]
     """
 
     def __init__(
@@ -106,8 +103,7 @@ class GraphExecutor:
         return self._on_worker(function)
 
     def compile(self, plan: Plan) -> LaneExecutor:
-        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are kept by
-        key.
+        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are kept.
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
@@ -115,8 +111,8 @@ class GraphExecutor:
         return self._on_worker(partial(self._compile, plan))
 
     def record(self, plan: Plan) -> LaneGraph:
-        """Record a plan, which runs it a few times. Where memory is short, the recorded plans that were used least
-        recently are dropped.
+        """Record a plan, which runs it a few times. Where memory is short, the least recently used recordings are
+        dropped.
 
         Raises:
             ValueError: as `compile`.
@@ -132,8 +128,8 @@ class GraphExecutor:
             num_steady: of the inputs, see `LaneGraph.run`.
 
         Returns:
-            Flat outputs, which no later run overwrites: in the memory of the first accelerator among the devices, on
-            the caller's current stream; without an accelerator each where it was made.
+            Flat outputs, which no later run overwrites: in the memory of the first accelerator, on the caller's current
+            stream; without an accelerator each where it was made.
 
         Raises:
             ValueError: the plan or the inputs do not fit the program.
@@ -144,8 +140,7 @@ class GraphExecutor:
 
     def time_ms(self, plan: Plan) -> float:
         """Return the milliseconds of a run as callers make it: inputs that are no weights are copied from the first
-        accelerator to where the plan reads them, and outputs copied out. Where a plan runs eagerly, all inputs lie
-        where it reads them.
+        accelerator, and outputs to it. A plan that runs eagerly has its inputs in place.
 
         Raises:
             ValueError, ExecutionError: as `run`.
@@ -221,7 +216,7 @@ class GraphExecutor:
                     raise ExecutionError(f"out of memory: {str(error).splitlines()[0]}") from error
 
     def _forget_another(self, key: str) -> bool:
-        """Drop the least recently used recorded plan other than that of `key`; True if there was one."""
+        """Drop the least recently used recording other than that of `key`; True if there was one."""
         other = next((each for each in self._graphs if each != key), None)
         if other is not None:
             del self._graphs[other]
@@ -236,8 +231,7 @@ class GraphExecutor:
 class Worker:
     """One thread for the life of an executor, bound to a device's cores, with its number of threads.
 
-    New threads would lose the primitive caches of oneDNN, and OpenMP keeps the number of threads per thread. The
-    calling thread keeps its own number, from which other threads start later.
+    New threads would lose the primitive caches of oneDNN, and OpenMP has a number of threads for each thread.
     """
 
     def __init__(self, device: Device) -> None:
@@ -256,7 +250,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread; not while the interpreter ends, when no thread goes on."""
+        """Finish what was submitted and end the thread."""
         if not sys.is_finalizing():
             self._jobs.put(None)
             self._thread.join()

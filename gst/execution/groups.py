@@ -1,5 +1,4 @@
-"""Fusion groups compiled by Inductor for the interpreter: each structure is compiled and timed once, and used if
-faster."""
+"""Fusion groups compiled by Inductor for the interpreter: each structure is compiled and timed once."""
 
 from __future__ import annotations
 
@@ -56,13 +55,13 @@ class Fused:
 def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faster: bool = True) -> Fused:
     """Compile the legal groups of a plan (`legalise`), each structure once on this machine.
 
-    A new structure is compiled by Inductor for the threads of its device, run alternately with its operations one by
-    one, and kept with both times in `$XDG_CACHE_HOME/gst/fusion`. One that cannot be compiled, or whose outputs differ,
-    runs one by one; its record gives the reason.
+    Inductor compiles a new structure for the threads of its device. Both times, compiled and one by one, are kept in
+    `cache_directory()`. A group that cannot be compiled, or whose outputs differ, runs one by one; its record gives the
+    reason.
 
     Args:
         program, plan: the program, and a plan of it with `fusion`.
-        devices: those that the plan names, CPU devices.
+        devices: CPU devices that the plan names.
         keep_if_faster: fuse only groups that are faster compiled.
 
     Raises:
@@ -81,8 +80,7 @@ def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faste
 
 
 def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> list[tuple[Group, Record]]:
-    """Return each legal group of a plan with the record of its structure, which is compiled and measured if it is new
-    (`fused`).
+    """Return each legal group of a plan with the record of its structure, which is made if it is new (`fused`).
 
     Raises:
         ValueError: as `fused`.
@@ -95,7 +93,6 @@ def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> li
 
 
 def _records(program: Program, home: Mapping[Group, Device]) -> list[tuple[Group, Record]]:
-    """Return each group with its record; missing records are made."""
     keys: dict[Group, str] = {}
     unknown: dict[str, Group] = {}
     found: dict[str, Record] = {}
@@ -212,7 +209,7 @@ def _home(key: str) -> Path:
 
 
 def _compile(program: Program, library: Path, threads: int) -> None:
-    """Compile ahead of time, by AOTInductor; Inductor is described by Ansel et al., PyTorch 2, ASPLOS 2024."""
+    """Compile ahead of time, by AOTInductor (Ansel et al., PyTorch 2, ASPLOS 2024)."""
     options = {"cpp.threads": threads, "compile_threads": 1, "aot_inductor.output_path": str(library)}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -220,12 +217,7 @@ def _compile(program: Program, library: Path, threads: int) -> None:
 
 
 def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple[float, float]:
-    """Return microseconds of the compiled group and of its operations one by one, run alternately in the interpreter:
-    the least of all runs, which other work on this machine disturbs least.
-
-    Raises:
-        ValueError: their outputs differ in value or in layout, or one of them fails.
-    """
+    """Return the least microseconds of the compiled group and of its operations one by one, run alternately."""
     load()
     inputs = range(len(program.inputs))
     nodes = tuple(range(len(inputs), program.num_nodes))
@@ -253,11 +245,7 @@ def _compare(program: Program, compiled: CompiledGroup, device: Device) -> tuple
 
 
 def check_alike(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-    """Check outputs of a compiled group.
-
-    Raises:
-        ValueError: they differ from those of its operations in value or in layout.
-    """
+    """Raise ValueError if outputs of a compiled group differ from those of its operations in value or in layout."""
     if (difference := outputs_differ(got, want)) is not None:
         raise ValueError(f"compiled, {difference}")
     for position, (a, b) in enumerate(zip(got, want, strict=True)):
@@ -288,8 +276,8 @@ def layout(value: Tensor) -> Layout:
 
 
 def structure_key(program: Program, group: Group, inputs: Sequence[Layout], threads: int) -> str:
-    """Return 16 hexadecimal digits that are equal where operations, arguments, layouts of inputs, outputs, threads,
-    version of torch and model of the processor are equal.
+    """Return 16 hexadecimal digits of a group's operations, layouts and threads, of the version of torch and the
+    processor.
 
     Raises:
         ValueError: an operation or an argument has no form in a file.

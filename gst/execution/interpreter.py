@@ -26,8 +26,7 @@ MEMORY_FORMATS = {
 
 
 def lower(program: Program, callers: int) -> Any:
-    """Return the program as a `torch.classes.gst.Program`; operators are looked up by name, arguments put in schema
-    order.
+    """Return the program as a `torch.classes.gst.Program`, with arguments in the order of the operators' schemas.
 
     Args:
         program: the program.
@@ -106,10 +105,10 @@ FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
 
 @lru_cache(maxsize=1)
 def load() -> None:
-    """Register `torch.classes.gst`, and compile the interpreter (about 15 s) unless this was done before.
+    """Register `torch.classes.gst`; compile the interpreter (about 15 s) unless this was done before.
 
     Raises:
-        ValueError: there is no C++ compiler, or it fails; the message holds its first complaint.
+        ValueError: there is no C++ compiler, or it fails.
     """
     libraries = ("torch", "torch_cpu", "c10")
     torch.ops.load_library(str(cpp_library(SOURCE, "interpreter", FLAGS, libraries, "plans on core sets need")))

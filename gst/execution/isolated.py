@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -22,6 +17,7 @@ from gst.execution.measure import Measurement, measure
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, select
 from gst.machine.load import LoadGate, LoadMeter, accelerators_of, lock_devices
+from gst.util.child import Child, ChildFailed
 from gst.util.process import WAITING
 from gst.util.progress import notice
 
@@ -29,20 +25,19 @@ START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a 
 
 
 class IsolatedExecutor:
-    """Runs plans of one program in a child process, which ends with the thread that started it. Use it as a context
-    manager.
+    """Runs plans of one program in a child process, which ends with its parent. Use it as a context manager.
 
     OpenMP's threads in the child wait as `gst.util.process.WAITING` sets, since they would steal the cores of other
     devices. After a crash, a timeout, an error or wrong outputs the next request starts a new child.
 
     Args:
         program: directory of a saved program (`Program.save`), or the name of one (`gst.programs.traced`).
-        devices: those that plans may name. The least of their memory limits holds for the intermediate values of a run,
-            on accelerators for all memory that the process allocates there.
+        devices: those that plans may name. Their least memory limit holds for the intermediate values of a run, on
+            accelerators for all memory of the process.
         time_limit_s: seconds for each run.
 
     Raises:
-        ValueError: the program, or the devices, cannot be had, or the program does not run even by itself.
+        ValueError: the program or a device is missing, or the program does not run by itself.
     """
 
     def __init__(self, program: Path | str, devices: Sequence[Device], time_limit_s: float = 60) -> None:
@@ -52,7 +47,7 @@ class IsolatedExecutor:
         self.lost: ValueError | None = None  # why no further child can be had
         self._program = program
         self._eager_reasons: set[str] = set()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         self._start()
@@ -72,7 +67,7 @@ class IsolatedExecutor:
         try:
             with lock_devices(self.devices):
                 meter = LoadMeter()  # here, where the time of the child is not that of others
-                costs: Costs = self._ask(START_LIMIT_S, "costs", repetitions)
+                costs: Costs = self._request(START_LIMIT_S, "costs", repetitions)
                 return replace(costs, load=round(meter.share(), 4))
         except ExecutionError as failure:
             names = ", ".join(device.name for device in self.devices)
@@ -86,28 +81,27 @@ class IsolatedExecutor:
         """
         with lock_devices(self.devices):
             meter = LoadMeter()
-            runs = self._ask(START_LIMIT_S, "timelines", list(plans), repetitions)
+            runs = self._request(START_LIMIT_S, "timelines", list(plans), repetitions)
             return RunsInTurns(runs, round(meter.share(), 4))
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """Return compiled time / time of its operations for each group that a plan fuses, by its first node. The value
-        is 1 where a group runs one by one; there is no entry where the executor compiles none. New structures are
-        compiled and measured first, which takes seconds each.
+        """Return compiled time / time of its operations for each group that a plan fuses, by its first node; 1 for a
+        group that runs one by one. New structures are compiled first, which takes seconds each.
 
         Raises:
             ExecutionError, ValueError: as `check`.
         """
         with lock_devices(self.devices):
-            shares: dict[int, float] = self._ask(START_LIMIT_S, "groups", plan)
+            shares: dict[int, float] = self._request(START_LIMIT_S, "groups", plan)
             return shares
 
     def compile(self, plan: Plan) -> None:
-        """Lower a plan. Groups of a new structure are compiled, which takes long.
+        """Lower a plan, and compile groups of new structures.
 
         Raises:
             ExecutionError, ValueError: as `check`.
         """
-        self._ask(START_LIMIT_S, "compile", plan)
+        self._request(START_LIMIT_S, "compile", plan)
 
     def check(self, plan: Plan) -> None:
         """Run a plan once and compare its outputs with those of the program run in order.
@@ -117,18 +111,18 @@ class IsolatedExecutor:
             ValueError: it is no plan for this program on these devices.
         """
         self.compile(plan)
-        reason: str = self._ask(self.time_limit_s, "check", plan)
+        reason: str = self._request(self.time_limit_s, "check", plan)
         if reason and reason not in self._eager_reasons:
             notice(f"a plan runs eagerly, not by graphs: {reason}")
             self._eager_reasons.add(reason)
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
-        """Return milliseconds of one run, and the most bytes that intermediate values took, if that is counted.
+        """Return milliseconds of one run, and the most bytes of intermediate values, if that is counted.
 
         Raises:
             ExecutionError, ValueError: as `check`.
         """
-        elapsed_ms, peak_bytes = self._ask(self.time_limit_s, "time", plan)
+        elapsed_ms, peak_bytes = self._request(self.time_limit_s, "time", plan)
         return elapsed_ms, peak_bytes
 
     @property
@@ -137,17 +131,7 @@ class IsolatedExecutor:
         return self.num_started + (self._child is None)
 
     def _start(self) -> None:
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
-        self._connection, its_end = Pipe()
-        with its_end:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "gst.execution.child", str(its_end.fileno())],
-                env={**os.environ, **WAITING},
-                pass_fds=[its_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=self._words,
-            )
+        self._child = Child("gst.execution.child", (), {**os.environ, **WAITING})
         self.num_started += 1
         try:
             self._greet()
@@ -159,7 +143,7 @@ class IsolatedExecutor:
     def _greet(self) -> None:
         """Send a new child the program and the devices, and receive the program's key."""
         try:
-            key = self._tell(START_LIMIT_S, (os.getpid(), self._program, self.devices))
+            key = self._ask(START_LIMIT_S, self._program, self.devices)
         except ExecutionError as failure:
             raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
         if self.program_key not in ("", key):
@@ -169,30 +153,21 @@ class IsolatedExecutor:
     def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
-            child.wait()
-            self._connection.close()
-            self._words.close()
+            child.end()
 
-    def _ask(self, limit_s: float, request: str, *arguments: Any) -> Any:
-        """Return the result of a method of the child's `Runner`, of a new child if there is none.
-
-        Raises:
-            ExecutionError: the child fails, ends or takes longer than `limit_s`.
-            ValueError: the child refuses.
-        """
+    def _request(self, limit_s: float, name: str, *arguments: Any) -> Any:
+        """Return the result of a method of the child's `Runner`; a new child is started if there is none."""
         if self._child is None:
             self._start()
-        return self._tell(limit_s, (request, arguments))
+        return self._ask(limit_s, name, arguments)
 
-    def _tell(self, limit_s: float, message: tuple[Any, ...]) -> Any:
+    def _ask(self, limit_s: float, *message: Any) -> Any:
+        assert self._child is not None
         try:
-            self._connection.send(message)
-            if not self._connection.poll(limit_s):
-                raise ExecutionError(f"timed out after {limit_s:g} s")
-            value, error, ends = self._connection.recv()
-        except (EOFError, ConnectionError):
-            raise ExecutionError(self._epitaph()) from None
+            value, error, ends = self._child.ask(message, limit_s)
+        except ChildFailed as failure:
+            self._stop()
+            raise ExecutionError(str(failure)) from None
         except BaseException:
             self._stop()
             raise
@@ -201,18 +176,6 @@ class IsolatedExecutor:
         if error is not None:
             raise error
         return value
-
-    def _epitaph(self) -> str:
-        """The reason of an unexpected exit of the child: its exit status and last line of stderr, or its signal."""
-        assert self._child is not None
-        status = self._child.wait()
-        self._words.seek(0)
-        words = self._words.read().decode(errors="replace").strip().splitlines()
-        self._stop()
-        if status >= 0:
-            return f"stopped with status {status}: {words[-1] if words else 'without a word'}"
-        cause = ", as the system does when memory runs out" if -status == signal.SIGKILL else ""
-        return f"crashed: signal {-status} ({signal.strsignal(-status)}{cause})"
 
 
 def measure_plans(
@@ -225,10 +188,8 @@ def measure_plans(
     progress: Callable[[int, int], None] | None = None,
     seconds: float = math.inf,
 ) -> list[Measurement]:
-    """Time plans alternately (`measure`), each after a run whose outputs are compared.
-
-    A plan that fails in any of its runs is 'failed', and the others go on; those that then meet a fresh child run once
-    without the clock before they go on.
+    """Time plans alternately (`measure`), each after a run whose outputs are compared. A plan that fails in any run is
+    'failed'; after a new child starts, the others run once without the clock.
 
     Args:
         isolated: entered.
@@ -238,7 +199,7 @@ def measure_plans(
             measurements follow those of the plans.
 
     Raises:
-        ValueError: one of them is no plan for this program on these devices, or no fresh child can be had.
+        ValueError: one of them is no plan for this program on these devices, or no new child starts.
     """
     used = isolated.devices if beside else _in_use(isolated, plans)
     with lock_devices(used):
@@ -276,7 +237,6 @@ class _Turn:
         self._child = isolated.next_child
 
     def run(self) -> float:
-        """Return the milliseconds of one run."""
         if self._failure is not None:
             raise self._failure
         if self._child != self.isolated.next_child:

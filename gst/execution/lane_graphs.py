@@ -1,12 +1,8 @@
 """A stream program recorded as graphs of its accelerators, one for each stretch of one memory.
 
-Launching operations one by one costs microseconds each; a recorded graph is launched at once. Lanes fork from the
-stream that records and join it again by events. All lanes of one accelerator are one graph. With several accelerators,
-or with the CPU, graphs end where values are exchanged (`gst.lowering.happens_before.stretches`): copies go between them
-into buffers that stay, and the CPU computes meanwhile. One recording over several devices would be one launch, but
-PyTorch's allocator keeps a graph's memory apart only on the device that records it.
-
-Where recording is impossible lanes run eagerly, with a reason.
+All lanes of one accelerator are one graph. With several accelerators, or with the CPU, graphs end where values are
+exchanged (`gst.lowering.happens_before.stretches`); the CPU computes and copies between them. PyTorch's allocator keeps
+a graph's memory apart only on the device that records it, so one recording over several is impossible.
 """
 
 from __future__ import annotations
@@ -38,12 +34,10 @@ class LaneGraph:
         executor: of the stream program.
         recorded: memories whose stretches are graphs; those of accelerators of this process if None.
         graph: makes an empty graph, see `new_graph`.
-        residents: memory of inputs and constants, which other plans of the program may read at other times; its own if
-            None.
+        residents: memory of inputs and constants, shared with other plans of the program; its own if None.
 
     Attributes:
         reason: why it runs eagerly; empty if it runs by graphs.
-        num_graphs: graphs that a run launches.
 
     Examples:
         >>> import numpy as np
@@ -54,9 +48,8 @@ class LaneGraph:
         >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
         >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
         >>> streams = stream_program(program, Plan(("cpu:0",), np.zeros(2, np.int64)), [core])
-        >>> graph = LaneGraph(LaneExecutor(program, streams, [core]))
-        >>> graph.run(), graph.reason
-        ([tensor([0., 2.])], 'graphs are recorded on an accelerator; this runs on cpu')
+        >>> LaneGraph(LaneExecutor(program, streams, [core])).reason
+        'graphs are recorded on an accelerator; this runs on cpu'
     """
 
     def __init__(
@@ -141,7 +134,7 @@ class LaneGraph:
         executor.synchronise()
 
     def _forget_written(self) -> None:
-        """After a run that may have written into inputs, let them be copied anew before the next."""
+        """Copy all inputs anew before the next run, if this one may have written into them."""
         if self._all_residents.writes:
             self._all_residents.num_fills += 1
             for each in self._residents.values():
@@ -152,7 +145,7 @@ class LaneGraph:
         return [values if memory in self._recorded else dict(values) for memory, values in enumerate(self._values)]
 
     def _record(self) -> None:
-        """Run once, stretch by stretch: each is recorded and launched, so that the next finds its values."""
+        """Run once, stretch by stretch: each is recorded and launched, so that the next has its values."""
         executor = self.executor
         self._residents = self._all_residents.of(executor.streams, executor.devices)
         self._fill(None, 0)
@@ -210,7 +203,7 @@ class LaneGraph:
         return graph
 
     def _sent(self, steps: Sequence[int], lane: Lane, memories: list[Values]) -> Callable[..., None]:
-        """Copy values into buffers that stay, for the first time; return a function that copies them again."""
+        """Copy values into buffers that stay; return a function that copies them again."""
         executor, streams, letters = self.executor, self.executor.streams, list[tuple[int, int, Any, Any, Any]]()
         for step in steps:
             if streams.kind[step] != COPY:
@@ -232,8 +225,8 @@ class LaneGraph:
         return send
 
     def _staging(self, buffer: Any) -> Any:
-        """Return pinned memory on the host with the layout of a buffer, within the budget, otherwise None. An
-        accelerator copies from there while the host goes on; the next run begins when all copies have ended."""
+        """Return pinned memory on the host with the layout of a buffer, from which an accelerator copies while the host
+        continues; None beyond the budget."""
         if isinstance(buffer, list):
             return [self._staging(each) for each in buffer]
         if not isinstance(buffer, Tensor) or 0 in buffer.stride():
@@ -244,7 +237,7 @@ class LaneGraph:
         return torch.empty_like(buffer, device="cpu", pin_memory=True)
 
     def _pinned(self, buffer: Any, lane: Lane) -> Any:
-        """Return a copy on the host that an accelerator can write to while the host goes on, within the budget."""
+        """Return a copy on the host that an accelerator can write to while the host continues, within the budget."""
         if isinstance(buffer, list):
             return [self._pinned(each, lane) for each in buffer]
         if not isinstance(buffer, Tensor) or buffer.device.type != "cpu" or lane.stream is None:
@@ -259,7 +252,6 @@ class LaneGraph:
 
 
 def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
-    """Copy a value into a buffer, through the staging memory if there is some."""
     if isinstance(staging, list):
         for each in zip(buffer, staging, value, strict=True):
             _refill(lane, *each)
@@ -271,13 +263,7 @@ def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
 
 
 def draws_on_host(program: Program) -> bool:
-    """True if random numbers of a program depend on a seed, which the host reads (`gst.programs.seeded`).
-
-    Examples:
-        >>> from gst.programs import capture_module
-        >>> draws_on_host(capture_module(torch.nn.ReLU(), (torch.ones(2),)))
-        False
-    """
+    """True if random numbers of a program depend on a seed, which the host reads (`gst.programs.seeded`)."""
     return any(getattr(each.target, "namespace", "") == "gst" for each in program.operations)
 
 
@@ -293,6 +279,5 @@ class _Part:
 
 
 def _keys(cut: Stretches) -> list[tuple[int, bool]]:
-    """Return the memory of each stretch, and whether it copies: those of one key run one after the other on one
-    lane."""
+    """Return the memory of each stretch, and True if it copies: stretches of one key share a lane."""
     return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))

@@ -1,5 +1,5 @@
-"""Fusion groups on lanes, compiled by TorchInductor in this process for an accelerator, or for the CPU with one. These
-functions launch kernels on the current stream, so that a graph records them like any operation."""
+"""Fusion groups on lanes, compiled by TorchInductor in this process. They launch kernels on the current stream, so that
+a graph records them like any operation."""
 
 from __future__ import annotations
 
@@ -52,10 +52,6 @@ class Structure:
 class LaneGroups:
     """The groups of plans of one program: each structure is compiled for its device and measured once.
 
-    Args:
-        program: what plans place.
-        devices: those that plans may name.
-
     Examples:
         >>> from gst.programs import capture_module
         >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid())
@@ -71,13 +67,13 @@ class LaneGroups:
         self._num_cores = len(usable_cores())  # the thread that compiles may be bound to one
 
     def shares(self, plan: Plan) -> dict[int, float]:
-        """Return compiled time / time of the operations one by one for each legal group of a plan, by its first node; 1
-        where they run one by one."""
+        """Return compiled time / time of the operations one by one for each legal group of a plan, by its first node.
+        """
         return {group.nodes[0]: structure.share for group, structure in self._groups(plan)}
 
     def calls(self, plan: Plan) -> dict[tuple[int, ...], GroupCall]:
-        """Return the groups of a plan that are faster compiled: by their nodes the function that `LaneExecutor`
-        calls."""
+        """Return the groups of a plan that are faster compiled: the function that `LaneExecutor` calls, by their nodes.
+        """
         faster = [(group, structure) for group, structure in self._groups(plan) if structure.compiled is not None]
         return {group.nodes: partial(_call, group, structure) for group, structure in faster}
 
@@ -106,11 +102,7 @@ class LaneGroups:
             return group, home.torch_device
 
     def _structure(self, program: Program, device: torch.device) -> Structure:
-        """Compile a group, as a program of its own with inputs on the device, and measure it.
-
-        Raises:
-            RuntimeError: memory is short, which is no fault of the group.
-        """
+        """Compile and measure a group, as a program of its own with inputs on the device; raise if memory is short."""
         inputs, operations = list(program.inputs), module_on(program, device)
         structure = partial(Structure, operations, tuple(map(layout, inputs)))
         try:
@@ -130,8 +122,7 @@ class LaneGroups:
 
 
 def _call(group: Group, structure: Structure, values: Values) -> Iterator[tuple[int, Any]]:
-    """Yield nodes and values of a group's outputs. Compiled code serves only inputs with the layouts of the
-    examples."""
+    """Yield nodes and values of a group's outputs. Compiled code runs only for the layouts of the examples."""
     inputs = [values[node] for node in group.inputs]
     is_alike = tuple(map(layout, inputs)) == structure.layouts
     function = structure.compiled if is_alike and structure.compiled is not None else structure.operations

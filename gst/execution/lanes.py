@@ -1,8 +1,7 @@
 """Eager executor of stream programs: every lane is a stream of its accelerator, with the events of that stream.
 
 One thread issues all steps, each wait behind the record of its event. A lane of the CPU computes when it is issued; so
-does a lane of an accelerator that is not here, whose values can only be fake tensors. The only interface to a device is
-`torch.accelerator`, `torch.Stream` and `torch.Event`: no kind of accelerator is named here.
+does a lane of an accelerator that is not here, with fake tensors.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by no
 
 
 def is_here(device: torch.device) -> bool:
-    """True if this process has an accelerator of the device's kind.
-
-    Examples:
-        >>> is_here(torch.device("cpu"))
-        False
-    """
+    """True if this process has an accelerator of the device's kind."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type == device.type
 
@@ -89,11 +83,11 @@ def synchronise(devices: Iterable[torch.device]) -> None:
 
 def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) -> Ints:
     """Return all steps in an order in which one thread can issue them: each lane in its order, and each wait behind the
-    record of its event. A wait that is issued earlier would wait for nothing.
+    record of its event.
 
     Args:
         streams: a stream program.
-        rng: chooses the lane of the next step. If None, lanes alternate, each as far as it can go.
+        rng: chooses the lane of the next step. If None, lanes alternate, each as far as it can.
 
     Raises:
         ExecutionError: lanes wait for each other for ever.
@@ -109,7 +103,6 @@ def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) 
     order: list[int] = []
 
     def advance(lane: int, most: int) -> bool:
-        """Issue at most `most` steps of a lane; True if there was one."""
         begin = place[lane]
         while place[lane] < min(ends[lane], begin + most):
             step = place[lane]
@@ -139,8 +132,7 @@ class LaneExecutor:
         streams: its lowered form.
         devices: for which it was lowered; their memories are those of the stream program.
         order: of its steps; that of `issue_order` if None.
-        groups: functions that compute the outputs of fusion groups, by their operations; other groups run operation by
-            operation.
+        groups: functions that compute the outputs of fusion groups, by their operations; other groups run one by one.
 
     Raises:
         ValueError: a memory of the stream program is that of no device.
@@ -207,7 +199,7 @@ class LaneExecutor:
         return [(lane, list(steps)) for lane, steps in groupby(order.tolist(), self._lane_of_step.__getitem__)]
 
     def issue(self, memories: list[Values], turns: Turns | None = None) -> None:
-        """Hand steps to their lanes; accelerators may still be at work when this returns.
+        """Issue steps to their lanes; accelerators may still compute when this returns.
 
         Args:
             memories: values in each; the results are added.
@@ -274,8 +266,8 @@ class Lane:
         self._arrivals: dict[torch.device, torch.Stream] = {}
 
     def copy(self, value: Any, device: torch.device) -> Any:
-        """Return a copy on another device. Kinds of devices differ in the side whose stream copies, so both streams are
-        the lane's, and its events are of both."""
+        """Return a copy on another device. Kinds of devices differ in the side whose stream copies, so the lane has
+        both streams."""
         if isinstance(value, list | tuple):
             return [self.copy(each, device) for each in value]
         if not isinstance(value, Tensor):
@@ -293,7 +285,7 @@ class Lane:
                 unexpanded(buffer).copy_(unexpanded(value), non_blocking=True)
 
     def forget_arrivals(self) -> None:
-        """Drop the streams of earlier copies: where the lane is recorded, its events are its own stream's."""
+        """Drop the streams of earlier copies: a recorded lane has its own events only."""
         self._arrivals.clear()
 
     def _arrival(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -308,7 +300,7 @@ class Lane:
         return [stream.record_event() for stream in self.every_stream()]
 
     def wait(self, events: Sequence[torch.Event]) -> None:
-        """Let work that is issued to this lane from now on begin when these events have happened."""
+        """Let later work of this lane begin when these events have happened."""
         for event in events:
             if self.stream is None:
                 event.synchronize()
@@ -316,13 +308,12 @@ class Lane:
                 self.stream.wait_event(event)
 
     def free(self, value: Any) -> None:
-        """Give memory back once this lane gets here; it has waited for all other readers. The allocator knows only the
-        stream on which the memory was taken."""
+        """Release memory once this lane gets here. The allocator knows only the stream on which the memory was taken.
+        """
         if self.stream is not None:
             _each_tensor(value, lambda tensor: tensor.record_stream(self.stream))  # type: ignore[arg-type]
 
     def every_stream(self) -> list[torch.Stream]:
-        """Return its own stream, and those of copies that it sends."""
         return [*([] if self.stream is None else [self.stream]), *self._arrivals.values()]
 
 

@@ -149,7 +149,7 @@ def measure(
                 samples[label].append(elapsed_ms)
         if progress is not None:
             progress(number + 1, warmup + repetitions)
-    last_clocks = {name: each.to_dict() for name, each in clocks(accelerators).items()} if accelerators else {}
+    last_clocks = dict(clocks(accelerators)) if accelerators else {}
     load, machine, now = round(meter.share(), 4), machine_record(), datetime.now(UTC).isoformat(timespec="seconds")
     keys, rng = plan_keys or {}, np.random.default_rng(seed)
     result = {}

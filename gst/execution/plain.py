@@ -1,31 +1,24 @@
 """Run a step by PyTorch itself, as written or compiled, with all threads, in a process of its own.
 
 The process that runs plans keeps idle OpenMP threads from spinning, since they would steal the cores of other devices.
-That slows PyTorch's own threads, so the baselines of every plan are measured in a process without this setting.
-
-    python -m gst.execution.plain PROGRAM [--saved] [--compiled]    # reads a line: runs a step; writes milliseconds"""
+That slows PyTorch's own threads, so the baselines of every plan are measured in a process without this setting."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from threading import Timer
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NoReturn, Self
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from gst.execution.child import end_with_parent
 from gst.execution.measure import timed
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.plan import ExecutionError
@@ -33,6 +26,7 @@ from gst.machine.devices import usable_cores
 from gst.programs import Program, TrainingStep, as_module, differ_beyond_rounding
 from gst.programs.seeded import unseeded
 from gst.programs.traces import resolve, traced
+from gst.util.child import Child, ChildFailed, connect
 from gst.util.process import WAITING, keep_freed_memory
 
 
@@ -57,7 +51,6 @@ def compiled_by_threads() -> Iterator[None]:
 START_LIMIT_S = 900.0  # to import, trace, and compile
 SPIN_S = 0.01  # for which idle OpenMP threads of this process may go on spinning, at the cost of whatever runs next
 LONG_MS = 500.0  # of a step for which the caches and threads that it finds matter little
-FAILED = "failed: "  # what a child answers, with the reason, instead of milliseconds
 PYTORCH, COMPILED = "pytorch", "compiled"  # the step as written, and as torch.compile makes it
 
 
@@ -136,11 +129,11 @@ class PlainPyTorch:
             order.
         compiled: run all operations at once, compiled by `torch.compile`; that takes minutes for thousands of them.
         start_limit_s: seconds until it is ready, compiled included.
-        child: module of another child that answers each line by milliseconds, and its arguments after the program;
+        child: module of another child that answers each message by milliseconds, and its arguments after the program;
             `compiled` then has no effect.
 
     Attributes:
-        said: the line by which the child reported that it is ready.
+        first: the answer by which the child reported that it is ready.
 
     Raises:
         ValueError: the child could not start or died, or compiled code gives other outputs; the message has its last
@@ -154,71 +147,48 @@ class PlainPyTorch:
         module, flags = (child[0], child[1:]) if child else ("gst.execution.plain", ["--compiled"] * compiled)
         self._arguments = [module, str(program), *["--saved"] * isinstance(program, Path), *flags]
         self._what, self._start_limit_s = "torch.compile" if compiled else "plain PyTorch", start_limit_s
-        self.said = ""
 
     def __enter__(self) -> Self:
-        self._words = tempfile.TemporaryFile("w+")
         environment = {key: value for key, value in os.environ.items() if key not in WAITING}
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", *self._arguments],
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-        )
-        limit = Timer(self._start_limit_s, self._child.kill)
-        limit.start()
+        module, *arguments = self._arguments
+        self._child = Child(module, arguments, environment)
         try:
-            self.said = self._answer()
+            self.first = self._answer(None, self._start_limit_s)
         except BaseException:
-            self.__exit__(None, None, None)
+            self._child.end()
             raise
-        finally:
-            limit.cancel()
         return self
 
-    def __call__(self, what: str = "step") -> float:
+    def __call__(self, name: str = "step") -> float:
         """Run one step; return its milliseconds, by the clock of the child.
 
         Raises:
             ExecutionError: it failed; the child can be asked again.
             ValueError: the child died.
         """
-        assert self._child.stdin is not None
-        self._child.stdin.write(f"{what}\n")
-        self._child.stdin.flush()
-        answer = self._answer()
-        if answer.startswith(FAILED):
-            raise ExecutionError(answer.removeprefix(FAILED).strip())
+        answer = self._answer(name)
+        if isinstance(answer, ExecutionError):
+            raise answer
         return float(answer)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._child.kill()
-        self._child.communicate()
-        self._words.close()
+    def __exit__(self, *error: object) -> None:
+        self._child.end()
 
-    def _answer(self) -> str:
-        assert self._child.stdout is not None
-        if line := self._child.stdout.readline():
-            return line
-        self._words.seek(0)
-        words = self._words.read().strip().splitlines() or [f"no answer within {self._start_limit_s:g} s"]
-        raise ValueError(f"{self._what} stopped: {words[-1]}")
+    def _answer(self, name: str | None, limit_s: float | None = None) -> Any:
+        try:
+            return self._child.ask(name, limit_s)
+        except ChildFailed as failure:
+            raise ValueError(f"{self._what} {failure}") from None
 
 
 def main() -> None:
-    end_with_parent(os.getppid())
+    parent, (name, *flags) = connect()
     keep_freed_memory()  # as the process that runs plans does: else memory, and not placement, would be compared
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the program prints is no answer
-    name, flags = sys.argv[1], sys.argv[2:]
     run = _runner(name, "--saved" in flags, "--compiled" in flags)
-    print("ready", file=answers)
-    for _ in sys.stdin:
-        print(timed(run), file=answers)
+    parent.send("ready")
+    with suppress(EOFError):
+        while parent.recv():
+            parent.send(timed(run))
 
 
 def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations_with_replacement
 from time import perf_counter
@@ -20,17 +20,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from gst.execution.costs import profile
-from gst.execution.event_times import launch_us
 from gst.execution.executor import executor
 from gst.execution.lanes import Lane, is_here, synchronise
-from gst.execution.native import NativeExecutor
-from gst.lowering.plan import Plan, Timeline
-from gst.machine.devices import Device, supports, this_machine
+from gst.machine.devices import Device, this_machine
 from gst.machine.load import LoadMeter
 from gst.machine.rates import CopyRates, Link, OperationRates, Rates
-from gst.programs import Operation, Program, Step
+from gst.programs import Operation, Step
 from gst.programs.tracing import capture
-from gst.util.compiled import compiler
 from gst.util.progress import Progress, no_progress
 
 SIZES = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
@@ -81,47 +77,41 @@ def copy_rates(
     """
     if source == destination and source.type != "cpu":
         return None
-    way = source, destination
-    latency, speed = fitted(sizes, [_copy_us(each, (way,), repetitions) for each in sizes])
-    _, both = fitted(sizes, [_copy_us(each, (way, way[::-1]), repetitions) for each in sizes])
-    rates = CopyRates(latency, speed, both, None, None, None)
+    rates = fitted(sizes, [_copy_us(each, source, destination, repetitions) for each in sizes])
     if source.type == destination.type or not (is_here(source) or is_here(destination)):
-        return rates
-    latency, speed = fitted(sizes, [_copy_us(each, (way,), repetitions, is_pinned=True) for each in sizes])
-    _, both = fitted(sizes, [_copy_us(each, (way, way[::-1]), repetitions, is_pinned=True) for each in sizes])
-    return replace(rates, pinned_latency_us=latency, pinned_gb_per_s=speed, pinned_both_gb_per_s=both)
+        return CopyRates(*rates, None, None)
+    times = [_copy_us(each, source, destination, repetitions, is_pinned=True) for each in sizes]
+    return CopyRates(*rates, *fitted(sizes, times))
 
 
 def _copy_us(
-    size: int, ways: Sequence[tuple[torch.device, torch.device]], repetitions: int, is_pinned: bool = False
+    size: int, source: torch.device, destination: torch.device, repetitions: int, is_pinned: bool = False
 ) -> float:
-    """Return median microseconds of copies of `size` bytes, one in each direction, issued at once. A copy that leaves
-    an accelerator goes first: one from pageable memory keeps the thread until it is read. Values arrive in a pageable
-    tensor that exists, as PyTorch returns pinned ones."""
-    ways = sorted(ways, key=lambda way: way[0].type == "cpu")
-    lanes = [Lane(source, 0) for source, _ in ways]
-    ends = [torch.zeros(size, dtype=torch.uint8, device=source) for source, _ in ways]
-    buffers = [torch.zeros(size, dtype=torch.uint8, device=destination) for _, destination in ways]
+    """Return median microseconds of a copy of `size` bytes.
+
+    A value arrives in a pageable tensor that exists, as PyTorch returns pinned ones.
+    """
+    lane = Lane(source, 0)
+    value = torch.zeros(size, dtype=torch.uint8, device=source)
+    buffer = torch.zeros(size, dtype=torch.uint8, device=destination)
     if is_pinned:
-        ends, buffers = ([each.pin_memory() if each.device.type == "cpu" else each for each in part]
-                         for part in (ends, buffers))  # fmt: skip
-    devices, times = [device for way in ways for device in way], []
+        value, buffer = (each.pin_memory() if each.device.type == "cpu" else each for each in (value, buffer))
+    times = []
     for _ in range(repetitions + 1):
-        synchronise(devices)
+        synchronise([source, destination])
         start = perf_counter()
-        for lane, end, buffer, (source, destination) in zip(lanes, ends, buffers, ways, strict=True):
-            with lane.stream or nullcontext():
-                if is_pinned or source.type != destination.type == "cpu":
-                    lane.refill(buffer, end)
-                else:
-                    lane.copy(end, destination)
-        synchronise(devices)
+        with lane.stream or nullcontext():
+            if is_pinned or source.type != destination.type == "cpu":
+                lane.refill(buffer, value)
+            else:
+                lane.copy(value, destination)
+        synchronise([source, destination])
         times.append((perf_counter() - start) * 1e6)
     return float(np.median(times[1:]))
 
 
 def measured_links(
-    devices: Sequence[Device], sizes: Sequence[int] = SIZES, repetitions: int = 5
+    devices: Sequence[Device],
 ) -> tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]:
     """Return latency in microseconds and bytes per microsecond from each device (row) to each (column); 0 and infinite
     within a memory. Links from an accelerator to a host are those to pinned memory, to which plans copy. Devices of one
@@ -135,16 +125,13 @@ def measured_links(
                 continue
             way = source.torch_device, destination.torch_device
             if way not in known:
-                known[way] = copy_rates(*way, sizes, repetitions)
+                known[way] = copy_rates(*way)
             if (rates := known[way]) is None:
                 continue
             latency_us[a, b], bytes_per_us[a, b] = rates.latency_us, rates.gb_per_s * 1e3
             if way[1].type == "cpu" and rates.pinned_latency_us is not None and rates.pinned_gb_per_s is not None:
                 latency_us[a, b], bytes_per_us[a, b] = rates.pinned_latency_us, rates.pinned_gb_per_s * 1e3
     return latency_us, bytes_per_us
-
-
-CHAIN = 64  # operations of the ping-pong
 
 
 @dataclass(frozen=True)
@@ -191,33 +178,7 @@ def operation_rates(device: Device, probe: Probe, repetitions: int) -> Operation
         device.name, device.kind, device.threads, probe.matrix_flops / seconds["mm"] / 1e9,
         probe.convolution_flops / seconds["convolution"] / 1e9, 2 * vector / seconds["mul"] / 1e9,
         vector / seconds["sum"] / 1e9, seconds["add"] * 1e6,
-        launch_us(device.torch_device, repetitions),
     )  # fmt: skip
-
-
-def ping_pong() -> Program:
-    """Capture a chain of operations, each of which reads the result of the one before."""
-    return capture(Step("chain", _chain, (torch.zeros(8),)))
-
-
-def hand_over_us(chain: Program, source: Device, destination: Device) -> float | None:
-    """Return the median time between the operations of a chain that alternates between two devices of one memory."""
-    devices = [source] if source == destination else [source, destination]
-    if not supports(devices) or compiler() is None:
-        return None
-    names = tuple(device.name for device in devices)
-    plan = Plan(names, np.arange(chain.num_nodes) % len(names))
-    with NativeExecutor(chain, devices) as running:
-        running.run(plan)  # wakes the threads
-        running.run(plan)
-        return gap_us(running.last_timeline, chain)
-
-
-def gap_us(timeline: Timeline, chain: Program) -> float:
-    """Return the median time from the end of an operation to the beginning of the next, of a program that is one
-    chain."""
-    nodes = [node for node, each in enumerate(chain.operations) if each.kind == "operation"]
-    return float(np.median(timeline.begin_us[nodes[1:]] - timeline.end_us[nodes[:-1]]))
 
 
 def _classes(
@@ -233,12 +194,6 @@ def _inputs(probe: Probe) -> tuple[Tensor, ...]:
     images = torch.full((probe.images, probe.channels, probe.pixels, probe.pixels), 0.5)
     kernels = torch.full((probe.channels, probe.channels, 3, 3), 0.5)
     return matrix, matrix.clone(), images, kernels, torch.full((probe.elements,), 0.5), torch.zeros(8)
-
-
-def _chain(value: Tensor) -> Tensor:
-    for _ in range(CHAIN):
-        value = value + 1
-    return value
 
 
 def _packet(operation: Operation) -> str:
@@ -272,7 +227,6 @@ def measure_rates(
         rates.append(operation_rates(device, probes[_class(device)], repetitions))
     both = list(combinations_with_replacement(pairs, 2))
     both += [(b, a) for a, b in both if a.torch_device != b.torch_device]  # cores are alike in both directions
-    chain = ping_pong()
     copies: dict[tuple[torch.device, torch.device], CopyRates | None] = {}
     for number, (source, destination) in enumerate(both):
         progress("links", number, len(both))
@@ -281,6 +235,6 @@ def measure_rates(
             largest = min(probes[_class(each)].copied_bytes for each in (source, destination))
             sizes = [size for size in SIZES if size < largest] + [largest]
             copies[way] = copy_rates(*way, sizes, repetitions)
-        links.append(Link(source.name, destination.name, hand_over_us(chain, source, destination), copies[way]))
+        links.append(Link(source.name, destination.name, copies[way]))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Rates(this_machine(), tuple(rates), tuple(links), round(meter.share(), 4), now)

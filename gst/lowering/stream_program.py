@@ -15,12 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from gst.util.untrusted import shown
-
 SCHEMA = 1
 RUN, COPY, RECORD, WAIT, FREE = range(5)
-LARGEST = 2**40  # node or number of bytes in a file: products of them with numbers of memories fit into 64 bits
-PAIRS = ("residents", "results", "made", "members", "reads", "writes", "holds")  # fields that are two lists
 VERBS = ("run", "copy", "record", "wait", "free")
 Ints = Int64[np.ndarray, " _"]
 
@@ -172,7 +168,7 @@ class StreamProgram:
                     yield f"  and {end - begin - most:,} more"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON; `from_dict` reads it."""
+        """Return a record for JSON, with the two lists of `Rows` as a pair."""
         record: dict[str, Any] = {"schema": SCHEMA}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -181,46 +177,6 @@ class StreamProgram:
             else:
                 record[field.name] = value.tolist() if isinstance(value, np.ndarray) else list(value)
         return record
-
-    @staticmethod
-    def from_dict(record: Any) -> StreamProgram:
-        """Read a record of `to_dict`; `gst.lowering.race_check.check` proves that it can be run.
-
-        Raises:
-            ValueError: it is something else, of another version, or its numbers do not fit each other.
-
-        Examples:
-            >>> StreamProgram.from_dict(example().to_dict()).text() == example().text()
-            True
-        """
-        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-            raise ValueError(f"a stream program is an object of schema {SCHEMA}, got {shown(record)}")
-        made = {field.name: _read(field.name, record.get(field.name)) for field in fields(StreamProgram)}
-        program = StreamProgram(**made)
-        program._check()
-        return program
-
-    def _check(self) -> None:
-        """Check that every number names something that is there: runs of a program from a file rely on it."""
-        steps, groups, memories = self.num_steps, len(self.transient_bytes), len(self.memories)
-        _within("lane_memory", self.lane_memory, memories, len(self.lanes))
-        _bounds("bounds", self.bounds, len(self.lanes), steps)
-        _within("kind", self.kind, len(VERBS), steps)
-        for label, count in (("members", groups), ("reads", groups), ("writes", groups), ("holds", self.made.shape[1])):
-            lists = getattr(self, label)
-            _bounds(label, lists.bounds, count, len(lists.items))
-            _within(label, lists.items, len(self.buffer_bytes) if label == "holds" else LARGEST)
-        for label in PAIRS[:3]:
-            _within(label, getattr(self, label)[1], memories)
-            _within(label, getattr(self, label)[0], LARGEST)
-        _within("argument", self.argument, LARGEST, steps)
-        _within("argument", self.argument[self.kind == RUN], groups)
-        _within("argument", self.argument[(self.kind == RECORD) | (self.kind == WAIT)], steps)
-        _within("target", self.target + 1, memories + 1, steps)
-        _within("target", self.target[self.kind == COPY], memories)
-        _within("resident_bytes", self.resident_bytes, LARGEST, self.residents.shape[1])
-        _within("buffer_bytes", self.buffer_bytes, LARGEST)
-        _within("transient_bytes", self.transient_bytes, LARGEST)
 
 
 def example() -> StreamProgram:
@@ -241,38 +197,3 @@ def example() -> StreamProgram:
 
 def _row(lists: Rows, position: int) -> list[int]:
     return lists.items[lists.bounds[position] : lists.bounds[position + 1]].tolist()
-
-
-def _read(label: str, value: Any) -> Any:
-    if label in ("memories", "lanes"):
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError(f"{label} of a stream program are {shown(value)}, want a list of names")
-        return tuple(value)
-    if label not in PAIRS:
-        return _numbers(label, value)
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{label} of a stream program are {shown(value)}, want two lists")
-    first, second = (_numbers(label, each) for each in value)
-    if label not in PAIRS[:3]:
-        return Rows(first, second)
-    if len(first) != len(second):
-        raise ValueError(f"{label} of a stream program are {len(first)} nodes in {len(second)} memories")
-    return np.stack([first, second])
-
-
-def _numbers(label: str, value: Any) -> Ints:
-    if not isinstance(value, list) or not all(type(each) is int and abs(each) < 2**62 for each in value):
-        raise ValueError(f"{label} of a stream program is {shown(value)}, want a list of whole numbers")
-    return np.array(value, np.int64)
-
-
-def _within(label: str, values: Ints, end: int, count: int | None = None) -> None:
-    if count is not None and len(values) != count:
-        raise ValueError(f"{label} of a stream program has {len(values)} numbers, want {count}")
-    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < end:
-        raise ValueError(f"{label} of a stream program goes from {values.min()} to {values.max()}, want 0 .. {end - 1}")
-
-
-def _bounds(label: str, bounds: Ints, count: int, items: int) -> None:
-    if len(bounds) != count + 1 or bounds[0] != 0 or bounds[-1] != items or (np.diff(bounds) < 0).any():
-        raise ValueError(f"{label} of a stream program does not divide {items} items into {count} lists")

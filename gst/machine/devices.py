@@ -54,7 +54,6 @@ def limit_memory(device: torch.device, limit: int | None) -> None:
 
 
 def _module(device: torch.device) -> Any:
-    """Return PyTorch's module of one kind of device, such as `torch.xpu`: some functions have no neutral name."""
     return torch.get_device_module(device)
 
 
@@ -92,38 +91,30 @@ class Device:
 
     @property
     def is_accelerator(self) -> bool:
-        """True if it is no CPU core."""
         return self.kind != "cpu"
 
     @property
     def torch_device(self) -> torch.device:
-        """Device of its tensors."""
         return torch.device(self.name.partition("/")[0] if self.is_accelerator else "cpu")
 
 
-def discover(separate_memory: bool = False) -> list[Device]:
+def discover() -> list[Device]:
     """Return one device of one thread for each CPU core this process may use, then every accelerator.
-
-    Args:
-        separate_memory: give each CPU device its own memory, so that every value that crosses is copied, as between
-            accelerators; otherwise they share the memory 'host'.
 
     Examples:
         >>> {device.threads for device in discover()}
         {1}
     """
     devices = [
-        Device(f"cpu:{number}", "cpu", (core,), 1, f"cpu:{number}" if separate_memory else "host", cpu_model())
-        for number, core in enumerate(usable_cores())
+        Device(f"cpu:{number}", "cpu", (core,), 1, "host", cpu_model()) for number, core in enumerate(usable_cores())
     ]
     accelerators = accelerator_names().items()
     return [*devices, *(Device(name, name.partition(":")[0], (), 1, name, what) for name, what in accelerators)]
 
 
 def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
-    """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3, `cpu:0-1+8-9`
-    that of 0, 1, 8 and 9: an operation there waits for all of their cores and uses all of them. `xpu:0/stream:1` is one
-    more stream of `xpu:0`, in its memory.
+    """Select devices by name, in the order of the names. `cpu:0-3` is the set of the CPU devices 0 to 3: an operation
+    there uses all of their cores. `xpu:0/stream:1` is one more stream of `xpu:0`, in its memory.
 
     Raises:
         ValueError: a name is not there, or is given twice, or a set reaches over several memories.
@@ -164,23 +155,21 @@ def overlap(devices: Sequence[Device]) -> bool:
 
 
 def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
-    """Return the cores of each device, numbered 0, 1, ... in the order of the system's numbers, as bits of the
-    simulator and of the interpreter; a device free to use any core has a number of its own. The thread of the first one
-    runs the device."""
+    """Return the cores of each device, numbered 0, 1, ... in the order of the system's numbers; a device free to use
+    any core has a number of its own. The thread of its first core runs a device."""
     number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
     own = count(len(number))
     return [[number[core] for core in device.cores] or [next(own)] for device in devices]
 
 
 def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
-    """Return sets of 2, 4, 8, ... neighbouring CPU devices of one memory, and the set of all of them, smallest first:
-    the `MOST_SETS` or fewer of most cores, as all sets of a size are left out together. `select` makes any other set by
-    its name.
+    """Return sets of 2, 4, 8, ... neighbouring CPU devices of one memory and the set of all, smallest first; the
+    smallest sizes are left out beyond `MOST_SETS`.
 
     Args:
         devices: among them CPU devices of one core each.
-        domains: cores that share a cache, a NUMA node or more (`shared_domains`): each is a set, and no other set
-            crosses the border of one.
+        domains: cores that share a cache or a NUMA node (`shared_domains`): each is a set, and no other set crosses its
+            border.
     """
     cpus = {device.cores[0]: device for device in devices if SINGLE.fullmatch(device.name) and device.cores}
     if len(cpus) < 2 or len({device.memory for device in cpus.values()}) > 1:
@@ -221,7 +210,7 @@ def _core_set(name: str, found: Mapping[str, Device]) -> Device:
         raise ValueError(f"core set {name!r}: {why}")
     members = [found[each] for each in wanted]
     if len({member.memory for member in members}) > 1:
-        raise ValueError(f"core set {name!r} reaches over several memories; leave separate_memory away")
+        raise ValueError(f"core set {name!r} reaches over several memories")
     cores = tuple(core for member in members for core in member.cores)
     return Device(name, "cpu", cores, len(members), members[0].memory, members[0].description)
 
@@ -235,8 +224,8 @@ def usable_cores() -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """Return the processor's name, its family and model, and the widest instructions that torch uses: virtual machines
-    call many by one name, though times differ and code compiled for one can fail on another."""
+    """Return the processor's name, family and model, and the widest instructions that torch uses: virtual machines give
+    many processors one name."""
     path, said = Path("/proc/cpuinfo"), dict[str, str]()
     if path.exists():
         first, _, _ = path.read_text().partition("\n\n")
@@ -247,7 +236,7 @@ def cpu_model() -> str:
 
 
 def supports(devices: Sequence[Device]) -> bool:
-    """True for CPU devices that hand values over within one memory: those of the compiled interpreter."""
+    """True for CPU devices of one memory, which the compiled interpreter runs."""
     numbers = {number for mine in core_numbers(devices) for number in mine}
     in_one_memory = len({device.memory for device in devices}) == 1
     return in_one_memory and all(device.kind == "cpu" for device in devices) and len(numbers) <= MOST_CORES
@@ -259,15 +248,15 @@ def least_memory_limit(devices: Sequence[Device]) -> int | None:
 
     Examples:
         >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "example", 2**30 >> core) for core in range(2)]
-        >>> least_memory_limit(cores), least_memory_limit([])
-        (536870912, None)
+        >>> least_memory_limit(cores)
+        536870912
     """
     return min((device.memory_limit for device in devices if device.memory_limit is not None), default=None)
 
 
 def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
-    """Return devices of this machine by name, or all of them with sets of cores that follow caches and NUMA nodes
-    (`with_core_sets`); with a limit of their memory."""
+    """Return devices of this machine by name, or all of them with sets of cores (`with_core_sets`); with a limit of
+    their memory."""
     found = discover()
     chosen = with_core_sets(found, shared_domains()) if names is None else select(names, found)
     return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
@@ -275,7 +264,7 @@ def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None)
 
 def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
     """Return devices and sets of their cores (`core_sets`), as many as can be simulated. With accelerators all cores
-    are one device, so that plans run by graphs (`gst.execution.graph_executor`)."""
+    are one device."""
     cores = [device for device in devices if device.kind == "cpu"]
     others = [device for device in devices if device.kind != "cpu"]
     cores = cores[: MOST_CORES - len(others)]

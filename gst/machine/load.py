@@ -18,15 +18,16 @@ from gst.util.compiled import cache_directory
 from gst.util.progress import Progress, no_progress
 
 BUSY = 0.15  # share of the cores that others take, beyond which they are waited for
+MOST_RESULTS = 3  # of one measurement that is repeated while the cores are busy
 ReadBusy = Callable[[], tuple[float, float]]
 
 
 def read_busy() -> tuple[float, float]:
-    """Return the seconds this process's cores have been busy since boot, and those of this process and its descendants.
+    """Return the seconds that this process's cores have been busy since boot, and those of this process and its
+    descendants.
 
-    From /proc/stat rather than /proc/pressure/cpu: pressure is missing in many containers, remembers our own load, and
-    misses a neighbour who keeps one core busy while we sleep. Time stolen by a hypervisor counts as busy. Without /proc
-    (macOS) no other process is ever seen.
+    Source is /proc/stat: /proc/pressure/cpu is missing in containers and includes our own load. Time stolen by a
+    hypervisor counts as busy. Without /proc (macOS) no other process is seen.
     """
     wanted = {f"cpu{core}" for core in usable_cores()}
     path = Path("/proc/stat")
@@ -43,7 +44,7 @@ def read_busy() -> tuple[float, float]:
 
 
 def _ticks_of_descendants() -> int:
-    """Return the ticks of living children and theirs, with those of children that they waited for."""
+    """Return the ticks of living descendants, with those of children that they waited for."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -84,20 +85,18 @@ class LoadMeter:
 class LoadGate:
     """Waits until other processes leave the cores alone.
 
+    Args:
+        threshold: share of the cores that others may take.
+        patience_s: seconds of waiting in all, after which it reports that the cores are loaded.
+        interval_s: seconds of one look.
+        read, sleep, clock: source of busy times, of pauses, and of increasing seconds.
+        progress: called after each look at busy cores with a description, and the seconds that are left.
+
     Examples:
         >>> idle = LoadGate(interval_s=0.0, read=lambda: (0.0, 0.0), sleep=lambda seconds: None)
         >>> seconds, is_quiet = idle.wait()
         >>> is_quiet
         True
-
-    Args:
-        threshold: share of the cores that others may take.
-        patience_s: seconds of waiting in all, after which it reports that the cores are loaded.
-        interval_s: length of one look; this process sleeps meanwhile.
-        read: source of busy times.
-        sleep: waits.
-        clock: seconds, increasing.
-        progress: called after each look at busy cores with a description, and the seconds that are left.
     """
 
     threshold: float = BUSY
@@ -128,7 +127,7 @@ class LoadGate:
 
 
 class Loaded(Protocol):
-    """Result of a measurement; `load` is the share of the cores that other processes took meanwhile, None = unknown."""
+    """Result of a measurement; `load` is the share of the cores that other processes took meanwhile."""
 
     @property
     def load(self) -> float | None: ...
@@ -137,14 +136,12 @@ class Loaded(Protocol):
 Result = TypeVar("Result", bound=Loaded)
 
 
-def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int = 3) -> list[Result]:
-    """Measure, and again as soon as the gate finds the cores quiet, until other processes left them alone meanwhile.
+def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate) -> list[Result]:
+    """Measure until other processes leave the cores alone meanwhile, at most `MOST_RESULTS` times.
 
     Args:
-        measure: called at least once, at most `most` times.
-        gate: its patience is for all waits and measurements after the first result, if these take as long as the one
-            before.
-        most: results.
+        measure: returns a result with its load.
+        gate: finds quiet cores before each repetition; its patience also covers the repetitions.
 
     Returns:
         The results in order. The last one may still be of busy cores.
@@ -160,7 +157,7 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int
     results = [measure()]
     ended = gate.clock()
     took, ends = ended - began, ended + gate.patience_s
-    while len(results) < most and (results[-1].load or 0.0) > gate.threshold and ended + took <= ends:
+    while len(results) < MOST_RESULTS and (results[-1].load or 0.0) > gate.threshold and ended + took <= ends:
         _, is_quiet = gate.wait(ends - took - ended)
         if not is_quiet:
             break
@@ -172,11 +169,10 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate, most: int
 
 
 def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the names of the accelerators that devices are streams of, each once.
+    """Return the names of the accelerators of devices, each once.
 
     Examples:
-        >>> lanes = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "example") for lane in range(2)]
-        >>> accelerators_of(lanes)
+        >>> accelerators_of([Device(f"xpu:0/stream:{n}", "xpu", (), 1, "xpu:0", "example") for n in range(2)])
         ('xpu:0',)
     """
     return tuple(dict.fromkeys(str(device.torch_device) for device in devices if device.is_accelerator))
@@ -186,8 +182,8 @@ def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:
 def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
     """Lock the cores and GPUs of devices against other processes of this user, after the current holders.
 
-    Every process takes the locks in one order, so that none waits in a circle; they are free again at the end, also of
-    a process that is killed. Threads of one process exclude each other too.
+    All processes take the locks in one order, which excludes deadlocks; the end of a process releases its locks.
+    Threads of one process exclude each other too.
     """
     directory = cache_directory() / "locks"
     directory.mkdir(parents=True, exist_ok=True)

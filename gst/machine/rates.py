@@ -12,44 +12,35 @@ from gst.machine.devices import Device, machine_file, this_machine
 from gst.util.untrusted import plain, read_object
 from gst.util.writing import atomic_write
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
 class CopyRates:
-    """Copies from one memory to another take `latency_us` and their bytes over `gb_per_s`, fitted to several sizes.
+    """Rates of copies from one memory to another, which take `latency_us` and their bytes over `gb_per_s`.
 
     Args:
         latency_us, gb_per_s: of a copy from or to pageable memory of a host, or between accelerators, alone.
-        both_gb_per_s: while one thread copies as much the other way. With pageable memory that is hardly at the same
-            time: the thread waits until an accelerator has written there.
         pinned_latency_us, pinned_gb_per_s: from or to pinned memory of a host; None between devices of one kind.
-        pinned_both_gb_per_s: likewise, while as much is copied the other way.
     """
 
     latency_us: float
     gb_per_s: float
-    both_gb_per_s: float
     pinned_latency_us: float | None
     pinned_gb_per_s: float | None
-    pinned_both_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Link:
-    """Link from one device to another, or from an operation to the next on the same device.
+    """Link from one device to another.
 
     Args:
-        source: name of the device that has a value.
-        destination: name of the one that reads it.
-        hand_over_us: from the end of an operation to the start of the next, which reads its value, within a memory;
-            None between memories, or without a C++ compiler.
-        copies: if the two had memories of their own; None within a GPU.
+        source, destination: names of the device that has a value and of the one that reads it.
+        copies: rates between memories; None within a GPU.
     """
 
     source: str
     destination: str
-    hand_over_us: float | None
     copies: CopyRates | None
 
 
@@ -60,9 +51,7 @@ class Rates:
     Args:
         machine: processor, cores, version of torch and GPUs; rates are valid for no other.
         operations: one for each number of threads that was measured, and for each GPU.
-        links: for each pair of devices.
         load: share of the cores that others took meanwhile, 0 .. 1.
-        time: UTC, ISO 8601.
     """
 
     machine: Mapping[str, Any]
@@ -72,7 +61,7 @@ class Rates:
     time: str
 
     def of(self, device: Device) -> OperationRates | None:
-        """Return the rates of a device like this one, if one was measured."""
+        """Return the measured rates of a device like this one; None without them."""
         for each in self.operations:
             if each.device == device.name or (each.kind == device.kind == "cpu" and each.threads == device.threads):
                 return each
@@ -80,7 +69,7 @@ class Rates:
 
 
 def rates_path(directory: Path | None = None) -> Path:
-    """Return the file of this machine's rates: in `$XDG_CACHE_HOME/gst/rates` (`~/.cache/gst/rates`) by default."""
+    """Return the file of this machine's rates: below `cache_directory()` by default."""
     return machine_file("rates", directory)
 
 
@@ -93,7 +82,7 @@ def save_rates(rates: Rates, directory: Path | None = None) -> Path:
 
 
 def saved_rates(directory: Path | None = None) -> Rates | None:
-    """Read earlier rates of this machine with this version of torch; None if there are none.
+    """Read the rates of this machine with this version of torch; None if there are none.
 
     Raises:
         ValueError: the file is damaged; the message names it.
@@ -123,13 +112,10 @@ class OperationRates:
 
     Args:
         device: name of the measured one.
-        kind, threads: see `Device`.
         matrix_gflops, convolution_gflops: of matrix products and convolutions.
         elementwise_gb_per_s: read and written by element-wise operations.
         reduction_gb_per_s: read by sums.
         small_us: of an operation on eight elements; on a CPU this is the call.
-        launch_us: additional time of an operation on an accelerator if the host launches it alone instead of in a
-            graph; None on CPUs, and where nothing was recorded.
     """
 
     device: str
@@ -140,4 +126,3 @@ class OperationRates:
     elementwise_gb_per_s: float
     reduction_gb_per_s: float
     small_us: float
-    launch_us: float | None = None

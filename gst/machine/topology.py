@@ -1,5 +1,4 @@
-"""Topology of the CPU: cores that share a physical core, a cache, a die, a socket or a NUMA node, as reported by
-Linux."""
+"""Topology of the CPU as Linux reports it: cores that share a cache, a socket or a NUMA node."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ Domain = frozenset[int]
 
 
 def shared_domains(root: Path = SYSFS) -> list[Domain]:
-    """Return sets of two cores or more that share something, each once, the smallest first; none without `cpu` and
-    `node` in the directory `root`."""
+    """Return sets of two or more cores that share something, the smallest first."""
     texts = {path.read_text().strip() for pattern in SHARED for path in root.glob(pattern)}
     domains = {frozenset(cores_of(text)) for text in texts}
     return sorted((each for each in domains if len(each) > 1), key=lambda each: (len(each), min(each)))
@@ -37,7 +35,7 @@ def cores_of(text: str) -> list[int]:
 
 def core_groups(cores: Sequence[int], domains: Iterable[Domain]) -> list[tuple[int, ...]]:
     """Return groups of cores that may work as one, smallest first: each domain, 2, 4, 8, ... neighbours within the
-    smallest domain around them, and all cores. Neighbours are the cores or smaller domains of a domain, in order.
+    smallest domain around them, and all cores.
 
     Args:
         cores: numbers of the cores that may be used.
@@ -46,8 +44,6 @@ def core_groups(cores: Sequence[int], domains: Iterable[Domain]) -> list[tuple[i
     Examples:
         >>> core_groups(range(4), [])
         [(0, 1), (2, 3), (0, 1, 2, 3)]
-        >>> core_groups(range(6), [frozenset({0, 3}), frozenset({1, 4}), frozenset({2, 5})])
-        [(0, 3), (1, 4), (2, 5), (0, 1, 3, 4), (0, 1, 2, 3, 4, 5)]
     """
     usable = frozenset(cores)
     inside: list[Domain] = []

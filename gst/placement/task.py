@@ -180,7 +180,7 @@ def save_plan(
 
     Args:
         program: the program, or the task, that the plan is for.
-        streams: the lowered plan, written with it up to `MOST_STEPS` steps (`StreamProgram.from_dict` reads it).
+        streams: the lowered plan, written with it up to `MOST_STEPS` steps.
         certificate: lower bound and memory, see `gst.placement.baselines.bounds.certificate_of`.
 
     Examples:

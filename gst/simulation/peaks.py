@@ -13,45 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gst.execution.costs import Costs
-from gst.lowering.buffers import transient_bytes
-from gst.lowering.common_order import Work
-from gst.lowering.lower import lowered
 from gst.lowering.plan import Timeline
-from gst.lowering.stream_program import StreamProgram
 from gst.simulation.copies import copies_of
 from gst.util.compiled import compiled
-
-
-def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
-    """Return the stream program of a simulated run: each device takes its operations in the order in which they began.
-    Inputs lie wherever they are read; with a known program, `gst.placement.api.streams.plan_streams` is more precise.
-
-    Args:
-        costs: of the simulation.
-        simulation: of a plan.
-
-    Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
-        >>> from gst.lowering.race_check import check
-        >>> task = generated_task(0, num_nodes=30, num_devices=2)
-        >>> run = task.simulator.run(task.plan(np.arange(task.num_nodes) % 2))
-        >>> proven = check(costs_streams(task.costs, run)).peak_bytes
-        >>> all(peak <= proven[memory] for memory, peak in peak_bytes(task.costs, run).items())
-        True
-    """
-    memories = list(dict.fromkeys(device.memory for device in costs.devices))
-    computed = np.flatnonzero(costs.computed)
-    group = np.full(costs.num_nodes, -1)
-    group[computed] = np.arange(len(computed))
-    rank = np.empty(len(computed), np.int64)
-    rank[group[simulation.order[costs.computed[simulation.order]]]] = np.arange(len(computed))
-    results, nowhere = np.flatnonzero(costs.kept), np.full(costs.num_nodes, -1)
-    own = costs.own_bytes[simulation.device, np.arange(costs.num_nodes)]
-    transient = transient_bytes(costs.edges, group, results, costs.storages, own)
-    lane = simulation.device[computed]
-    work = Work(costs.edges, group, lane, rank, nowhere, results, costs.output_bytes, transient, costs.storages)
-    lane_memory = np.array([memories.index(device.memory) for device in costs.devices])
-    return lowered(work, memories, [device.name for device in costs.devices], lane_memory)
 
 
 class Holds(NamedTuple):

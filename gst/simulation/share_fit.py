@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.execution.pair_records import Pairs
-from gst.simulation.simulator import UNCALIBRATED, Contention, Factors, shares_of
+from gst.simulation.simulator import UNCALIBRATED, Contention, Factors
 
 FACTORS = np.array([0.0, *np.geomspace(1 / 8, 8, 7)])
 SMALLEST_SHARES = np.linspace(0, 1, 6)
@@ -51,11 +51,6 @@ def pair_us(
         [30.0, 40.0]
     """
     return alone_us.max(-1) + alone_us.min(-1) * np.maximum(shares.sum(-1) - 1, 0)
-
-
-def pair_shares(pairs: Pairs, contention: Contention) -> Float64[np.ndarray, "pairs 2"]:
-    """Return the shares of the operations of pairs."""
-    return shares_of(Timed.of(pairs).parts, contention.factors)
 
 
 class Timed(NamedTuple):

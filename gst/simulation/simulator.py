@@ -2,7 +2,7 @@
 
 The rule is the interpreter's (`gst/execution/interpreter.cpp`): a core runs the ready operation of least rank among
 those that use it, and an operation on several cores starts when it is the choice of all of them. The order in which
-operations begin is that of a stream program (`gst.simulation.peaks.costs_streams`)."""
+operations begin is that of a stream program."""
 
 from __future__ import annotations
 

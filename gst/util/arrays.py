@@ -1,9 +1,7 @@
-"""Arrays of many graphs on disk: one file per field, the arrays of one graph after those of another. Small symbols are
-packed where that is smaller.
+"""Arrays of many graphs on disk: one file per field, the arrays of one graph after those of another.
 
-The layout features of TpuGraphs (Phothilimthana et al. 2023, arXiv 2308.13490) are dimension numbers 0 .. 5, padded
-with -1. Three bits tell eight symbols apart, so 18 of them take 54 bits: 8 bytes in place of 18, and of 72 in the
-published files.
+Layout features of TpuGraphs (Phothilimthana et al. 2023, arXiv 2308.13490) are dimension numbers 0 .. 5, padded with
+-1. Three bits hold eight symbols, so 18 symbols are packed into 8 bytes.
 """
 
 from __future__ import annotations
@@ -34,19 +32,19 @@ ROWS_UNPACKED = 256  # at once
 _FILE = re.compile(r"\w+\.bin", re.ASCII)  # without folders: no store leads out of its own
 
 Entry = dict[str, Any]
-"""Where an array is in its file: `offset` in bytes, `shape`, `dtype`, and the `checksum` of its bytes. `symbols`, if it
-is packed, is the length of the axis that is not in `shape`."""
+"""Place of an array in its file: `offset` in bytes, `shape`, `dtype`, `checksum`, and `symbols`, the length of a packed
+last axis."""
 
 Record = dict[str, Any]
-"""What is known of a graph; `arrays` holds the entry of each field."""
+"""Properties of a graph; `arrays` holds the entry of each field."""
 
 
 class ArrayWriter:
-    """Writes graph after graph into a directory, as a context manager. Finished graphs are noted in a journal, so that
-    a later writer goes on after the last one, also if this one is killed.
+    """Writes graph after graph into a directory, as a context manager. A journal lists the finished graphs, so that a
+    later writer continues after the last one.
 
     Args:
-        directory: an empty one, or one that another writer left: `finished` then holds the records of its graphs.
+        directory: empty, or left by another writer: `finished` then holds the records of its graphs.
         fields: names of the arrays of every graph. A graph may have others, too.
     """
 
@@ -100,7 +98,6 @@ class ArrayWriter:
         return {self._path(name).name: file.tell() for name, file in self._files.items()}
 
     def _file(self, name: str) -> BinaryIO:
-        """Return the file of a field, which holds only finished graphs when it is opened."""
         if name not in self._files:
             self._files[name] = self._path(name).open("ab")
             self._truncate(self._files[name], name)
@@ -122,7 +119,7 @@ class ArrayWriter:
 
 
 class _Growing:
-    """An array of which only the first part is written. It is packed until a piece comes that cannot be."""
+    """Array that is being written. It is packed until a piece comes that cannot be packed."""
 
     def __init__(self, file: BinaryIO, piece: np.ndarray) -> None:
         self.file = file
@@ -148,8 +145,7 @@ class _Growing:
         self.rows, self.kind = 0, (empty.shape[1:], empty.dtype.str)
 
     def _unpack(self) -> None:
-        """Write the packed part again, unpacked, after it. Its space is lost: few arrays hold a large symbol, and a
-        late one."""
+        """Write the packed part again, unpacked, behind it; the packed bytes stay unused."""
         self.file.flush()
         before, symbols, self.symbols = self.entry(), self.symbols, 0
         words = view(np.memmap(self.file.name, np.uint8, "r"), before) if self.rows else None
@@ -203,7 +199,7 @@ def as_bytes(array: np.ndarray) -> memoryview | bytes:
 
 
 def shortened(checksum: Any) -> str:
-    """Return 16 hexadecimal digits: a store of thousands of graphs holds one for each of their arrays."""
+    """Return the first 16 hexadecimal digits of a checksum."""
     return str(checksum.hexdigest())[:16]
 
 
@@ -264,7 +260,7 @@ def packed(values: Int8[np.ndarray, "*rows symbols"]) -> UInt[np.ndarray, "*rows
 
 
 def unpacked(words: UInt[np.ndarray, "*rows"], num_symbols: int) -> Int8[np.ndarray, "*rows symbols"]:
-    """Return the symbols of `packed`. Four at a time are looked up in a table of all numbers of twelve bits."""
+    """Return the symbols of `packed`, four at a time from a table of all numbers of twelve bits."""
     looks = -(-num_symbols // AT_ONCE)
     found = np.empty((*words.shape, looks), FOUR_SYMBOLS.dtype)
     mask = min(len(FOUR_SYMBOLS) - 1, np.iinfo(words.dtype).max)
@@ -281,7 +277,7 @@ FOUR_SYMBOLS = (_CODES + LOWEST).astype(np.int8).view(np.uint32).ravel()
 
 @dataclass(frozen=True, eq=False)
 class PackedArray:
-    """An int8 array whose last axis is packed, in memory or memory-mapped: only indexed rows are unpacked.
+    """An int8 array with a packed last axis, in memory or memory-mapped: only indexed rows are unpacked.
 
     Args:
         words: a word for each row of symbols.
@@ -330,9 +326,7 @@ class Mapped(NamedTuple):
     """Place of a memory-mapped array in a file, which is pickled instead of the array.
 
     Args:
-        path: of the file.
         offset: bytes of the file before the first element.
-        shape, dtype: of the array.
         strides: bytes between elements along each axis.
         num_symbols: of a `PackedArray`, else 0.
     """

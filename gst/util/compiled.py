@@ -1,4 +1,4 @@
-"""Machine code: loops over nodes or edges compiled by numba, and libraries of C++ compiled once on this machine."""
+"""Machine code: loops compiled by numba, and libraries of C++ compiled once on this machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ except RuntimeError:  # neither the package's folder nor the user's cache folder
     _IS_KEPT = False
 
 compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(cache=_IS_KEPT, nogil=True)
-"""Decorator that compiles a loop on its first call and keeps the machine code for later processes, disk permitting.
+"""Decorator that compiles a loop on its first call and keeps the machine code for later processes.
 
-Write `@no_type_check` under it: numba must see the bare function, not one wrapped by the shape checker that the tests
-install. The code on the disk goes stale when a kernel changes that this one calls from another file: delete the
-`__pycache__` folders then."""
+Write `@no_type_check` under it: numba must see the bare function, not one wrapped by the shape checker of the tests.
+Delete the `__pycache__` folders after a change of a kernel that another file calls.
+"""
 
 
 def cache_directory() -> Path:
@@ -46,10 +46,8 @@ def cpp_library(source: Path, name: str, flags: Sequence[str], libraries: Sequen
 
     Args:
         source: the file. The library is named by its content and the versions that it is compiled for.
-        name: beginning of the library's name.
-        flags: for the compiler.
         libraries: of PyTorch, such as `torch_cpu`.
-        reason: the purpose of a compiler, for the message where there is none.
+        reason: the purpose of a compiler, for messages.
 
     Raises:
         ValueError: there is no C++ compiler, or it fails; the message holds its first complaint.

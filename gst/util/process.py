@@ -22,7 +22,7 @@ class Stopped(BaseException):
 
     Args:
         number: of the signal.
-        advice: how to go on, if more specific than the command's.
+        advice: how to continue, if more specific than the command's.
     """
 
     def __init__(self, number: int, advice: str = "") -> None:
@@ -37,9 +37,8 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `Stopped` in the main thread; elsewhere nothing changes. A signal that was ignored
-    when the process started, as under nohup, stays ignored. Compiled code turns `Stopped` into a `SystemError`, and so
-    does each caller: this context raises `Stopped` again."""
+    """Let SIGINT and SIGTERM raise `Stopped` in the main thread; an ignored signal, as under nohup, stays ignored.
+    Compiled code turns `Stopped` into a `SystemError`; this context raises `Stopped` again."""
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -58,7 +57,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Restore the handlers of both signals afterwards: around libraries that set their own."""
+    """Restore the handlers of both signals afterwards, around libraries that set their own."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -73,12 +72,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+REUSED_MIB, FREE_MIB = 128, 512
 
 WAITING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000"}
-"""How long threads of OpenMP spin before they sleep, where several devices share the cores. PyTorch's default of some
-milliseconds takes the core from the next operation there. Without spinning, operations on several cores that follow
-each other wake their threads each time and take twice as long. GNU's OpenMP does not spin at all in a process with more
-threads than cores, unless the policy is ACTIVE."""
+"""Time that threads of OpenMP spin before they sleep, where several devices share the cores. PyTorch's default of some
+milliseconds takes the core from the next operation. Without spinning, operations on several cores take twice as long.
+GNU's OpenMP does not spin in a process with more threads than cores, unless the policy is ACTIVE."""
 
 
 def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -94,15 +93,11 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(name, value)
 
 
-def keep_freed_memory(largest_mib: int = 128, most_mib: int = 512) -> bool:
+def keep_freed_memory() -> bool:
     """Make glibc reuse the memory of freed tensors instead of returning it to the system, which zeroes every page anew.
 
-    By default glibc returns every block over 32 MiB, and free memory at the end of the heap, at once. Steps then spend
-    their time in page faults.
-
-    Args:
-        largest_mib: blocks up to this size, in MiB, are reused.
-        most_mib: at most this many MiB stay free at the end of the heap.
+    By default glibc returns blocks over 32 MiB at once, so that steps spend their time in page faults. Blocks up to
+    `REUSED_MIB` are reused then, and `FREE_MIB` stay free at the end of the heap.
 
     Returns:
         True if the C library accepted the settings (glibc does; others may not).
@@ -111,8 +106,8 @@ def keep_freed_memory(largest_mib: int = 128, most_mib: int = 512) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    settings = ((M_MMAP_THRESHOLD, largest_mib), (M_TRIM_THRESHOLD, most_mib))
-    return all(mallopt(setting, min(mib << 20, 2**31 - 1)) == 1 for setting, mib in settings)
+    settings = ((M_MMAP_THRESHOLD, REUSED_MIB), (M_TRIM_THRESHOLD, FREE_MIB))
+    return all(mallopt(setting, mib << 20) == 1 for setting, mib in settings)
 
 
 DISTRIBUTION = "graph-segment-training"

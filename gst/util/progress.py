@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Show nothing of a `Progress`."""
+    """Show no progress."""
 
 
 Verbosity = Literal["quiet", "normal", "verbose"]
@@ -26,8 +26,7 @@ VARIABLE = "GST_VERBOSITY"  # read by child processes as well
 
 
 def verbosity() -> str:
-    """Return the verbosity of this command: `quiet` prints results and errors only, `verbose` leaves finished bars in
-    place."""
+    """Return the verbosity: `quiet` prints results and errors only, `verbose` leaves finished bars in place."""
     return os.environ.get(VARIABLE, "normal")
 
 
@@ -58,8 +57,8 @@ def notice(words: str) -> None:
 
 
 class LogLines:
-    """Stream for progress bars if stderr is no terminal: prints one of their lines every `EVERY` seconds, and the last
-    line of a bar that stays."""
+    """Stream for progress bars if stderr is no terminal: prints a line every `EVERY` seconds, and the last line of a
+    bar."""
 
     _printed = time.monotonic()  # by any bar of the process, since each may be short
     _line = ""
@@ -75,8 +74,8 @@ class LogLines:
 
 
 def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
-    """Return a tqdm bar with the time left, which disappears when the work is done; in a log a line every `EVERY`
-    seconds. It shows no items per second: those counted before the bar began would distort them."""
+    """Return a tqdm bar with the time left, which disappears when the work is done; a log gets a line every `EVERY`
+    seconds."""
     from tqdm import tqdm
 
     level = verbosity()
@@ -88,9 +87,8 @@ def bar(*arguments: Any, **options: Any) -> tqdm[Any]:
 
 
 class Bars:
-    """One progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes, or the
-    work if it is a single item. A log gets the description of such work when it begins. The description may change
-    after its first comma."""
+    """Shows one progress bar at a time: `show` is a `Progress`, and starts a new bar when the number of items changes.
+    A log gets the description of work of a single item when it begins."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -1,7 +1,8 @@
 """Readers of files that somebody else may have written: JSON, archives of arrays, saved tensors, datasets in tar files.
 
-Nothing in such a file is executed, and what it declares is compared with what it is before memory is spent on it. What
-comes out is plain data; whether it means anything is for the reader to check."""
+Nothing in such a file is executed, and declared sizes are checked before memory is allocated. Plain data comes out; its
+meaning is for the caller to check.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ import torch
 from torch import nn
 
 MOST_TIMES_LARGER = 200
-"""Bytes that a compressed archive may unpack to, for each of its own. Measured layouts, which compress best, are 46."""
+"""Bytes that a compressed archive may unpack to, for each of its own. Measured layouts, which compress best, reach 46.
+"""
 
 KNOWN = ("gst.", "torch.nn.", "torch_geometric.nn.", "lightning.pytorch.cli.instantiate_module")
-"""With these begin the names of what any file may name."""
+"""Beginnings of the class names that any file may contain."""
 MOST_ENTRIES = 1_000_000  # of a configuration
 FREE_BYTES = 64 << 20  # that any archive may unpack to
 DAMAGE = (
@@ -36,7 +38,7 @@ DAMAGE = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, pickle.UnpicklingError, tokenize.TokenError, SyntaxError,
     struct.error, AssertionError,
 )  # fmt: skip
-"""What the libraries that read these formats raise on a damaged file; torch's unpickler asserts."""
+"""Errors that the readers of these formats raise on a damaged file; torch's unpickler asserts."""
 
 
 _IMPORTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -85,7 +87,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
     Raises:
-        ValueError: also if it holds something else.
+        ValueError: as `read_json`, or the file holds something else.
     """
     record = read_json(path)
     if not isinstance(record, dict):
@@ -94,11 +96,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz file by name. Arrays of objects are refused: those are pickles, and so programs.
+    """Return the arrays of an npz file by name. Arrays of objects are refused, since unpickling runs code.
 
     Raises:
-        ValueError: it is missing or damaged, holds something other than arrays of numbers and text, or would unpack to
-            more than `MOST_TIMES_LARGER` times its size; the message names the file.
+        ValueError: it is missing, damaged, or would unpack to more than `MOST_TIMES_LARGER` times its size.
     """
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -114,8 +115,7 @@ def read_tensors(path: Path) -> Any:
     """Read a file of `torch.save` with tensors and plain data, to the CPU.
 
     Raises:
-        ValueError: it is missing or damaged, compressed, of the format before torch 1.6, or holds other objects; the
-            message names the file.
+        ValueError: it is missing, damaged, compressed, older than torch 1.6, or holds other objects.
     """
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -130,7 +130,7 @@ def read_tensors(path: Path) -> Any:
 
 
 def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], counts: Iterable[Any]) -> None:
-    """Refuse settings that ask for more weights than their file has, before time and memory are spent on them.
+    """Refuse settings that ask for more weights than their file has, before memory is allocated for them.
 
     Args:
         make: makes a network of these settings.
@@ -152,15 +152,15 @@ def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], cou
 
 
 def check_classes(settings: Any, trusted: Iterable[str] = ()) -> None:
-    """Refuse settings of a file that name a class to import which is neither of the packages `KNOWN`, nor in `trusted`,
-    nor a network that is imported already: building a network of them would run it.
+    """Refuse settings of a file that name another class than those of `KNOWN`, of `trusted`, or of imported networks:
+    building a network of them would run that class.
 
     Args:
         settings: dictionaries, lists and plain values.
         trusted: beginnings of the names of further classes, such as `mine.`.
 
     Raises:
-        ValueError: one is not known.
+        ValueError: a class is not trusted.
     """
     beginnings, waiting = (*KNOWN, *trusted), [settings]
     for each in waiting:
@@ -178,7 +178,7 @@ def check_classes(settings: Any, trusted: Iterable[str] = ()) -> None:
 
 
 def check_yaml(path: Path) -> None:
-    """Refuse a configuration that its aliases would make larger than `MOST_ENTRIES`: each may stand for many others.
+    """Refuse a configuration that its aliases make larger than `MOST_ENTRIES`.
 
     Raises:
         ValueError: it is missing, too large, or not YAML; the message names the file.
@@ -216,7 +216,7 @@ def _check_sizes(archive: zipfile.ZipFile, file_bytes: int) -> None:
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Read an array whose header agrees with the size of its member, so that no more is allocated than is there."""
+    """Read an array whose header agrees with the size of its member."""
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
         if version not in _HEADERS:
@@ -244,8 +244,7 @@ MOST_IN_ALL = 4 << 30  # bytes of the files of an archive that are read
 
 
 def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the files of a folder or a tar archive; nothing is unpacked. Links out of the folder
-    and large files are refused.
+    """Yield name and content of the files of a folder or a tar archive, which is not unpacked to the disk.
 
     Args:
         path: the folder, searched at any depth, or the archive.
@@ -253,7 +252,7 @@ def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator
         dataset: name of the dataset, for messages.
 
     Raises:
-        ValueError: there is no such file, the archive is damaged, or a member leads out of it; the message names it.
+        ValueError: there is no such file, the archive is damaged or too large, or a member leads out of it.
 
     Examples:
         >>> Path("data").mkdir()

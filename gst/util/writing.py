@@ -17,15 +17,13 @@ LOCK = ".lock"
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[TextIO]:
-    """Open a new text file that replaces `path` once all of it is on the disk; missing folders are made. If anything
-    fails, or the process is killed, `path` stays as it was.
+    """Open a new text file that replaces `path` once all of it is on the disk; missing folders are made.
 
     Raises:
-        OSError: it cannot be written; the message names `path`.
+        OSError: it cannot be written; the message names `path`, which stays as it was.
 
     Examples:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "results" / "plan.json"
+        >>> path = Path("results/plan.json")
         >>> with atomic_write(path) as file:
         ...     _ = file.write("{}")
         >>> path.read_text()
@@ -36,13 +34,12 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a result as JSON, with null for NaN and infinity; completely or not at all (`atomic_write`)."""
+    """Write a result as JSON, completely or not at all, with null for NaN and infinity."""
     with atomic_write(path) as file:
         file.write(json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
-    """Return a copy with None instead of NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -69,21 +66,17 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Make `directory` and lock it for this process. The system releases the lock (flock(2)) when the process ends,
-    also if it is killed. Directories made here are removed again if they stay empty.
+    """Make `directory` and lock it for this process (flock(2)). Directories made here are removed if they stay empty.
 
     Raises:
         ValueError: another process holds the lock; the message names that process.
         OSError: nothing can be written there.
 
     Examples:
-        >>> import tempfile
-        >>> directory = Path(tempfile.mkdtemp()) / "runs"
+        >>> directory = Path("runs")
         >>> with directory_lock(directory):
         ...     sorted(path.name for path in directory.iterdir())
         ['.lock']
-        >>> directory.exists()
-        False
     """
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:

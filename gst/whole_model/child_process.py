@@ -1,24 +1,18 @@
 """Whole-model variants of a captured program, made and timed in a child process, to be compared with plans.
 
-The process that runs plans keeps idle OpenMP threads from spinning, which slows PyTorch's own threads (see
-`gst.execution.plain`). So a child makes and times the variants: on cores frozen, channels last and on one thread, on
-an accelerator as written, in one graph and compiled. On an accelerator calls are timed with inputs in its memory, as
-plans are. The child reads the name of a variant from each line and answers with its milliseconds.
-
-    python -m gst.whole_model.child_process PROGRAM [--saved] cores CORES SECONDS
-    python -m gst.whole_model.child_process PROGRAM [--saved] accelerator DEVICE SECONDS SKIP_REASON VARIANT...
+The process that runs plans keeps idle OpenMP threads from spinning, which slows PyTorch's own threads. So a child makes
+and times the variants: on cores frozen, channels last and on one thread, on an accelerator as written, in one graph and
+compiled. The child receives the name of a variant and answers with its milliseconds.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.child import end_with_parent
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.measure import timed
 from gst.execution.on_accelerator import Run, as_called, as_written, num_weights, one_graph, whole
-from gst.execution.plain import COMPILED, FAILED, PYTORCH, START_LIMIT_S, PlainPyTorch, failing
+from gst.execution.plain import COMPILED, PYTORCH, START_LIMIT_S, PlainPyTorch, failing
 from gst.lowering.calls import eager
+from gst.lowering.plan import ExecutionError
 from gst.programs import Program, Reference, as_module, differ_beyond_rounding, kind_for
 from gst.programs.seeded import unseeded
 from gst.programs.traces import resolve, traced
+from gst.util.child import connect
 from gst.util.process import keep_freed_memory
 from gst.whole_model.choosing import TimeIsUp, candidates, stopped_after
 from gst.whole_model.variants import ONE_GRAPH, Bound
@@ -97,32 +92,34 @@ def variants_on_accelerator(
 @contextmanager
 def _child(source: Path | str, seconds: float, arguments: Sequence[str]) -> Iterator[Timed]:
     with PlainPyTorch(source, start_limit_s=START_LIMIT_S + seconds, child=arguments) as process:
-        answer = json.loads(process.said)
-        yield {name: partial(process, name) for name in answer["variants"]}, answer["reasons"]
+        names, reasons = process.first
+        yield {name: partial(process, name) for name in names}, reasons
 
 
 def serve(
-    make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]], keeps_memory: bool = True
+    parent: Connection[Any, Any],
+    make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]],
+    keeps_memory: bool = True,
 ) -> None:
-    """Make variants in the child, write their names and the reasons of others, and time each that is asked for.
+    """Make variants in the child, send their names and the reasons of others, and time each that is asked for.
 
     Args:
+        parent: connection to the parent (`gst.util.child.connect`).
         make: returns functions that run a variant once, by name, and the reasons of other variants.
         keeps_memory: True if memory of freed tensors is kept, as in the process that runs plans.
     """
-    end_with_parent(os.getppid())
     if keeps_memory:
         keep_freed_memory()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # prints of the program are no answers
     runs, reasons = make()
-    print(json.dumps({"variants": list(runs), "reasons": dict(reasons)}), file=answers)
-    for line in sys.stdin:
-        try:
-            answer: object = timed(runs[line.rstrip("\n")])
-        except Exception as error:  # any exception of compiled code; other variants go on
-            answer = f"{FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        print(answer, file=answers)
+    parent.send((list(runs), dict(reasons)))
+    with suppress(EOFError):
+        while name := parent.recv():
+            answer: object
+            try:
+                answer = timed(runs[name])
+            except Exception as error:  # any exception of compiled code; other variants go on
+                answer = ExecutionError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            parent.send(answer)
 
 
 def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -215,16 +212,17 @@ def _moved(program: Program, device: torch.device) -> Program:
 
 
 def main() -> None:
-    source, *rest = sys.argv[1:]
+    parent, (source, *rest) = connect()
     is_saved = rest[0] == "--saved"
     place, *arguments = rest[is_saved:]
     path = Path(source) if is_saved else source
     if place == "cores":
         cores, seconds = arguments
-        serve(lambda: made_on_cores(path, int(cores), float(seconds)))
+        serve(parent, lambda: made_on_cores(path, int(cores), float(seconds)))
     else:
         device, seconds, skip_reason, *compiled = arguments
-        serve(lambda: made_on_accelerator(path, torch.device(device), float(seconds), skip_reason, compiled))
+        on = torch.device(device)
+        serve(parent, lambda: made_on_accelerator(path, on, float(seconds), skip_reason, compiled))
 
 
 if __name__ == "__main__":

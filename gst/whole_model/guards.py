@@ -7,9 +7,9 @@ of C (`map`, `all`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -45,11 +45,10 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool, any_device: bool = False) -> None:
-        self._described = _without_device if any_device else _description
+        self._described = partial(_description, with_device=not any_device)
         self._autocast = _autocast()
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._is_flat = all(isinstance(each, Tensor) for each in inputs)
-        self._read = _reader(tuple(inputs)) or self._spec.flatten_up_to
         self._wanted = tuple(map(self._described, leaves))
         expanded = [number for number, each in enumerate(leaves) if isinstance(each, Tensor) and is_expanded(each)]
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
@@ -108,49 +107,14 @@ class Guard:
                 raise ValueError(f"{len(inputs)} inputs, not {len(self._wanted)}")
             return inputs
         try:
-            return self._read(inputs)
-        except (LookupError, TypeError, ValueError):
-            try:
-                return self._spec.flatten_up_to(inputs)
-            except ValueError as error:
-                raise ValueError(f"inputs have another structure: {error}") from error
+            return self._spec.flatten_up_to(inputs)
+        except ValueError as error:
+            raise ValueError(f"inputs have another structure: {error}") from error
 
 
-def _reader(example: Any) -> Callable[[Any], Sequence[Any]] | None:
-    """Make a fast function that reads the leaves of lists, tuples and dictionaries of the structure of an example.
-
-    It raises a LookupError for another structure. None if the example holds other containers.
-    """
-    kind = type(example)
-    if kind not in (tuple, list, dict):
-        return (lambda value: (value,)) if pytree.tree_is_leaf(example) else None
-    keys = list(example) if kind is dict else list(range(len(example)))
-    parts = [_reader(example[key]) for key in keys]
-    if any(part is None for part in parts):
-        return None
-    pick = itemgetter(*keys) if len(keys) > 1 else lambda value: tuple(value[key] for key in keys)
-    is_deep = any(not pytree.tree_is_leaf(example[key]) for key in keys)
-
-    def read(value: Any) -> Sequence[Any]:
-        if type(value) is not kind or len(value) != len(keys):
-            raise LookupError
-        picked: Sequence[Any] = pick(value)
-        if not is_deep:
-            return picked
-        return [leaf for part, each in zip(parts, picked, strict=True) if part is not None for leaf in part(each)]
-
-    return read
-
-
-def _description(value: Any) -> Any:
+def _description(value: Any, with_device: bool = True) -> Any:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, value.requires_grad
-    return type(value), value
-
-
-def _without_device(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, None, value.requires_grad
+        return value.shape, value.dtype, value.device if with_device else None, value.requires_grad
     return type(value), value
 
 

@@ -119,7 +119,11 @@ def test_directories_are_locked_until_the_last_checkpoint_is_written(monkeypatch
 
 @pytest.mark.parametrize(
     ("step", "taken"),
-    [(0, 1), (STEPS + 1, STEPS + 2), (2 * STEPS - 1, 2 * STEPS + 1)],
+    [
+        pytest.param(0, 1, marks=pytest.mark.e2e),
+        (STEPS + 1, STEPS + 2),
+        pytest.param(2 * STEPS - 1, 2 * STEPS + 1, marks=pytest.mark.e2e),
+    ],
     ids=["first", "within an epoch", "last of an epoch: validated, and a step more"],
 )
 def test_a_training_stops_after_its_step_and_goes_on_bit_identically(

@@ -20,6 +20,7 @@ from gst.util.progress import no_progress
 TINY = Sizes((1_000, 4_000), 2_000, 3, 4, "rnnlm:layers=1,steps=1,hidden=16,vocabulary=20", 2, 0.0)
 
 
+@pytest.mark.e2e
 def test_growth_measures_every_size_in_a_process_of_its_own(tmp_path: Path) -> None:
     record = growth(TINY, tmp_path, 0, False, no_progress)
     assert [entry["nodes"] for entry in record["segments"]] == [1_000, 4_000]

@@ -18,7 +18,6 @@ from gst.execution.event_times import (
     can_be_recorded,
     event_times_us,
     first_runs,
-    launch_us,
     span_us,
 )
 from gst.execution.executor import executor
@@ -105,17 +104,6 @@ def test_what_takes_long_is_called_a_few_times_only() -> None:
         took = call_us(lambda: call(seconds), CPU, 5, 10, Graphs(CPU, recorder))  # noqa: B023
         assert len(calls) <= most, (seconds, calls)
         assert seconds < 1e-3 or took >= seconds * 1e6
-
-
-def test_what_a_launch_takes_is_what_calls_take_beyond_their_graph() -> None:
-    def call() -> None:
-        time.sleep(LAUNCH_S)
-        torch.ones(8).add_(1)
-
-    took = launch_us(CPU, 3, 5, Recorder(), call)
-    assert took is not None and 0.5e6 * LAUNCH_S < took < 20e6 * LAUNCH_S
-    assert launch_us(CPU) is None
-    assert launch_us(CPU, 2, 2, Recorder(failing=0)) is None
 
 
 def test_what_cannot_be_recorded_is_timed_with_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,16 +233,3 @@ def test_a_product_on_an_accelerator_takes_the_time_that_the_device_says() -> No
     with executor(program, gpus) as running:
         profiled = profile(program, running)
     assert profiled.max() == pytest.approx(times.max(), rel=0.5)
-    took = launch_us(device)
-    assert took is not None and took > 0
-
-
-@pytest.mark.gpu
-@NO_ACCELERATOR
-def test_a_short_kernel_takes_less_than_with_its_launch() -> None:
-    device = torch.accelerator.current_accelerator()
-    assert device is not None
-    program, took = capture(Step("sum", lambda a: (a + 1,), (torch.ones(8),))), launch_us(device)
-    assert took is not None
-    alone = event_times_us(program, device).max()
-    assert 0 < alone < 0.9 * (alone + took)  # with its launch it takes both

@@ -230,7 +230,7 @@ def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:
         "import sys, time; from pathlib import Path; from gst.machine.devices import Device\n"
         "from gst.execution.isolated import IsolatedExecutor\n"
         f"with IsolatedExecutor(Path({str(saved)!r}), [Device('cpu:0', 'cpu', (), 1, 'host', 'test')]) as isolated:\n"
-        "    print(isolated._child.pid, flush=True); time.sleep(1000)\n"
+        "    print(isolated._child.process.pid, flush=True); time.sleep(1000)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=TESTS.parent) as parent:
         assert parent.stdout is not None

@@ -22,8 +22,8 @@ from gst.placement.profiling import cached_task
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 from gst.programs.features import flops
-from gst.simulation.share_fit import fit_sharing, pair_shares, pair_us
-from gst.simulation.simulator import Contention
+from gst.simulation.share_fit import Timed, fit_sharing, pair_us
+from gst.simulation.simulator import Contention, shares_of
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR
 from tests.made_devices import pair
@@ -53,7 +53,8 @@ def test_operations_that_take_turns_take_the_sum_of_their_times() -> None:
     assert not any(pairs.threads), "a CPU tells no threads"
     ratios = [each.both_us / sum(each.alone_us) for each in pairs.pairs]
     assert 0.8 < np.median(ratios) < 1.25
-    predicted = pair_us(np.array([each.alone_us for each in pairs.pairs]), pair_shares(pairs, fit_sharing([pairs])))
+    times = Timed.of(pairs)
+    predicted = pair_us(times.alone, shares_of(times.parts, fit_sharing([pairs]).factors))
     measured = np.array([each.both_us for each in pairs.pairs])
     assert np.median(np.abs(predicted / measured - 1)) < 0.25
 

@@ -55,7 +55,6 @@ def test_copies_of_this_machine_have_a_cost_in_both_directions() -> None:
     rates = copy_rates(CPU, CPU, (4, 1 << 16, 1 << 21), 3)
     assert rates is not None and rates.pinned_gb_per_s is None
     assert 0 < rates.latency_us < 10_000 and 0.01 < rates.gb_per_s < 10_000
-    assert rates.both_gb_per_s < 10_000
     assert copy_rates(GPU.torch_device, GPU.torch_device) is None  # asks nothing of a device
 
 
@@ -102,14 +101,13 @@ def test_copies_leave_an_accelerator_first_on_a_stream_of_their_own_into_memory_
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: Journal.pin(tensor))
     monkeypatch.setattr(Journal, "entries", [])
     rates = copy_rates(torch.device("cpu"), torch.device("meta"), (4, 4096), 1)
-    assert rates is not None and rates.pinned_both_gb_per_s is not None
-    there, back = ("copy", "cpu", "meta", False, False), ("refill", "meta", "cpu", False, True)
-    pinned_there, pinned_back = ("refill", "cpu", "meta", True, False), ("refill", "meta", "cpu", True, True)
-    assert list(dict.fromkeys(Journal.entries)) == [there, back, pinned_there, pinned_back]
-    size = len(Journal.entries) // 6  # two sizes, twice each, of 1, 2, 1 and 2 copies
-    assert Journal.entries == [there] * size + [back, there] * size + [pinned_there] * size + [
-        pinned_back, pinned_there
-    ] * size  # fmt: skip
+    assert rates is not None and rates.pinned_gb_per_s is not None
+    there, pinned = ("copy", "cpu", "meta", False, False), ("refill", "cpu", "meta", True, False)
+    assert Journal.entries == [there] * (len(Journal.entries) // 2) + [pinned] * (len(Journal.entries) // 2)
+    Journal.entries.clear()
+    assert copy_rates(torch.device("meta"), CPU, (4, 64), 1) is not None
+    back, pinned_back = ("refill", "meta", "cpu", False, True), ("refill", "meta", "cpu", True, True)
+    assert Journal.entries == [back] * (len(Journal.entries) // 2) + [pinned_back] * (len(Journal.entries) // 2)
 
 
 def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +160,5 @@ def test_pinned_memory_is_no_slower_than_pageable() -> None:
     assert device is not None
     for way in ((CPU, device), (device, CPU)):
         rates = copy_rates(*way, sizes=(4, 1 << 20, 1 << 26), repetitions=10)
-        assert rates is not None and rates.pinned_gb_per_s is not None and rates.pinned_both_gb_per_s is not None
+        assert rates is not None and rates.pinned_gb_per_s is not None
         assert rates.pinned_gb_per_s > 0.7 * rates.gb_per_s
-        assert rates.pinned_both_gb_per_s > 0.7 * rates.both_gb_per_s

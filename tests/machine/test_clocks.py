@@ -11,7 +11,7 @@ import pytest
 
 from gst.execution.measure import measure
 from gst.machine import clocks as module
-from gst.machine.clocks import FIELDS, REASON_FIELDS, Clocks, Source, parsed, read_clocks, slowed_by
+from gst.machine.clocks import FIELDS, Clocks, parsed, read_clocks
 from gst.machine.devices import Device
 from gst.machine.load import accelerators_of
 
@@ -26,13 +26,17 @@ GPU-lost, [Unknown Error], [Unknown Error], [GPU requires reset], [Unknown Error
 """
 
 
+def clocks(sm_mhz: float | None, most_sm_mhz: float | None, celsius: float | None, *slowed_by: str) -> Clocks:
+    return {"sm_mhz": sm_mhz, "most_sm_mhz": most_sm_mhz, "celsius": celsius, "slowed_by": [*slowed_by]}
+
+
 def test_what_nvidia_smi_prints_is_read_and_what_it_does_not_report_is_none() -> None:
     assert parsed(STATES) == {
-        ONE: Clocks(1410.0, 1980.0, 61.0, ("power limit",)),
-        TWO: Clocks(345.0, 1980.0, 34.0, ()),
-        "GPU-laptop": Clocks(300.0, None, 45.0, ()),
-        "GPU-split": Clocks(1095.0, 1980.0, 39.0, ()),
-        "GPU-lost": Clocks(None, None, None, ()),
+        ONE: clocks(1410.0, 1980.0, 61.0, "power limit"),
+        TWO: clocks(345.0, 1980.0, 34.0),
+        "GPU-laptop": clocks(300.0, None, 45.0),
+        "GPU-split": clocks(1095.0, 1980.0, 39.0),
+        "GPU-lost": clocks(None, None, None),
     }
 
 
@@ -46,8 +50,11 @@ def test_lines_of_another_form_give_no_clocks(text: str) -> None:
 
 
 def test_reasons_are_said_in_words() -> None:
-    assert slowed_by(0x68) == ("hardware slowdown", "heat", "heat, by hardware")
-    assert slowed_by(0x1 | 0x2 | 0x10) == (), "it idles, or its clocks were set"
+    def reasons(bits: int) -> list[str]:
+        return list(parsed(f"GPU-1, 1, 2, 3, {bits:#018x}")["GPU-1"]["slowed_by"])
+
+    assert reasons(0x68) == ["hardware slowdown", "heat", "heat, by hardware"]
+    assert reasons(0x1 | 0x2 | 0x10) == [], "it idles, or its clocks were set"
 
 
 def nvidia_smi(folder: Path, script: str) -> Path:
@@ -69,48 +76,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 ANSWERS = f"""
 query, flag, uuids, form = sys.argv[1:]
 assert flag == "-i" and form == "--format=csv,noheader,nounits", (flag, form)
-assert query.startswith("--query-gpu={",".join(FIELDS)},"), query
-if not query.endswith(",NAME.active"):
-    sys.exit("Field is not a valid field to query.")
+assert query == "--query-gpu={",".join(FIELDS)}", query
 lines = {STATES!r}.splitlines(keepends=True)
 sys.stdout.writelines(line for line in lines if line.split(",")[0] in uuids.split(","))
 """
 
 
-@pytest.mark.parametrize("name", ["clocks_event_reasons", "clocks_throttle_reasons"])
-def test_the_program_is_asked_by_the_names_of_new_and_old_drivers(folder: Path, name: str) -> None:
-    calls, source = nvidia_smi(folder, ANSWERS.replace("NAME", name)), Source()
-    for _ in range(2):
-        assert source.clocks([ONE, "GPU-none"]) == {ONE: parsed(STATES)[ONE]}
-    asked = REASON_FIELDS.index(f"{name}.active") + 1
-    assert len(calls.read_text().splitlines()) == asked + 1, "the name that it knows is asked by at once"
-
-
-def test_without_the_program_there_are_no_clocks_and_a_failure_is_not_met_again(folder: Path) -> None:
-    assert Source().clocks([ONE]) == {} == read_clocks(["cuda:0"])
-    calls, source = nvidia_smi(folder, "sys.exit('no driver')"), Source()
-    for _ in range(3):
-        assert source.clocks([ONE]) == {}
-    assert len(calls.read_text().splitlines()) == len(REASON_FIELDS)
-
-
-def test_a_program_that_hangs_is_left_and_not_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT_S", 0.5)
-    calls, source = nvidia_smi(folder, "time.sleep(60)"), Source()
-    monkeypatch.setattr("subprocess.Popen.wait", lambda *_: pytest.fail("it may be stuck in a driver"))
-    began = time.perf_counter()
-    for _ in range(3):
-        assert source.clocks([ONE]) == {}
-    assert time.perf_counter() - began < 5 and calls.read_text().count("\n") <= 1
-    monkeypatch.undo()
-    assert source.stuck is not None and source.stuck.wait(10) < 0
-
-
-def test_accelerators_are_found_by_their_uuid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi(folder, ANSWERS.replace("NAME", "clocks_event_reasons"))
+@pytest.fixture
+def uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_uuid", {"cuda:0": TWO, "cuda:1": ONE, "xpu:0": ""}.get)
-    clocks = read_clocks(["cuda:1", "xpu:0"], Source())
-    assert clocks == {"cuda:1": Clocks(1410.0, 1980.0, 61.0, ("power limit",))}
+
+
+def test_without_the_program_and_after_its_failure_there_are_no_clocks(folder: Path, uuids: None) -> None:
+    assert read_clocks(["cuda:0"]) == {}
+    calls = nvidia_smi(folder, "sys.exit('no driver')")
+    assert read_clocks(["cuda:0"]) == {} and len(calls.read_text().splitlines()) == 1
+
+
+def test_a_program_that_hangs_is_left(folder: Path, uuids: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.5)
+    nvidia_smi(folder, "time.sleep(60)")
+    began = time.perf_counter()
+    assert read_clocks(["cuda:0"]) == {} and time.perf_counter() - began < 5
+
+
+def test_accelerators_are_found_by_their_uuid(folder: Path, uuids: None) -> None:
+    nvidia_smi(folder, ANSWERS)
+    assert read_clocks(["cuda:1", "xpu:0"]) == {"cuda:1": clocks(1410.0, 1980.0, 61.0, "power limit")}
 
 
 LANES = [Device(f"xpu:0/stream:{lane}", "xpu", (), 1, "xpu:0", "test") for lane in range(2)]
@@ -122,14 +114,12 @@ def test_a_measurement_has_the_clocks_right_after_its_last_run() -> None:
 
     def read(names: Sequence[str]) -> dict[str, Clocks]:
         events.append("clocks of " + ", ".join(names))
-        return {"xpu:0": Clocks(1000.0, 2000.0, 52.0, ("heat",))}
+        return {"xpu:0": clocks(1000.0, 2000.0, 52.0, "heat")}
 
     run = {"a": lambda: events.append("run")}
     measurement = measure(run, 2, 1, accelerators=accelerators_of([CORE, *LANES]), clocks=read)["a"]
     assert events == ["run"] * 3 + ["clocks of xpu:0"]
-    assert measurement.clocks == {
-        "xpu:0": {"sm_mhz": 1000.0, "most_sm_mhz": 2000.0, "celsius": 52.0, "slowed_by": ["heat"]}
-    }
+    assert measurement.clocks == {"xpu:0": clocks(1000.0, 2000.0, 52.0, "heat")}
     assert type(measurement).from_dict(measurement.to_dict()) == measurement
 
 

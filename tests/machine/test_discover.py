@@ -15,11 +15,6 @@ def test_one_device_for_each_usable_core() -> None:
     assert {device.memory for device in devices} == {"host"} and {device.threads for device in devices} == {1}
 
 
-def test_separate_memory_gives_each_its_own() -> None:
-    devices = discover(separate_memory=True)
-    assert len({device.memory for device in devices}) == len(devices)
-
-
 def test_a_missing_device_is_refused() -> None:
     devices = discover()
     assert select(["cpu:0"], devices) == [devices[0]]

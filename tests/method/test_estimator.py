@@ -36,6 +36,7 @@ from gst.method.draws import uniform_gradient
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from partitioners import METHODS, partition
+from tests.choices import rest_in_e2e
 
 POOLINGS = ("sum", "mean", "max")
 ALL = 99  # more segments than any graph here has
@@ -79,8 +80,13 @@ def assert_equal_to_the_whole_graph(kind: str, pooling: str, halo: int, graph: G
     assert_equal([ours, *gradients(ours, encoder, head)], [truth, *gradients(truth, encoder, head)])
 
 
-@pytest.mark.parametrize(("method", "num_configurable"), [("metis", 5), ("random", 5), ("metis", 0)])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(
+    ("method", "num_configurable", "pooling"),
+    rest_in_e2e(
+        itertools.product(["metis", "random"], [5, 0], POOLINGS),
+        [*itertools.product(["metis"], [5], POOLINGS), ("random", 5, "mean"), ("metis", 0, "mean")],
+    ),
+)
 @pytest.mark.parametrize(("kind", "halo"), [*HALO.items(), *((kind, 0) for kind in KINDS)])
 def test_all_segments_fresh_is_training_on_the_whole_graph(
     kind: str, halo: int, pooling: str, method: str, num_configurable: int

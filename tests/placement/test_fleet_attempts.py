@@ -60,25 +60,14 @@ class Numbered:
             number = self.num_started
         yield number
 
-    def measure(self, worker: int, few: Sequence[Plan], limit_s: Callable[[], float]) -> list[Measurement]:
+    def measure(self, worker: int, few: Sequence[Plan]) -> list[Measurement]:
         for plan in few:
             self.runs.append((worker, plan.key))
             self.harm(worker, plan)
-            if plan.key == self.slow:
-                self._wait(limit_s)
         return [seen(plan) for plan in few]
 
-    slow = ""
-
-    def _wait(self, limit_s: Callable[[], float]) -> None:
-        """As a worker that gives no answer the first time."""
-        self.slow, begun = "", time.monotonic()
-        while time.monotonic() - begun <= limit_s():
-            time.sleep(0.005)
-        raise WorkerLost("no answer")
-
     def attempts(self, pool: Pool[int]) -> Attempts[int]:
-        return Attempts(pool, self.measure, lambda plan, lost: seen(plan, str(lost)), lambda few: 30.0)
+        return Attempts(pool, self.measure, lambda plan, lost: seen(plan, str(lost)))
 
 
 def no_harm(worker: int, plan: Plan) -> None:
@@ -116,17 +105,6 @@ def test_what_a_plan_is_not_allowed_is_no_loss() -> None:
     assert len(numbered.runs) == 1
 
 
-def test_a_straggler_is_measured_elsewhere_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_workers, "STRAGGLER_SLACK_S", 0.05)
-    numbered = Numbered(no_harm)
-    numbered.slow = plans(4)[3].key
-    begun = time.monotonic()
-    measured = outcomes(numbered, [[plan] for plan in plans(4)])
-    assert [each.outcome for (each,) in measured] == 4 * ["ok"] and time.monotonic() - begun < 10
-    workers = [worker for worker, key in numbered.runs if key == plans(4)[3].key]
-    assert len(workers) == 2 == len(set(workers))
-
-
 def test_a_loss_goes_to_the_hosts_that_are_left_and_without_any_everything_ends() -> None:
     def end_first(worker: int, plan: Plan) -> None:
         if worker == 1:
@@ -150,22 +128,6 @@ def test_a_place_that_has_no_worker_for_now_is_asked_again(program: Program, mon
     for _ in range(2):
         with pytest.raises(NoWorker, match="host 1 is gone; go on with --resume"), fleet._worker():
             pass
-
-
-def test_plans_that_lose_both_workers_of_a_straggler_are_tried_one_by_one() -> None:
-    four = plans(4)
-    bad = four[1].key
-
-    def end_worker(worker: int, plan: Plan) -> None:
-        if plan.key == bad:
-            raise WorkerLost(f"worker {worker} ended")
-
-    numbered = Numbered(end_worker)
-    with Pool(numbered.worker, 2) as pool:
-        job = fleet_workers._Job(four, num_attempts=1)  # an attempt that is still under way
-        numbered.attempts(pool)._begin(job, first=True)
-        measured = job.answer.result(20)
-    assert [each.outcome for each in measured] == ["ok", "failed", "ok", "ok"]
 
 
 def test_a_pool_that_is_left_by_an_error_drops_what_has_not_begun() -> None:
@@ -244,7 +206,7 @@ class InThisProcess(RemoteWorker):
         self._host = Host()
         self._host._isolated = isolated
 
-    def _ask(self, request: dict[str, Any], limit_s: Callable[[], float]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self._host.answer(json.dumps(request)))
         return answer
 

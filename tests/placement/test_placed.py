@@ -16,12 +16,14 @@ from gst.execution.graph_executor import GraphExecutor
 from gst.execution.measure import Log
 from gst.machine.devices import discover, usable_cores
 from gst.placement.api import placed as placed_module
+from gst.placement.api.placed import Placed
 from gst.placement.settings import Settings
 from gst.programs import training_step
 from gst.util.compiled import compiler
 from tests.execution.recorded import Recorder
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+EXAMPLE, OTHER = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
 QUICK = Settings(
     evaluations=100, methods=("annealing", "guided_search"), repetitions=5, patience_s=0.0, compile_step=False
 )
@@ -45,11 +47,19 @@ def model() -> Branches:
         return Branches().eval()
 
 
+@pytest.fixture(scope="module")
+def branches() -> tuple[Branches, Placed]:
+    """A model and its placement by four measured plans."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Branches().eval()
+    return model, gst.place(model, EXAMPLE, devices=["cpu:0"], budget=4, settings=QUICK, seconds=None)
+
+
 @pytest.mark.slow
 @needs_compiler
-def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Path) -> None:
-    example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
-    placed = gst.place(model, example, devices=["cpu:0"], budget=4, out=tmp_path, settings=QUICK, seconds=None)
+def test_a_placed_model_computes_what_it_computed(branches: tuple[Branches, Placed]) -> None:
+    (model, placed), other = branches, OTHER
     module = placed.module("plan")
     torch.testing.assert_close(module(other), model(other))
     with torch.no_grad():
@@ -66,11 +76,10 @@ def test_a_placed_model_computes_what_it_computed(model: Branches, tmp_path: Pat
 
 @needs_compiler
 def test_a_plan_that_runs_by_graphs_sees_new_inputs_and_weights(
-    model: Branches, monkeypatch: pytest.MonkeyPatch
+    branches: tuple[Branches, Placed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory of the CPU stands for that of an accelerator."""
-    example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
-    placed = gst.place(model, example, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
+    (model, placed), example, other = branches, EXAMPLE, OTHER
     monkeypatch.setattr(
         placed_module, "executor", lambda program, devices: GraphExecutor(program, devices, {0}, Recorder())
     )
@@ -85,13 +94,12 @@ def test_a_plan_that_runs_by_graphs_sees_new_inputs_and_weights(
 
 
 @needs_compiler
-def test_what_was_measured_to_be_fastest_is_what_runs(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:
-    example, other = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
-    placed = gst.place(model, example, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
+def test_what_was_measured_to_be_fastest_is_what_runs(branches: tuple[Branches, Placed]) -> None:
+    (model, placed), other = branches, OTHER
     assert placed.result["plans"]["compiled"]["reason"] == "left out, as asked"
     assert placed.result["winner_ms"] <= placed.result["pytorch_ms"], "never slower than what the user had"
     calls: list[int] = []
-    model.register_forward_hook(lambda *_: calls.append(1))
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(ValueError, match="no variant 'compiled'"):
         placed.module("compiled")
     for winner, run in (("pytorch", "pytorch"), (placed.result["best"], "plan")):
@@ -103,6 +111,7 @@ def test_what_was_measured_to_be_fastest_is_what_runs(model: Branches, monkeypat
         assert len(calls) == 1 + 2 * (run == "pytorch")
         with pytest.warns(UserWarning, match="such calls run the model as written"):
             torch.testing.assert_close(module(torch.zeros(5, 16)), model(torch.zeros(5, 16)))
+    hook.remove()
 
 
 @needs_compiler
@@ -118,6 +127,7 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
         placed.device_map()
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 def test_a_training_step_runs_compiled_and_from_a_file(model: Branches, tmp_path: Path) -> None:
@@ -208,7 +218,7 @@ def test_the_same_call_goes_on_with_what_was_found_in_other_seconds(
 ) -> None:
     monkeypatch.setattr("gst.placement.api.place.no_headroom", lambda *_: "")
     many = replace(QUICK, evaluations=10**6, methods=("annealing",))
-    for seconds in (4.0, 9.0):  # more seconds would be more evaluations, and another search
+    for seconds in (2.0, 4.0):  # more seconds would be more evaluations, and another search
         gst.place(model, torch.zeros(4, 16), "cpu:0,cpu:1", 1, tmp_path, settings=many, seconds=seconds)
     (search,) = Log(tmp_path / "searches.jsonl").read()
     assert search["evaluations"] < 10**4

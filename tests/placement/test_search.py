@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.execution.graph_executor import GraphExecutor
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
 from gst.graphs.store import open_store
@@ -30,14 +29,22 @@ def small() -> TrainingStep:
     return rnnlm(layers=2, hidden=16, steps=3, batch=4, vocabulary=30)
 
 
-def begun(task: Task, executor: GraphExecutor, log: Path, budget: int) -> Search:
+def begun(task: Task, executor: IsolatedExecutor, log: Path, budget: int) -> Search:
     runtime = MeasuredObjective(executor, repetitions=3)
     return Search(task, runtime, Log(log), portfolio(task), budget, evaluations=60, rounds=2)
 
 
-def searched(task: Task, log: Path, budget: int) -> Search:
+def isolated(task: Task, log: Path) -> IsolatedExecutor:
+    """Return what measures, in a process of its own; the program is saved next to the log."""
     assert task.program is not None
-    with GraphExecutor(task.program, task.devices) as executor:
+    folder = log.parent / "program"
+    if not folder.exists():
+        task.program.save(folder)
+    return IsolatedExecutor(folder, task.devices)
+
+
+def searched(task: Task, log: Path, budget: int) -> Search:
+    with isolated(task, log) as executor:
         search = begun(task, executor, log, budget)
         search.run()
     return search
@@ -82,7 +89,7 @@ def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None
     record["program"] = "0123456789abcdef"
     log.write_text(json.dumps(record) + "\n")
     with (
-        GraphExecutor(task.program, task.devices) as executor,
+        isolated(task, log) as executor,
         pytest.raises(ValueError, match="program 0123456789abcdef, now"),
     ):
         begun(task, executor, log, 6)
@@ -108,7 +115,7 @@ def test_a_log_of_other_limits_tasks_or_machines_is_refused(
     record |= changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
     log.write_text(json.dumps(record) + "\n")
     assert task.program is not None
-    with GraphExecutor(task.program, task.devices) as executor, pytest.raises(ValueError, match=words):
+    with isolated(task, log) as executor, pytest.raises(ValueError, match=words):
         begun(task, executor, log, 6)
 
 
@@ -141,6 +148,7 @@ def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: P
         assert (runtime(plans) > 0).all()
 
 
+@pytest.mark.e2e
 def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) -> None:
     assert task.program is not None
     task.program.save(tmp_path / "program")

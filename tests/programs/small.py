@@ -19,8 +19,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "transformer_xl": {"layers": 1, "width": 16, "heads": 2, "length": 4, "segments": 2, "batch": 2, "vocabulary": 30},
     "wavenet": {"stacks": 1, "layers": 3, "width": 8, "length": 16},
     "inception": {"modules": 1, "width": 8, "size": 6, "batch": 4},
-    "inception_v3": {"depth": 1, "width": 1, "size": 75, "batch": 4},
-    "nasnet": {"stages": 2, "cells": 1, "width": 4, "size": 8, "batch": 4},
     "gpt": {"layers": 1, "width": 16, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
     "moe": {"layers": 1, "width": 16, "experts": 3, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
 }
@@ -53,7 +51,7 @@ def small_program(name: str, kind: str = "cpu") -> Program:
 def _digest(name: str) -> str:
     """Of the sizes, of torch, and of the sources that a capture runs through."""
     content = hashlib.sha256(f"{SMALL[name]} {torch.__version__}".encode())
-    for room in ("files", "graphs", "programs"):
-        for path in sorted((ROOT / "gst" / room).rglob("*.py")):
+    for folder in ("graphs", "programs", "util"):
+        for path in sorted((ROOT / "gst" / folder).rglob("*.py")):
             content.update(path.read_bytes())
     return content.hexdigest()[:16]

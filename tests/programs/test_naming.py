@@ -31,7 +31,7 @@ def test_a_workload_takes_arguments() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "gnmt, gpt, inception, inception_v3, moe, nasnet, rnnlm, transformer_xl, wavenet"),
+        ("nothing", "gnmt, gpt, inception, moe, rnnlm, transformer_xl, wavenet"),
         ("no_such_module:f", "cannot import 'no_such_module'"),
         ("no_such_module.py:f", "names a file; write no_such_module:f"),
         (f"{__name__}:absent", "has no function 'absent'"),
@@ -44,7 +44,6 @@ def test_a_workload_takes_arguments() -> None:
         ("rnnlm:layers=0", "layers is 0, want at least 1"),
         ("gpt:optimizer=newton", "no optimizer 'newton'; want one of sgd, momentum, adam"),
         ("gpt:width=10", "width 10 cannot be divided among 6 heads"),
-        ("inception_v3:size=70", "70 x 70 pixels are too small"),
     ],
 )
 def test_a_wrong_name_is_refused(name: str, message: str) -> None:

@@ -107,7 +107,7 @@ class Tab:
         return self.browser.tell(method, self.session, **parameters)
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript comes to."""
+        """Return the value of an expression of JavaScript."""
         answer = self.tell("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -118,7 +118,7 @@ class Tab:
             self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **words)
 
     def complaints(self) -> list[str]:
-        """What the console said, and what the page asked the network for beside itself."""
+        """Return messages of the console, and a note if the page loaded more than itself."""
         found, loads = [], 0
         for event in self.browser.events:
             if event.get("sessionId") != self.session:

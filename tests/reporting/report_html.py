@@ -58,7 +58,7 @@ class Html(HTMLParser):
 
 
 def faults(page: str) -> list[str]:
-    """What is wrong with a page for those who do not see it, who use no mouse, or who have no network."""
+    """Return the faults of a page for readers who do not see it, use no mouse, or have no network."""
     html, wrong = Html(page), []
     if not html.all("html")[0].get("lang"):
         wrong.append("no language")

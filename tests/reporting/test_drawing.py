@@ -1,4 +1,4 @@
-"""What the drawings of the report are laid out by: depths, bundles of edges, ticks."""
+"""Layout of the drawings of the report: depths, bundles of edges, ticks."""
 
 from __future__ import annotations
 

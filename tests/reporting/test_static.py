@@ -1,4 +1,4 @@
-"""What holds of every page, browser or not: structure, names, links, contrast, nothing from outside."""
+"""Laws of every page, with or without a browser: structure, names, links, contrast, nothing from outside."""
 
 from __future__ import annotations
 

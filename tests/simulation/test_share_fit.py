@@ -16,7 +16,7 @@ from gst.execution.costs import Costs
 from gst.execution.pair_records import Pair, Pairs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
-from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing, pair_shares, pair_us
+from gst.simulation.share_fit import LEAST_PAIRS, Timed, fit_sharing, pair_us
 from gst.simulation.simulator import UNCALIBRATED, Contention, Factors, Simulator, shares_of
 from tests.execution.test_native import names
 from tests.simulation import slow_simulator
@@ -121,7 +121,8 @@ def timed(number: int, factors: Factors, count: int, noise: float, judged_as: in
 
 def error(pairs: Pairs, contention: Contention) -> float:
     """Mean relative error of the times of pairs."""
-    guess = pair_us(np.array([each.alone_us for each in pairs.pairs]), pair_shares(pairs, contention))
+    timed = Timed.of(pairs)
+    guess = pair_us(timed.alone, shares_of(timed.parts, contention.factors))
     return float(np.abs(guess / np.array([each.both_us for each in pairs.pairs]) - 1).mean())
 
 

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 
 from gst.execution.costs import Costs, measure_costs, profiled_costs
 from gst.execution.native import NativeExecutor
+from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
+from gst.lowering.common_order import Work
+from gst.lowering.lower import lowered
 from gst.lowering.plan import Plan, Timeline, in_order_of
 from gst.lowering.race_check import check
+from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program
 from gst.simulation.calibration import fit
 from gst.simulation.copies import copies_of
-from gst.simulation.peaks import costs_streams, peak_bytes
+from gst.simulation.peaks import peak_bytes
 from gst.simulation.simulator import Contention, Simulator
 from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of
@@ -173,6 +177,23 @@ def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
             native.run(random_plan(program, rng, names(MOLDABLE)))
             ran = native.last_timeline
             assert 0.99 <= peak_bytes(costs, ran)["host"] / ran.peak_bytes <= 1.5
+
+
+def costs_streams(costs: Costs, simulation: Timeline) -> StreamProgram:
+    """Stream program of a simulated run: each device takes its operations in the order in which they began."""
+    memories = list(dict.fromkeys(device.memory for device in costs.devices))
+    computed = np.flatnonzero(costs.computed)
+    group = np.full(costs.num_nodes, -1)
+    group[computed] = np.arange(len(computed))
+    rank = np.empty(len(computed), np.int64)
+    rank[group[simulation.order[costs.computed[simulation.order]]]] = np.arange(len(computed))
+    results, nowhere = np.flatnonzero(costs.kept), np.full(costs.num_nodes, -1)
+    own = costs.own_bytes[simulation.device, np.arange(costs.num_nodes)]
+    transient = transient_bytes(costs.edges, group, results, costs.storages, own)
+    lane = simulation.device[computed]
+    work = Work(costs.edges, group, lane, rank, nowhere, results, costs.output_bytes, transient, costs.storages)
+    lane_memory = np.array([memories.index(device.memory) for device in costs.devices])
+    return lowered(work, memories, [device.name for device in costs.devices], lane_memory)
 
 
 def simulated(costs: Costs, plan: Plan) -> tuple[dict[str, int], dict[str, int]]:

@@ -66,6 +66,7 @@ def test_lightning_trains_the_same_module_to_the_same_weights(tmp_path: Path) ->
     assert not {"training_step", "log"} & set(vars(module)), "the steps it had"
 
 
+@pytest.mark.e2e
 def test_hugging_face_trains_the_same_model_to_the_same_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra 'models'")
     pytest.importorskip("accelerate", reason="needs the extra 'dev'")

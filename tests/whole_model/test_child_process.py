@@ -17,6 +17,7 @@ from gst.whole_model.choosing import TimeIsUp, stopped_after
 from gst.whole_model.variants import AHEAD, FROZEN
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_no_compilation_goes_on_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -340,7 +340,9 @@ def test_compiled_variants_compute_what_a_model_or_a_step_does(model: nn.Module)
             assert outputs_differ(pytree.tree_leaves(run.timed(inputs)()), want) is None
 
 
-def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stands_in: Recorder, tmp_path: Path) -> None:
+def test_plans_stand_beside_the_model_on_the_accelerator(
+    model: nn.Module, stands_in: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert result.result["accelerator"] == "cpu" and list(result.runs) == [PYTORCH, ONE_GRAPH]
     assert all(result.result["plans"][name]["median_ms"] > 0 for name in result.runs)
@@ -359,14 +361,7 @@ def test_plans_stand_beside_the_model_on_the_accelerator(model: nn.Module, stand
     gc.collect()
     assert lost() is None  # a plan holds no other variant
     torch.testing.assert_close(plan(OTHER), model(OTHER))
-
-
-def test_a_file_is_compared_with_the_model_on_the_accelerator(
-    model: nn.Module, stands_in: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
-    replace(result, result=result.result | {"winner": ONE_GRAPH, "accelerator": "cpu:0"}).save(tmp_path / "placed")
-    eager = DeviceCopy.eager
+    eager = DeviceCopy.eager  # with which a file is compared when it is loaded
     monkeypatch.setattr(DeviceCopy, "eager", lambda *given: eager(*given) * 1.01)  # as its kernels round
     assert gst.load(tmp_path / "placed", model).winner == ONE_GRAPH
 
@@ -410,7 +405,11 @@ def test_where_it_does_not_run_there_plans_stand_beside_it_where_it_lies(
     def short_of_memory(*given: object) -> None:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB\nand more")
 
+    def planned(*given: Any) -> Any:
+        raise ValueError("no plan, as asked")
+
     monkeypatch.setattr(placing, "candidates_on_accelerator", short_of_memory)
+    monkeypatch.setattr(placing, "_by_plans", planned)
     result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert "accelerator" not in result.result and PYTORCH in result.runs and ONE_GRAPH not in result.runs
     assert "as a whole (out of memory: tried to allocate 2 GiB); plans are compared" in capfd.readouterr().err

@@ -29,8 +29,8 @@ class Errors(NamedTuple):
 
 
 def held_out_errors(pairs: Sequence[Pairs]) -> Errors:
-    """Return errors on the pairs of each accelerator when those of the others are fitted; of a single accelerator, on
-    each quarter of its pairs when the other quarters are fitted.
+    """Return errors on the pairs of each accelerator, fitted to those of the others. With a single accelerator, each
+    quarter of its pairs is held out.
 
     Raises:
         ValueError: there are fewer than `LEAST_PAIRS` pairs of an accelerator.

@@ -49,8 +49,8 @@ def critical_block_path(times, last, arrays, span, state, path):
 @compiled
 @no_type_check
 def estimate(times, last, arrays, row, count, new_head):
-    """Longest way through operations that follow each other on a machine as `row` says, where they stood in another
-    order before; heads and tails of all others are taken as they are.
+    """Estimate the longest path through operations reordered to `row` on one machine. Heads and tails of all others
+    stay as they are.
 
     Args:
         row: operations in their new order; the first entry is what comes before, the last what comes after, or -1.

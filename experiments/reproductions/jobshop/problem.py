@@ -16,7 +16,7 @@ MOST_TABU = 2**27  # entries of the table of tabu search: operations x jobs
 
 @dataclass(frozen=True, eq=False)
 class JobShop:
-    """What is scheduled.
+    """Job shop problem: jobs, machines, and the time of each operation.
 
     Args:
         machines: (jobs, steps): the machine of each job's first, second, ... operation; a row is a permutation.

@@ -23,7 +23,7 @@ processing time, first come first served)."""
 
 
 class Tables(NamedTuple):
-    """What rollouts read of a problem.
+    """Tables of a problem for rollouts.
 
     Args:
         machines, times: (jobs, steps) int64.

@@ -25,7 +25,7 @@ EVERY = 50  # steps between validations
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Training(Evolving):
-    """Where training stands.
+    """State of training.
 
     Args:
         seconds: of the process.

@@ -38,8 +38,8 @@ MACHINES = {"wfinstances": "cores:4", "8gpu_": "gpus:8", "example-1": "gpus:3"}
 
 
 def problems(data: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Family and file of each problem; those of the archive are written to a folder one after the other, under names
-    of our own, so that no path of the archive is followed."""
+    """Yield the family and file of each problem. Members of the archive are written to a folder one at a time, under
+    generated names, so that no path of the archive is followed."""
     for path in sorted((data / "placement").glob("*_graphs/*.json")):
         yield f"msr {path.parent.name.partition('_')[0]}", path
     with tarfile.open(data / "placement.tar.xz", "r|xz") as archive:
@@ -63,7 +63,7 @@ def machine_of(family: str, name: str) -> str:
 
 
 def row(family: str, path: Path, seconds: float, proof_s: float) -> dict[str, Any]:
-    """What is recorded of a problem: makespans by plan, the bound, and how far ours is above it."""
+    """Record of a problem: makespans by plan, the bound, and the gap of the best plan to it."""
     problem = public_problem(read_public_graph(path), machine_of(family, path.stem))
     result, _ = place_public(problem, seconds, proof_s=proof_s)
     plans = {name: plan["makespan"] for name, plan in result["plans"].items()}

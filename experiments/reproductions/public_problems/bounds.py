@@ -16,7 +16,7 @@ from gst.placement.baselines.bounds import chains_and_work
 
 
 def lower_bound(problem: Problem) -> float:
-    """What every plan takes at least, in `problem.graph.unit`, whatever its order.
+    """Return a lower bound of the makespan of every plan, in `problem.graph.unit`.
 
     It is the bound of chains and of work, see `gst.placement.baselines.bounds.chains_and_work`.
 
@@ -41,8 +41,8 @@ def alike(problem: Problem) -> Int64[np.ndarray, " devices"]:
 def searched_bound(
     problem: Problem, least: float, most: float, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Branched:
-    """What a search over placements finds that no plan is below, in `problem.graph.unit`, with transfers and memory
-    limits; see `experiments.reproductions.public_problems.branching.branched_bound`.
+    """Return a lower bound by branch and bound over placements, in `problem.graph.unit`, with transfers and memory
+    limits (`branching.branched_bound`).
 
     Args:
         least: what is known that no plan is below.

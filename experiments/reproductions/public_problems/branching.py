@@ -19,7 +19,7 @@ NEAR = 1e-9  # share by which sums of times may differ
 
 
 class Branched(NamedTuple):
-    """What a search over placements ended with.
+    """Result of branch and bound over placements.
 
     Args:
         bound: what no plan takes less than; infinite if none fits the memories.
@@ -35,7 +35,7 @@ class Branched(NamedTuple):
 def branched_bound(
     placing: Placing, least: float, most: float, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Branched:
-    """What no plan takes less than, in the unit of the times.
+    """Lower bound of the makespan, in the unit of the times.
 
     A part of a plan says where some groups are. Its bound is the greatest of those of chains with transfers and of the
     work of cores (`partial_bound`). The part of least bound is extended by its most urgent group on each device, as in

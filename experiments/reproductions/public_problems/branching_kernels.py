@@ -78,7 +78,7 @@ def preemptive(head, work, tail):
 @compiled
 @no_type_check
 def partial_bound(part, placing, most):
-    """What every plan takes at least in which groups are where a part of a plan says.
+    """Return a lower bound of every plan that places some groups as a partial plan does.
 
     - Chains give the head and tail of each operation on each device. Where head + time + tail is no less than `most`,
       the device is struck out for the group.

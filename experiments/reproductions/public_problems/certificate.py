@@ -37,7 +37,7 @@ NUM_SHOWN = 8  # memories
 
 @dataclass(frozen=True)
 class Certificate:
-    """How good a plan is by the costs that it was made from, and the memory that it takes. Times are in `unit`.
+    """Certificate of a plan: a lower bound by its costs, its gap, and its memory. Times are in `unit`.
 
     Args:
         bound: no plan takes less. Of a plan that fuses operations: no plan without fusion.
@@ -69,7 +69,7 @@ class Certificate:
 
     @property
     def proved(self) -> bool:
-        """Whether no plan is better."""
+        """True if no plan is better."""
         return self.gap <= NEAR
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,13 +193,13 @@ def placing_of(task: Task) -> Placing:
 
 
 def is_exact(num_operations: int, num_devices: int) -> bool:
-    """Whether CP-SAT is asked: it is installed, and the problem is small."""
+    """True if CP-SAT is used: it is installed, and the problem is small."""
     small = num_operations <= MOST_EXACT and num_operations * num_devices <= MOST_CHOICES
     return small and find_spec("ortools") is not None
 
 
 def _fits(task: Task, device: Int64[np.ndarray, " nodes"]) -> bool:
-    """Whether inputs and constants fit where they are: only then is a plan's time a limit for the best."""
+    """True if inputs and constants fit their memories: only then does a plan's time bound the optimum."""
     home = np.array([list(task.memories).index(each.memory) for each in task.devices])[device]
     held = np.bincount(home, task.resident_bytes.astype(np.float64), len(task.memories))
     return all(limit is None or size <= limit for size, limit in zip(held, task.memories.values(), strict=True))

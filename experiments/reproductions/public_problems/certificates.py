@@ -1,4 +1,4 @@
-"""How near bounds come to the optimum: of one Inception block on simulated GPUs, and of the MSR graphs.
+"""Gaps of lower bounds to the optimum: one Inception block on simulated GPUs, and the MSR graphs.
 
     python -m experiments.reproductions.public_problems certificates --json experiments/results/certificates.json
 

@@ -46,7 +46,7 @@ def graphs(data: Path, folder: Path) -> Iterator[Path]:
 
 
 def row(path: Path, seconds: float, seeds: int) -> dict[str, Any]:
-    """What is recorded of a graph: makespans of one device, of the heuristic and of ours by seed, and the bound."""
+    """Record of a graph: makespans of one device, of the heuristic and of ours by seed, and the bound."""
     problem = public_problem(read_public_graph(path), machine_of("doppler", path.stem))
     proposer, ours, heuristics = proposer_of(load_weights(None)), [], []
     for seed in range(seeds):

@@ -1,4 +1,4 @@
-"""How soon a problem of 80,000 operations on 8 devices has a plan as good as annealing's after ten minutes.
+"""Time until windows reach the plan that annealing has after ten minutes, on 80,000 operations and 8 devices.
 
     python -m experiments.reproductions.public_problems giant --json experiments/results/giant_problems.json
     python -m experiments.reproductions.public_problems giant --again

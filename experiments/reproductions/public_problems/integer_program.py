@@ -27,7 +27,7 @@ GAP = 1e-3  # between the bound and the solution, at which the solver stops
 
 
 class Solution(NamedTuple):
-    """What the solver found.
+    """Solution of the integer program.
 
     Args:
         bound: what no plan is below, in `problem.graph.unit`; 0 if nothing was proved.

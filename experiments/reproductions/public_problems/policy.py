@@ -123,7 +123,7 @@ def summary(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def controls(rows: dict[str, dict[str, Any]]) -> str:
-    """What training brings: makespans of the trained policy over those of each control, with intervals."""
+    """Gain of training: makespans of the trained policy over those of each control, with intervals."""
     pairs = [(f"trained {what}", f"{control} {what}") for what in ("greedy", "best", "annealed")
              for control in ("untrained", "rule", "uniform")]  # fmt: skip
     lines, families = [], sorted({row["family"] for row in rows.values()})

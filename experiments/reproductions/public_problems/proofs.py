@@ -24,7 +24,7 @@ SOLVERS = {INTEGER: "highs", EXACT: "cp-sat"}  # name of a plan that comes of a 
 
 
 class Proof(NamedTuple):
-    """What was proved of a problem.
+    """Proof of a problem: its bound and the best plan found on the way.
 
     Args:
         bound: what no plan is below, in `problem.graph.unit`.
@@ -80,8 +80,8 @@ def prove(problem: Problem, plan: Schedule, bound: float, seconds: float, seed: 
 def proved_bound(
     problem: Problem, seconds: float, hint: Schedule | None = None, seed: int = 0, least: float = 0.0
 ) -> tuple[float, Schedule | None]:
-    """What CP-SAT proves that no plan is below, and the best plan that it comes upon; 0 and None where the package
-    ortools is not installed, the problem is too large (`is_exact`), or there is no time.
+    """Return the lower bound of CP-SAT and the best plan that it found. Both are 0 and None where ortools is missing,
+    the problem is too large (`is_exact`), or there is no time.
 
     Args:
         hint: a plan to begin with.

@@ -45,7 +45,7 @@ class PublishedObjective:
         return np.array([self._one(plan) for plan in plans], np.float64)
 
     def excess(self, plan: Plan) -> float:
-        """How much of what it may take a plan takes too much, of the accelerator that is worst off: 0 = it fits."""
+        """Return the largest excess of an accelerator's memory under a plan, as a share of its limit; 0 = it fits."""
         return max(0.0, float(self._taken(self.home(plan)).max(initial=0.0)) / max(self.graph.memory_limit, LEAST) - 1)
 
     def home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
@@ -111,7 +111,7 @@ class LatencyArrays(NamedTuple):
 
 
 def latency_arrays(graph: CostGraph) -> LatencyArrays:
-    """What `published_latency` reads of a graph."""
+    """Arrays of a graph for `published_latency`."""
     (indptr, consumers), (producer_indptr, producers) = (
         neighbour_lists(graph.edges[::direction], graph.num_nodes) for direction in (1, -1)
     )

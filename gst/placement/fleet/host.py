@@ -152,7 +152,7 @@ class RemoteWorker:
 
     def describe(self, limit_s: float) -> dict[str, Any]:
         """See `Host.describe`."""
-        return self._wait_for(self.actor.describe.remote(), lambda: limit_s)
+        return self._wait_for(self.actor.describe.remote(), limit_s)
 
     def begin(self, settings: dict[str, Any], program: Any) -> dict[str, Any]:
         """See `Host.begin`; `program` is the reference of its files.
@@ -160,7 +160,7 @@ class RemoteWorker:
         Raises:
             ValueError: it does not run there.
         """
-        return self._wait_for(self.actor.begin.remote(json.dumps(settings), [program]), lambda: START_LIMIT_S)
+        return self._wait_for(self.actor.begin.remote(json.dumps(settings), [program]), START_LIMIT_S)
 
     def costs(self, program: Program, devices: Sequence[Device], repetitions: int, patience_s: float) -> Costs:
         """See `IsolatedExecutor.costs`.
@@ -172,12 +172,12 @@ class RemoteWorker:
             patience_s: seconds to wait for quiet cores.
         """
         arguments = {"repetitions": repetitions, "patience_s": patience_s}
-        return costs_of(program, devices, self._ask({"costs": arguments}, lambda: START_LIMIT_S))
+        return costs_of(program, devices, self._ask({"costs": arguments}, START_LIMIT_S))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> RunsInTurns:
         """See `IsolatedExecutor.timelines`."""
         arguments = {"plans": [plan.to_dict() for plan in plans], "repetitions": repetitions}
-        answer = self._ask({"timelines": arguments}, lambda: START_LIMIT_S)
+        answer = self._ask({"timelines": arguments}, START_LIMIT_S)
 
         def run(device: list[int], begin: list[float], end: list[float]) -> Timeline:
             return Timeline(np.array(device, np.int64), np.array(begin, np.float64), np.array(end, np.float64))
@@ -186,17 +186,14 @@ class RemoteWorker:
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """See `IsolatedExecutor.groups`."""
-        return dict(self._ask({"groups": {"plans": [plan.to_dict()]}}, lambda: START_LIMIT_S)["groups"])
+        return dict(self._ask({"groups": {"plans": [plan.to_dict()]}}, START_LIMIT_S)["groups"])
 
-    def measure(
-        self, plans: Sequence[Plan], settings: dict[str, Any], limit_s: Callable[[], float]
-    ) -> list[Measurement]:
+    def measure(self, plans: Sequence[Plan], settings: dict[str, Any], limit_s: float) -> list[Measurement]:
         """See `measure_plans`.
 
         Args:
             settings: `repetitions`, `warmup`, `patience_s`, and `with_steps`: None, or `skip_reason` of
                 `gst.execution.plain.steps_beside`, whose steps then alternate with the plans.
-            limit_s: returns the time limit in seconds, which may change meanwhile.
         """
         answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)
         return [Measurement.from_dict(each) for each in answer["measurements"]]
@@ -210,10 +207,10 @@ class RemoteWorker:
         except (ray.exceptions.RayError, ConnectionError, ValueError):
             return  # it is gone, or the cluster is
 
-    def _ask(self, request: dict[str, Any], limit_s: Callable[[], float]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         return self._wait_for(self.actor.answer.remote(json.dumps(request)), limit_s)
 
-    def _wait_for(self, reference: Any, limit_s: Callable[[], float]) -> dict[str, Any]:
+    def _wait_for(self, reference: Any, limit_s: float) -> dict[str, Any]:
         import ray
 
         start = time.monotonic()
@@ -221,7 +218,7 @@ class RemoteWorker:
             while not ray.wait([reference], timeout=POLL_S)[0]:
                 if self.stopping.is_set():
                     raise WorkerLost("its answer is not wanted any more")
-                if time.monotonic() - start > limit_s():
+                if time.monotonic() - start > limit_s:
                     raise WorkerLost(f"host {self.host} gave no answer for {time.monotonic() - start:.0f} s")
             answer: dict[str, Any] = json.loads(ray.get(reference))
         except ray.exceptions.RayActorError:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -25,52 +23,37 @@ from gst.placement.fleet.processes import NoWorker, Pool, Worker, WorkerLost
 from gst.placement.objectives import Batches, as_completed_batches
 from gst.programs import Program
 
-STRAGGLER_FACTOR, STRAGGLER_SLACK_S = 10.0, 10.0  # a straggler takes more than this times the median, plus the slack
-MIN_MEASUREMENTS = 3  # before the median counts
 SLACK_S = 60.0  # of every limit
 LOST = "lost worker: "
 
 
 @dataclass(eq=False)
 class _Job:
-    """Plans that are measured alternately.
-
-    Args:
-        num_attempts: attempts so far.
-        num_running: attempts that have not ended.
-    """
+    """Plans that are measured alternately; `attempts` counts the attempts so far."""
 
     plans: Sequence[Plan]
-    num_attempts: int = 0
-    num_running: int = 0
+    attempts: int = 0
     answer: Future[list[Measurement]] = field(default_factory=Future)
 
 
 class Attempts(Generic[Worker]):
-    """Gives jobs to the workers of a pool, and gives a job a second attempt in two cases.
-
-    - Its worker was lost: its plans are then measured one by one, once each, as one of them may be at fault.
-    - It takes `STRAGGLER_FACTOR` times the median of the others, and a worker is free: the first answer counts, and the
-      other worker is ended. This is a backup task of MapReduce (Dean and Ghemawat, OSDI 2004, section 3.6).
+    """Gives jobs to the workers of a pool. If a worker is lost, its plans are measured one by one, once each, as one of
+    them may be at fault.
 
     Args:
         pool: of workers, entered.
-        measure: measures plans alternately on a worker; it calls `limit_s` repeatedly for its time limit, and raises
-            `WorkerLost` beyond it.
+        measure: measures plans alternately on a worker; raises `WorkerLost`.
         lost: returns the measurement of a plan that lost two workers.
-        limit_of_runs_s: returns the seconds that plans may take by the limits of their runs.
     """
 
     def __init__(
         self,
         pool: Pool[Worker],
-        measure: Callable[[Worker, Sequence[Plan], Callable[[], float]], list[Measurement]],
+        measure: Callable[[Worker, Sequence[Plan]], list[Measurement]],
         lost: Callable[[Plan, WorkerLost], Measurement],
-        limit_of_runs_s: Callable[[Sequence[Plan]], float],
     ) -> None:
-        self._pool, self._measure, self._lost, self._limit_s = pool, measure, lost, limit_of_runs_s
+        self._pool, self._measure, self._lost = pool, measure, lost
         self._lock = threading.RLock()
-        self._seconds: list[float] = []  # for each plan, of jobs that are done
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
         """Measure plans alternately; see `FleetWorkers.submit`."""
@@ -78,55 +61,26 @@ class Attempts(Generic[Worker]):
         self._begin(job)
         return job.answer
 
-    def straggler_limit_s(self, count: int) -> float:
-        """Return the seconds after which a job of `count` plans is a straggler; infinite before enough measurements."""
-        if len(self._seconds) < MIN_MEASUREMENTS:
-            return float("inf")
-        return STRAGGLER_SLACK_S + STRAGGLER_FACTOR * count * statistics.median(self._seconds)
-
     def _begin(self, job: _Job, first: bool = False) -> None:
-        with self._lock:
-            job.num_attempts += 1
-            job.num_running += 1
-        self._pool.call(partial(self._attempt, job), first).add_done_callback(partial(self._settle, job))
-
-    def _attempt(self, job: _Job, worker: Worker) -> list[Measurement]:
-        start, count = time.monotonic(), len(job.plans)
-
-        def limit_s() -> float:
-            if job.answer.done():
-                return 0.0
-            if job.num_attempts < 2 and time.monotonic() - start > self.straggler_limit_s(count):
-                self._begin(job, first=True)
-            return self._limit_s(job.plans)
-
-        if job.answer.done():
-            return []
-        measurements = self._measure(worker, job.plans, limit_s)
-        self._seconds.append((time.monotonic() - start) / max(1, count))
-        return measurements
+        job.attempts += 1
+        attempt = self._pool.call(lambda worker: self._measure(worker, job.plans), first)
+        attempt.add_done_callback(partial(self._settle, job))
 
     def _settle(self, job: _Job, attempt: Future[list[Measurement]]) -> None:
         """End the job of an attempt that ended, or begin another attempt."""
-        with self._lock:
-            job.num_running -= 1
-            if job.answer.done():
-                return
-            if attempt.cancelled():
-                job.answer.cancel()
-            elif (error := attempt.exception()) is None:
-                job.answer.set_result(attempt.result())
-            elif not isinstance(error, WorkerLost):
-                job.answer.set_exception(error)
-            elif job.num_running:
-                return  # the other attempt decides
-            elif job.num_attempts > 1 and len(job.plans) == 1:
-                job.answer.set_result([self._lost(plan, error) for plan in job.plans])
-            else:
-                self._one_by_one(job)
+        if attempt.cancelled():
+            job.answer.cancel()
+        elif (error := attempt.exception()) is None:
+            job.answer.set_result(attempt.result())
+        elif not isinstance(error, WorkerLost):
+            job.answer.set_exception(error)
+        elif job.attempts > 1:
+            job.answer.set_result([self._lost(plan, error) for plan in job.plans])
+        else:
+            self._one_by_one(job)
 
     def _one_by_one(self, job: _Job) -> None:
-        jobs = [_Job([plan], num_attempts=1) for plan in job.plans]
+        jobs = [_Job([plan], attempts=1) for plan in job.plans]
         pending = {each.answer for each in jobs}
 
         def one_is_done(answer: Future[list[Measurement]]) -> None:
@@ -172,7 +126,7 @@ class FleetWorkers:
         self._settings = {"repetitions": repetitions, "warmup": warmup, "patience_s": patience_s}
         self._free: list[RemoteWorker | str] = list(kind.workers)  # or Ray's identity of a host where one was lost
         self._pool = Pool(self._worker, len(kind.workers))
-        self._attempts = Attempts(self._pool, self._measure, self._lost, self._limit_s)
+        self._attempts = Attempts(self._pool, self._measure, self._lost)
 
     def __enter__(self) -> Self:
         import ray
@@ -217,9 +171,7 @@ class FleetWorkers:
         """
         settings = {**self._settings, "repetitions": repetitions, "warmup": warmup, "with_steps": skip_reason}
         limit_s = 3 * START_LIMIT_S + len(plans) * (START_LIMIT_S + self._time_limit_s)  # each may have to be compiled
-        return self._with_retry(
-            lambda worker: self._with_host(worker, worker.measure(plans, settings, lambda: limit_s))
-        )
+        return self._with_retry(lambda worker: self._with_host(worker, worker.measure(plans, settings, limit_s)))
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
         """See `gst.placement.objectives.Measurer`."""
@@ -233,8 +185,9 @@ class FleetWorkers:
         """
         return self._attempts.submit(plans)
 
-    def _measure(self, worker: RemoteWorker, plans: Sequence[Plan], limit_s: Callable[[], float]) -> list[Measurement]:
-        return self._with_host(worker, worker.measure(plans, {**self._settings, "with_steps": None}, limit_s))
+    def _measure(self, worker: RemoteWorker, plans: Sequence[Plan]) -> list[Measurement]:
+        settings = {**self._settings, "with_steps": None}
+        return self._with_host(worker, worker.measure(plans, settings, self._limit_s(plans)))
 
     def _limit_s(self, plans: Sequence[Plan]) -> float:
         """Return the limit of some plans: their runs, compilation of fused groups, and the wait for quiet cores."""

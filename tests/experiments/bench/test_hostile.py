@@ -14,7 +14,7 @@ from gst.lowering.happens_before import RaceError
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError
 from gst.lowering.race_check import check
-from gst.lowering.stream_program import COPY, WAIT, StreamProgram
+from gst.lowering.stream_program import COPY, WAIT
 from gst.programs import WORKLOADS, Program, outputs_differ
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
@@ -39,11 +39,6 @@ def test_on_one_lane_the_peak_is_what_a_run_takes(program: Program) -> None:
     plan = replace(random_plan(program, devices, np.random.default_rng(7)), fusion=None)
     streams = stream_program(program, plan, devices, allocated(program))
     assert hostile_run(program, streams, 0).most_bytes == check(streams).peak_bytes
-
-
-def test_what_was_written_as_json_runs(program: Program) -> None:
-    streams = random_streams(program, np.random.default_rng(2))
-    verify(program, StreamProgram.from_dict(json.loads(json.dumps(streams.to_dict()))), runs=1)
 
 
 def test_a_step_can_be_iterated_from_where_its_parameters_are() -> None:

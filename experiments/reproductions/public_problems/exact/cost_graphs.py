@@ -130,7 +130,7 @@ class PublishedModel:
         return int(self.cpu[node]) + int(self.accelerator[node] - self.cpu[node]) * self.on[node]
 
     def _written(self, node: int) -> Any:
-        """What it takes to move the value of a node out of its accelerator."""
+        """Time to move the value of a node out of its accelerator."""
         outward = self.cp_model.new_bool_var("")
         for (producer, _), together in self.same.items():
             if producer == node:
@@ -138,7 +138,7 @@ class PublishedModel:
         return int(self.transfer[node]) * outward
 
     def _same(self, producer: int, consumer: int) -> Any:
-        """Whether both are in one call of an accelerator, so that nothing moves."""
+        """Literal that is true if both nodes are in one call of an accelerator, so that nothing moves."""
         model, together = self.cp_model, self.cp_model.new_bool_var("")
         model.add(together <= self.on[producer])
         model.add(together <= self.on[consumer])
@@ -229,7 +229,7 @@ def _pruned(graph: CostGraph, tree: Tree, size: float) -> Tree:
 
 
 def _branches(graph: CostGraph) -> list[tuple[int, int, Tree]]:
-    """Where paths part and meet again: the nodes where they do, and all edges of paths from the one to the other. If
+    """Return each pair of nodes where paths part and meet again, with all edges of the paths between them. If
     one accelerator has all of that, it computes the branches one after the other."""
     count = graph.num_nodes
     reached = np.eye(count, dtype=bool)  # [node, other]: a path leads from the other to the node

@@ -11,7 +11,7 @@ from gst.lowering.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
-    """What an exact search ended with.
+    """Result of an exact search.
 
     Args:
         plan: the best found; None if there was none in time.

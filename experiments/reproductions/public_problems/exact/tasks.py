@@ -85,8 +85,8 @@ def optimum(
 
 
 def replayed_us(task: Task, plan: Plan) -> float:
-    """Microseconds if operations begin in the order of the plan's priorities as soon as their cores are free and their
-    values are there, each core keeping to that order; priorities must be a topological order. Copies that queue leave
+    """Return the microseconds of a plan whose cores keep to the order of its priorities, a topological order. An
+    operation begins as soon as its cores are free and its values are there. Copies that queue leave
     in the order in which the operations that make them begin, those of one value in that of their first readers.
 
     Raises:
@@ -147,7 +147,7 @@ def _placements(model: Any, task: Task) -> list[list[Any]]:
 
 
 def _alike(task: Task) -> bool:
-    """Whether devices may be exchanged for each other."""
+    """True if two devices are interchangeable."""
     apart = ~np.eye(len(task.devices), dtype=bool)
     return (
         bool((task.times_us == task.times_us[0]).all())
