@@ -30,7 +30,7 @@ os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" /
 beside_others = "PYTEST_XDIST_WORKER" in os.environ
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if beside_others else "2")))
 settings.register_profile(
-    "unhurried", deadline=None, derandomize=True, max_examples=50
+    "unhurried", deadline=None, derandomize=True, max_examples=25
 )  # the first example waits for libraries
 settings.load_profile("unhurried")
 

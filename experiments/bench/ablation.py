@@ -43,14 +43,15 @@ from gst.placement.objectives import (
     Measurer,
     Objective,
     SimulatedObjective,
+    restrict,
 )
+from gst.placement.planning import BUDGET
 from gst.placement.policies.constructive.fine_tuning import FineTuning, TaskRollouts
 from gst.placement.policies.constructive.network import load_weights
 from gst.placement.profiling import measured_task
 from gst.placement.search.annealing import anneal
 from gst.placement.search.measured import AT_ONCE, POLICY_COSTS, Search
 from gst.placement.search.surrogates import NetworkSurrogate
-from gst.placement.settings import BUDGET, restrict
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.util.progress import bar

@@ -95,6 +95,16 @@ def _add_rescore(bench: Any, command: Command) -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
 
 
+def _add_windows(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "windows", _windows, "annealing of giant tasks: windows of the schedule against whole plans",
+        f"{BENCH} windows --json experiments/results/windows.json\n{BENCH} windows --nodes 2000 --devices 2,4",
+    )  # fmt: skip
+    parser.add_argument("--nodes", type=int, default=10_000, help="of each task, about (default: %(default)s)")
+    parser.add_argument("--devices", default="2,4,6,8", help="of each task (default: %(default)s)")
+    parser.add_argument("--budget", type=int, default=200, help="simulated plans with windows (default: %(default)s)")
+
+
 def _add_allocator(bench: Any, command: Command) -> None:
     parser = command(
         bench,
@@ -463,6 +473,14 @@ def _rescore(options: argparse.Namespace) -> dict[str, Any]:
         return _told(run_rescore(options.nodes, options.moves, options.seed, bars.show), options)
 
 
+def _windows(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.windows import run as run_windows
+
+    devices = tuple(int(count) for count in options.devices.split(","))
+    with Bars() as bars:
+        return _told(run_windows(options.nodes, devices, options.budget, bars.show), options)
+
+
 def _allocator(options: argparse.Namespace) -> dict[str, Any]:
     from experiments.bench.allocator import bench
 
@@ -575,6 +593,7 @@ _ADD = {
     "backends": _add_backends,
     "partition": _add_partition,
     "rescore": _add_rescore,
+    "windows": _add_windows,
     "allocator": _add_allocator,
     "executor": _add_executor,
     "simulator": _add_simulator,

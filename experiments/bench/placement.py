@@ -19,11 +19,10 @@ from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.fusion import chains, fused_task, whole_step
 from gst.placement.loop import SEARCH_RUNS
-from gst.placement.objectives import MeasuredObjective, SimulatedObjective
+from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.profiling import measured_task
 from gst.placement.search.measured import Search, as_is
-from gst.placement.settings import Planned
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.util.progress import Progress, no_progress

@@ -20,9 +20,8 @@ from typing import Any
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
-from gst.placement.objectives import SimulatedObjective
+from gst.placement.objectives import Planned, SimulatedObjective
 from gst.placement.planning import plan_all
-from gst.placement.settings import Planned
 from gst.programs import traced
 from gst.util.progress import bar
 

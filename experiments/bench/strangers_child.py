@@ -31,7 +31,7 @@ from experiments.bench.strangers_runtimes import RUNTIMES
 from gst.data.graphnet import read_sources
 from gst.execution.measure import Measurement, measure
 from gst.execution.plain import compiled_by_threads, rested
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
 from gst.whole_model.variants import as_written
 
@@ -83,7 +83,7 @@ def report(subject: Subject, settings: Mapping[str, Any]) -> dict[str, Any]:
         subject: what is placed.
         settings: `ways` (`eager`, of `OPTIONS` and `RUNTIMES`; `eager:1` is on one thread, `eager` on each number),
             `threads` (numbers), `rounds`, `seconds` to plan in (None = as long as it takes), and `tasks`, see
-            `gst.placement.settings.Settings`.
+            `gst.placement.planning.Settings`.
 
     Returns:
         nodes (calls in its graph), parameters (of a step: all numbers of its state), threads (the most), and for each

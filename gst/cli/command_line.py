@@ -9,7 +9,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,15 @@ TRAINING = {
     "test": "evaluate on the test part",
     "predict": "score the test part",
 }
-COMMANDS = (
-    "place", "demo", "estimate", "sweep", "measure", "prepare", "data", "rank", "trace", "devices", "doctor",
-)  # fmt: skip
-GO_ON = {
-    "place": "the same command with --resume goes on",
-    "demo": "the same command with --resume goes on",
-    "measure": "the same command with --resume goes on",
+COMMANDS = {
+    "place": "add_place", "demo": "add_demo", "estimate": "add_estimate", "sweep": "add_sweep",
+    "measure": "add_measure", "prepare": "add_data", "data": "add_data", "rank": "add_rank", "trace": "add_trace",
+    "devices": "add_devices", "doctor": "add_doctor",
+}  # fmt: skip
+"""Function that adds each subcommand, in the module of `gst.cli` that `MODULES` names, or of the command's name."""
+MODULES = {"prepare": "data", "rank": "training", "trace": "programs"}
+GO_ON = dict.fromkeys(("place", "demo", "measure", "sweep"), "the same command with --resume goes on") | {
     "prepare": "the same command goes on where this one stopped",
-    "sweep": "the same command with --resume goes on",
     "fit": "the same command with --ckpt_path last goes on from the last checkpoint, if there is one",
 }
 
@@ -49,24 +50,17 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
             if parser is None and arguments and arguments[0] in TRAINING:
                 return _train(arguments)
             return _run(arguments, _parser(arguments) if parser is None else parser())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
         if debug:
             raise
         print(f"gst: error: {_reason(error, arguments)}", file=sys.stderr)
         return 2
-    except subprocess.CalledProcessError as error:
-        if debug:
-            raise
-        last = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
-        print(f"gst: error: a benchmark process failed: {' '.join(last)}", file=sys.stderr)
-        return 1
     except Stopped as stop:
         print(f"gst: {stop}; every file is as it was last saved; {stop.advice or _advice(arguments)}", file=sys.stderr)
         return stop.status
 
 
 def _reason(error: Exception, arguments: list[str]) -> str:
-    """The message of an error in one line; for a full disk with the remedy."""
     words = " ".join(str(error).split())
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and "make room" not in words
     return f"{words}; make room, then {_advice(arguments)}" if full else words
@@ -83,7 +77,8 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     options = parser.parse_args(arguments)
     options.command = shlex.join([*parser.prog.split(), *arguments])
     run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
-    with _alone(options):
+    locks = hasattr(options, "resume") and options.out
+    with directory_lock(options.out) if locks else nullcontext():
         result = run(options)
         if options.json:
             write_json(options.json, result)
@@ -94,19 +89,13 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     return int(result.get("exit_status", 0))
 
 
-def _alone(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """Lock the directory of results of a command that can be resumed."""
-    return directory_lock(options.out) if hasattr(options, "resume") and options.out else nullcontext()
-
-
 def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of `gst` with the subcommand that the arguments name, or with all if they name none; only the
-    modules of these are imported."""
+    """Return the parser of `gst` with the subcommand that the arguments name, or with all; others are not imported."""
     parser = argparse.ArgumentParser(
         prog="gst",
         description="Learn how fast giant computation graphs run, and place them on real devices.",
-        epilog="First: gst doctor says what this machine lacks, gst demo shows training, ranking and placement (minutes), and gst place "
-        "rnnlm --out runs/place/rnnlm places a bundled program. "
+        epilog="First: gst doctor says what this machine lacks, gst demo shows training, ranking and placement "
+        "(minutes), and gst place rnnlm --out runs/place/rnnlm places a bundled program. "
         f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). To any command add "
         "--quiet (results and errors alone), --verbose (bars of what is done stay) or --debug (tracebacks of errors).",
     )
@@ -121,34 +110,9 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     named = arguments[0] if arguments and arguments[0] in COMMANDS else None
     for name in COMMANDS if named is None else (named,):
         if name not in commands.choices:  # some modules add two
-            _add(name, commands)
+            module = import_module(f"gst.cli.{MODULES.get(name, name)}")
+            getattr(module, COMMANDS[name])(commands, add_command)
     return parser
-
-
-def _add(name: str, commands: Any) -> None:
-    """Import the module of a subcommand and add its parser."""
-    match name:
-        case "place":
-            from gst.cli.place import add_place as add
-        case "demo":
-            from gst.cli.demo import add_demo as add
-        case "estimate":
-            from gst.cli.estimate import add_estimate as add
-        case "sweep":
-            from gst.cli.sweep import add_sweep as add
-        case "measure":
-            from gst.cli.measure import add_measure as add
-        case "prepare" | "data":
-            from gst.cli.data import add_data as add
-        case "rank":
-            from gst.cli.training import add_rank as add
-        case "trace":
-            from gst.cli.programs import add_trace as add
-        case "devices":
-            from gst.cli.devices import add_devices as add
-        case _:
-            from gst.cli.doctor import add_doctor as add
-    add(commands, add_command)
 
 
 class _Completion(argparse.Action):

@@ -252,7 +252,7 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
         The result of `gst.placement.loop.place_measured`, with `headline` and the trials of the search.
     """
     from gst.placement.loop import place_measured
-    from gst.placement.settings import Settings
+    from gst.placement.planning import Settings
 
     if not resume:
         shutil.rmtree(out / "place", ignore_errors=True)

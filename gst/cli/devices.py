@@ -60,8 +60,6 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     rates = saved_rates()
     console = Console()
     console.print(_device_table([*found, *sets] if options.sets else found, rates))
-    if rates:
-        console.print(_link_table(rates))
     for line in _notes(found, sets, rates):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     listed = {"devices": [asdict(device) for device in found], "sets": [asdict(device) for device in sets]}
@@ -87,36 +85,6 @@ def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
     return table
 
 
-def _link_table(rates: Rates) -> Table:
-    """Make a table with a row for each kind of link, and without empty columns; --json has all links."""
-    import numpy as np
-    from rich.table import Table
-
-    kinds: dict[str, list[Any]] = {}
-    for link in rates.links:
-        ends = [name.partition(":")[0] for name in (link.source, link.destination)]
-        same = "to itself" if link.source == link.destination else f"to another {ends[1]}"
-        kinds.setdefault(f"{ends[0]} {same}", []).append(link)
-    heads = {"copy\nus": "latency_us", "copy\nGB/s": "gb_per_s", "pinned\nGB/s": "pinned_gb_per_s"}
-
-    def median(values: list[float | None]) -> str:
-        measured = [value for value in values if value is not None]
-        return f"{np.median(measured):.3g}" if measured else "-"
-
-    columns = {"pairs": [str(len(links)) for links in kinds.values()]}
-    for head, key in heads.items():
-        columns[head] = [
-            median([getattr(link.copies, key) for link in links if link.copies is not None]) for links in kinds.values()
-        ]
-    columns = {head: texts for head, texts in columns.items() if set(texts) != {"-"}}
-    table = Table("from, to", title="links, medians")
-    for head in columns:
-        table.add_column(head, justify="right")
-    for kind, *texts in zip(kinds, *columns.values(), strict=True):
-        table.add_row(kind, *texts)
-    return table
-
-
 def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None) -> list[str]:
     from gst.machine.load import BUSY
 
@@ -130,7 +98,7 @@ def _notes(found: Sequence[Device], sets: Sequence[Device], rates: Rates | None)
     if gpu := next((device.name for device in found if device.is_accelerator), None):
         lines.append(f"Streams of a GPU are devices too: {gpu}/stream:1 is one more stream of {gpu}.")
     if rates:
-        lines.append("Values are handed over within a memory, and copied to and from GPUs.")
+        lines.append("Values are handed over within a memory, and copied to and from GPUs (--json has all links).")
     if rates is None:
         lines.append("Not measured on this machine with this torch yet: gst devices --measure.")
     elif rates.load > BUSY:

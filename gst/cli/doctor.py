@@ -8,17 +8,15 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gst.util.process import DISTRIBUTION, version_of
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 ENOUGH_GIB = 5  # of a disk, for traces, stores and checkpoints
 SYMBOLS = {"well": ("ok", "green"), "note": ("note", "yellow"), "problem": ("PROBLEM", "red")}
@@ -41,9 +39,14 @@ class Finding:
     advice: str = ""
 
 
+def _noted(what: str, found: str, advice: str) -> Finding:
+    """Return a note if there is advice."""
+    return Finding(what, "note" if advice else "well", found, advice)
+
+
 def add_doctor(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
-    summary = "check the installation, devices, threads, memory and W&B, and advise (exit 1 if something will fail)"
+    summary = "check the installation, devices, threads, disk and W&B, and advise (exit 1 if something will fail)"
     command(commands, "doctor", _doctor, summary, "gst doctor\ngst doctor --json doctor.json")
 
 
@@ -66,15 +69,13 @@ def _doctor(options: argparse.Namespace) -> dict[str, Any]:
 def findings() -> Iterator[Finding]:
     """Run all checks, each after those that it depends on."""
     yield _python()
-    yield from _packages()
-    yield _extras()
+    yield _packages()
     yield _metis()
     yield _compiler()
     yield from _devices()
     yield _load()
     yield _threads()
     yield _bf16()
-    yield _allocator()
     yield from _disk()
     yield _wandb()
 
@@ -86,49 +87,24 @@ def _python() -> Finding:
     return Finding("python", "problem", found, "make a virtual environment with Python 3.11 or 3.12")
 
 
-def _requirements(extra: str = "") -> list[Requirement]:
-    """Return the requirements of the package, or the additional ones of an extra."""
+def _packages() -> Finding:
+    """Check the version of each required package."""
     from packaging.requirements import Requirement
 
-    def applies(each: Requirement, name: str) -> bool:
-        return each.marker is None or each.marker.evaluate({"extra": name})
-
-    every = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
-    return [each for each in every if applies(each, extra) and not (extra and applies(each, ""))]
-
-
-def _packages() -> Iterator[Finding]:
-    """Check the version of each required package."""
     if not version_of(DISTRIBUTION):
         words = f"{DISTRIBUTION} is not installed: these are its files"
-        yield Finding("packages", "problem", words, "pip install -e .")
-        return
-    wrong, required = [], _requirements()
+        return Finding("packages", "problem", words, "pip install -e .")
+    wrong, every = [], [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
+    required = [each for each in every if each.marker is None or each.marker.evaluate({"extra": ""})]
     for each in required:
         if not (version := version_of(each.name)):
             wrong.append(f"{each} is missing")
         elif not each.specifier.contains(version, prereleases=True):
             wrong.append(f"{each} is wanted, {version} is here")
     if wrong:
-        yield Finding("packages", "problem", "; ".join(wrong), f"pip install --upgrade {DISTRIBUTION}")
-    else:
-        versions = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "lightning"))
-        yield Finding("packages", "well", f"{versions}; all {len(required)} required ones fit")
-
-
-def _extras() -> Finding:
-    """Name the extras that are not installed, each by its first package."""
-    missing: list[str] = []
-    if not version_of(DISTRIBUTION):
-        return Finding("extras", "note", f"not looked for: {DISTRIBUTION} is not installed", "pip install -e .")
-    for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
-        absent = [each.name for each in _requirements(extra) if not version_of(each.name)]
-        if absent and extra not in ("dev", "docs"):
-            missing.append(f"{extra} ({absent[0]})")
-    if not missing:
-        return Finding("extras", "well", "all are here")
-    named = ", ".join(missing)
-    return Finding("extras", "well", f"not installed: {named}; pip install '{DISTRIBUTION}[NAME]' where you need one")
+        return Finding("packages", "problem", "; ".join(wrong), f"pip install --upgrade {DISTRIBUTION}")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "lightning"))
+    return Finding("packages", "well", f"{versions}; all {len(required)} required ones fit")
 
 
 def _metis() -> Finding:
@@ -136,7 +112,7 @@ def _metis() -> Finding:
         from pymetis import part_graph
 
         part_graph(2, adjacency=[[1], [0, 2], [1, 3], [2]])
-    except Exception as error:  # whatever a broken build does
+    except Exception as error:  # any exception of a broken build
         return Finding("metis", "problem", f"{type(error).__name__}: {error}", "pip install --force-reinstall pymetis")
     return Finding("metis", "well", "cuts a graph")
 
@@ -157,17 +133,13 @@ def _devices() -> Iterator[Finding]:
     from gst.machine.load import BUSY
     from gst.machine.rates import saved_rates
 
-    devices = discover()
+    devices, quota, advice = discover(), _cores_of_group(), ""
     names = f"{', '.join(device.name for device in devices)} ({devices[0].description})"
-    quota = _cores_of_group()
     if quota is not None and quota < sum(device.kind == "cpu" for device in devices) - 0.5:
         advice = f"this container gets the time of {quota:g} cores: bind it to as many (taskset -c, --cpuset-cpus)"
-        yield Finding("devices", "note", names, advice)
     elif not torch.accelerator.is_available() and Path("/dev/nvidia0").exists():
         advice = f"a GPU is here, but torch {torch.__version__} cannot use it: see pytorch.org/get-started"
-        yield Finding("devices", "note", names, advice)
-    else:
-        yield Finding("devices", "well", names)
+    yield _noted("devices", names, advice)
     if (rates := saved_rates()) is None:
         yield Finding("rates", "note", "not measured with this torch", "gst devices --measure (a minute or two)")
     elif rates.load > BUSY:
@@ -192,30 +164,25 @@ def _load() -> Finding:
     meter = LoadMeter()
     LoadGate(interval_s=0.5, patience_s=0.0).wait()
     share = meter.share()
-    if share > BUSY:
-        advice = "measurements wait for quiet cores, and are labelled if there are none; stop other programs"
-        return Finding("load", "note", f"others take {share:.0%} of the cores", advice)
-    return Finding("load", "well", f"others take {share:.0%} of the cores")
+    advice = "measurements wait for quiet cores, and are labelled if there are none; stop other programs"
+    return _noted("load", f"others take {share:.0%} of the cores", advice if share > BUSY else "")
 
 
 def _threads() -> Finding:
     import torch
 
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "KMP_AFFINITY")
-    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-    found = f"{torch.get_num_threads()} of torch" + (f"; {given}" if given else "")
+    given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    advice = ""
     if "OMP_PROC_BIND" in os.environ or "KMP_AFFINITY" in os.environ:
-        return Finding("threads", "note", found, "unset these: plans pin the threads of their devices themselves")
-    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
+        advice = "unset these: plans pin the threads of their devices themselves"
+    elif os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
         advice = "unset OMP_WAIT_POLICY: with it, operations on core sets take twice as long in your process"
-        return Finding("threads", "note", found, advice)
-    return Finding("threads", "well", found)
+    return _noted("threads", "; ".join([f"{torch.get_num_threads()} of torch", *given]), advice)
 
 
 def _bf16() -> Finding:
     """Compare the time of a layer in bf16 with fp32: some processors emulate bf16."""
-    import time
-
     import torch
 
     def seconds(dtype: torch.dtype) -> float:
@@ -227,21 +194,8 @@ def _bf16() -> Finding:
         return min(after - before for before, after in pairwise(times))
 
     share = seconds(torch.bfloat16) / seconds(torch.float32)
-    found = f"a layer takes {share:.2g} times as long as in fp32 on this CPU"
-    if share > 1.1:
-        return Finding("bf16", "note", found, "train in fp32 here: leave --trainer.precision bf16-mixed away")
-    return Finding("bf16", "well", found)
-
-
-def _allocator() -> Finding:
-    from gst.util.process import keep_freed_memory
-
-    if loaded := os.environ.get("LD_PRELOAD"):
-        return Finding("allocator", "well", f"LD_PRELOAD={loaded}")
-    if keep_freed_memory():
-        return Finding("allocator", "well", "glibc's, which keeps freed memory for use again")
-    advice = "steps may spend their time in page faults; jemalloc or tcmalloc by LD_PRELOAD helps"
-    return Finding("allocator", "note", f"of {platform.libc_ver()[0] or 'an unknown C library'}", advice)
+    advice = "train in fp32 here: leave --trainer.precision bf16-mixed away" if share > 1.1 else ""
+    return _noted("bf16", f"a layer takes {share:.2g} times as long as in fp32 on this CPU", advice)
 
 
 def _disk() -> Iterator[Finding]:
@@ -257,12 +211,8 @@ def _disk() -> Iterator[Finding]:
             advice = "go to a directory you may write to" if what == "here" else "set XDG_CACHE_HOME to one"
             yield Finding(what, "problem", f"{folder}: {error.strerror}", advice)
             continue
-        if free < ENOUGH_GIB:
-            yield Finding(
-                what, "note", f"{folder}: {free:.1f} GiB free", "free space: traces and stores take gigabytes"
-            )
-        else:
-            yield Finding(what, "well", f"{folder}: {free:.0f} GiB free")
+        advice = "free space: traces and stores take gigabytes" if free < ENOUGH_GIB else ""
+        yield _noted(what, f"{folder}: {free:.1f} GiB free", advice)
 
 
 def _wandb() -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 from gst.util.process import wait_briefly
 from gst.util.progress import Bars
 
-BUDGET = 16  # of `gst.placement.settings`, which takes a second to import
+BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 USUAL_SECONDS = 60.0
 
 
@@ -36,7 +36,19 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     add("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     runtimes = ("measured", "simulated")
     add("--runtime", choices=runtimes, default="measured", help="judge plans at the end by (default: %(default)s)")
-    add_search_options(place, "annealing,guided_search", None)
+    known = "beyond the baselines, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)"
+    add("--methods", default="annealing,guided_search", help=known)
+    number = f"plans to measure in the search; 0 = baselines alone (default: up to {BUDGET})"
+    add("--budget", type=int, metavar="N", help=number)
+    add("--evaluations", type=int, default=2_000, metavar="N", help="simulated plans of each method (%(default)s)")
+    models = "corrects the simulator by measurements: linear regression, or the GST network (default: %(default)s)"
+    add("--cost-model", choices=("sums", "network"), default="sums", help=models)
+    add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
+    patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
+    add("--patience", type=float, default=20.0, metavar="S", help=patience)
+    workers = "processes that measure, or a Ray cluster: ray or ray://HOST:PORT (default: %(default)s)"
+    add("--workers", type=_workers, default=1, metavar="N|ADDRESS", help=workers)
+    add("--no-compile", action="store_true", help="do not compare with torch.compile, which takes a minute")
     tasks = "decisions to make, of placement, schedule, fusion (default: %(default)s)"
     add("--tasks", default="placement,schedule", help=tasks)
     seconds = f"time for compiling, searching and measuring, about (default: {USUAL_SECONDS:g}; none with --budget)"
@@ -50,43 +62,8 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.set_defaults(anew=False)
 
 
-def add_search_options(command: argparse.ArgumentParser, methods: str, budget: int | None) -> None:
-    """Add the options of a search and of its measurements, which `settings_of` reads."""
-    add = command.add_argument
-    known = "beyond the baselines, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)"
-    add("--methods", default=methods, help=known)
-    number = f"plans to measure in the search; 0 = baselines alone (default: {budget or f'up to {BUDGET}'})"
-    add("--budget", type=int, default=budget, metavar="N", help=number)
-    add("--evaluations", type=int, default=2_000, metavar="N", help="simulated plans of each method (%(default)s)")
-    models = "corrects the simulator by measurements: linear regression, or the GST network (default: %(default)s)"
-    add("--cost-model", choices=("sums", "network"), default="sums", help=models)
-    add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
-    patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
-    add("--patience", type=float, default=20.0, metavar="S", help=patience)
-    workers = "processes that measure, or a Ray cluster: ray or ray://HOST:PORT (default: %(default)s)"
-    add("--workers", type=_workers, default=1, metavar="N|ADDRESS", help=workers)
-    add("--no-compile", action="store_true", help="do not compare with torch.compile, which takes a minute")
-
-
 def _workers(text: str) -> int | str:
     return int(text) if text.removeprefix("-").isdecimal() else text
-
-
-def settings_of(options: argparse.Namespace) -> Any:
-    """Return the `gst.placement.Settings` of the options."""
-    from gst.placement.settings import Settings
-
-    return Settings(
-        budget=options.budget,
-        evaluations=options.evaluations,
-        methods=_names(options.methods),
-        tasks=_names(options.tasks),
-        seed=options.seed,
-        patience_s=options.patience,
-        workers=options.workers if isinstance(options.workers, int) else 1,
-        cost_model=options.cost_model,
-        compile_step=not options.no_compile,
-    )
 
 
 def _place(options: argparse.Namespace) -> dict[str, Any]:
@@ -101,18 +78,18 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     options.budget = BUDGET if options.budget is None else options.budget
     wait_briefly()  # read when torch is loaded: spinning OpenMP threads would steal the cores of other devices
     from gst.placement.api.command import place_by_options
-
-    with Bars() as bars:
-        result = place_by_options(options, settings_of(options), bars.show)
-    print_result(options, result)
-    return result
-
-
-def print_result(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Print the plans, the headline, the lower bound and where the report is."""
     from gst.placement.baselines.bounds import words
+    from gst.placement.planning import Settings
     from gst.reporting.headline import headline, undercut
 
+    settings = Settings(
+        budget=options.budget, evaluations=options.evaluations, methods=_names(options.methods),
+        tasks=_names(options.tasks), seed=options.seed, patience_s=options.patience,
+        workers=options.workers if isinstance(options.workers, int) else 1, cost_model=options.cost_model,
+        compile_step=not options.no_compile,
+    )  # fmt: skip
+    with Bars() as bars:
+        result = place_by_options(options, settings, bars.show)
     _print_plans(result)
     if options.show_streams:
         print((options.out / "program.txt").read_text(), end="")
@@ -123,6 +100,7 @@ def print_result(options: argparse.Namespace, result: dict[str, Any]) -> None:
     if measured_less := undercut(result):
         print(measured_less)
     print(f"Look at {options.out / 'report.html'}")
+    return result
 
 
 def _names(text: str) -> tuple[str, ...]:

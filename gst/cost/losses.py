@@ -17,10 +17,7 @@ WITHIN_A_GRAPH = frozenset({"pairwise_hinge", "diff_mat", "list_mle"})
 
 
 def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> None:
-    """Refuse shapes that PyTorch would broadcast.
-
-    Args:
-        has_classes: the last axis of the scores is that of classes.
+    """Refuse shapes that PyTorch would broadcast; with `has_classes` the last axis of the scores is that of classes.
 
     Raises:
         ValueError: there is not one score, or one row of scores, for each target.
@@ -34,14 +31,7 @@ def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> 
 
 
 def check_positive(targets: Tensor) -> None:
-    """Refuse targets, in memory of the host, that have no logarithm.
-
-    Raises:
-        ValueError: a target is not positive.
-
-    Examples:
-        >>> check_positive(torch.tensor([[1.0, torch.nan]]))
-    """
+    """Raise ValueError for targets, in memory of the host, that are not positive and so have no logarithm."""
     if bool((targets <= 0).any()):
         raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")
 

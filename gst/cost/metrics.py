@@ -24,13 +24,12 @@ def ordered_pair_accuracy(scores: Float[np.ndarray, " configs"], targets: Float[
     Examples:
         >>> round(float(ordered_pair_accuracy(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))), 3)
         0.667
-
-    Kendall's tau-b is concordant minus discordant pairs over a norm that follows from the ties: solved for the share.
     """
     total = len(targets) * (len(targets) - 1) / 2
     different = total - _tied_pairs(targets)
     if not different:
         return float("nan")
+    # tau-b is concordant minus discordant pairs over a norm that follows from the ties: solved for the share
     norm = np.sqrt((total - _tied_pairs(scores)) * different)
     return 0.5 if not norm else 0.5 + 0.5 * kendall_tau(scores, targets) * norm / different
 
@@ -53,10 +52,5 @@ def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarr
 
 
 def are_placeholders(targets: Float[np.ndarray, " configs"]) -> bool:
-    """True if the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime.
-
-    Examples:
-        >>> are_placeholders(np.zeros(3))
-        True
-    """
+    """True if the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime."""
     return bool((targets == 0).all())

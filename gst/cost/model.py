@@ -1,10 +1,7 @@
 """Learned cost models: ensembles of networks that predict runtimes, with conformal intervals around the predictions.
 
-Networks that differ in their seed alone disagree on unfamiliar inputs (deep ensembles: Lakshminarayanan et al. 2017,
-section 2.4). Split conformal prediction with normalised errors (Lei et al. 2018, section 5.2) scales the disagreement
-to an interval. With n held-out configurations, errors e_i and spreads s_i, q is the ceil((n + 1) coverage)-th smallest
-of e_i / (s_i + c). An interval of half width q (s + c) holds the runtime of a new configuration with probability at
-least the coverage if it is drawn as the held-out ones were: not selected for its low prediction, nor of another graph.
+Members of an ensemble disagree on unfamiliar inputs (Lakshminarayanan et al. 2017, section 2.4). Split conformal
+prediction (Lei et al. 2018, section 5.2) scales the disagreement to an interval; see `Calibration`.
 """
 
 from __future__ import annotations
@@ -58,10 +55,8 @@ class CostModel:
         True
 
     Args:
-        channels, num_layers, num_opcodes, config_symbols, log_config: of the encoder, see `gst.nn.SAGE`.
-        max_nodes: of a segment.
+        channels, num_layers, num_opcodes, config_symbols, log_config: see `gst.nn.SAGE`.
         num_fresh, keep_probability: see `GraphSegmentTraining`.
-        seed: of weights, segments and the order of steps.
         members: networks that differ in their seed alone. With two or more, a fifth of the configurations is held out
             to calibrate `predict_with_spread`.
     """
@@ -143,7 +138,7 @@ class CostModel:
         """Return runtimes as `predict`, and a factor >= 1 for each.
 
         The measured runtime lies between runtime / factor and runtime * factor with a probability of `coverage` or more
-        (assumptions: see the top of this file).
+        (assumptions: see `Calibration`).
 
         Raises:
             ValueError: the model has one member, or too few configurations were held out for this coverage.
@@ -177,11 +172,7 @@ class CostModel:
 
     @staticmethod
     def load(path: Path | str) -> CostModel:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ValueError: the file is missing, damaged, or of another version.
-        """
+        """Read a file that `save` wrote; raise ValueError if it is missing, damaged, or of another version."""
         try:
             content = read_tensors(Path(path))
             schema = content["schema"]
@@ -232,12 +223,7 @@ class CostModel:
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """A graph with labelled configurations.
-
-    Args:
-        configs: numbers of the labelled configurations.
-        labels: normalised logarithms of their runtimes.
-    """
+    """A graph with labelled configurations; labels are normalised logarithms of runtimes."""
 
     graph: SegmentedGraph
     configs: Int64[Tensor, " labelled"]
@@ -245,12 +231,7 @@ class Lesson:
 
 
 class Member:
-    """Network of a cost model: an encoder and a head, trained by Graph Segment Training, with its own seed.
-
-    Args:
-        settings: of the cost model, see `CostModel`.
-        seed: of weights, and of the segments and the order of steps.
-    """
+    """Network of a cost model: an encoder and a head, trained by Graph Segment Training, with its own seed."""
 
     def __init__(self, settings: dict[str, Any], seed: int) -> None:
         self.settings, self.seed = settings, seed
@@ -267,11 +248,7 @@ class Member:
         self, lessons: Sequence[Lesson], epochs: int, configs_per_step: int, learning_rate: float,
         progress: Callable[[float], None],
     ) -> list[dict[str, float]]:  # fmt: skip
-        """Train, and return for each epoch its `step`, its mean `loss` and the statistics of the embedding table.
-
-        Raises:
-            ValueError: the loss is no longer a finite number.
-        """
+        """Train, and return for each epoch its `step`, its mean `loss` and the statistics of the embedding table."""
         table = EmbeddingTable(1, self.settings["channels"])
         model = self._estimator(table)
         if self.is_new():  # lazy layers get their widths
@@ -304,11 +281,7 @@ class Member:
         return history
 
     def scores(self, graph: SegmentedGraph) -> Float[Tensor, " configs"]:
-        """Predict the normalised logarithm of the runtime of every configuration from all segments.
-
-        Raises:
-            ValueError: the member is not trained yet.
-        """
+        """Predict the normalised logarithm of the runtime of every configuration from all segments."""
         if self.is_new():
             raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
         return self._estimator(None).scores(graph, configs_at_once=CONFIGS_AT_ONCE)
@@ -336,6 +309,10 @@ class Member:
 class Calibration:
     """Normalised errors of held-out configurations, which scale spreads to intervals.
 
+    With n held-out configurations, errors e_i and spreads s_i, q is the ceil((n + 1) coverage)-th smallest of
+    e_i / (s_i + c). An interval of half width q (s + c) holds the runtime of a new configuration with probability at
+    least the coverage if it is drawn as these were: not selected for its low prediction, nor of another graph.
+
     Examples:
         >>> calibration = Calibration.of(errors=np.array([0.1, -0.2, 0.4]), spreads=np.full(3, 0.5), offset=0.5)
         >>> calibration.half_width(spreads=np.array([0.5, 1.5]), coverage=0.75).tolist()
@@ -358,11 +335,7 @@ class Calibration:
         return Calibration(np.sort(np.abs(errors) / (spreads + offset)), offset)
 
     def half_width(self, spreads: Float64[np.ndarray, " configs"], coverage: float) -> Float64[np.ndarray, " configs"]:
-        """Return the half widths q (s + c) of intervals.
-
-        Raises:
-            ValueError: the coverage is no share, or needs more held-out configurations than there are.
-        """
+        """Return the half widths q (s + c) of intervals; raise ValueError for too high a coverage."""
         if not 0.0 < coverage < 1.0:
             raise ValueError(f"coverage is {coverage}; it is a share of configurations, between 0 and 1")
         rank = ceil((len(self.ratios) + 1) * coverage)

@@ -35,12 +35,7 @@ Content = tuple[int, bytes]
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """The difference of a configuration from the base of a `Rescorer`.
-
-    Args:
-        nodes: configurable nodes, each at most once.
-        rows: their configuration features.
-    """
+    """The difference of a configuration from the base of a `Rescorer`: configurable nodes and their new features."""
 
     nodes: Int64[np.ndarray, " changed"]
     rows: Float32[np.ndarray, "changed channels"]
@@ -48,6 +43,8 @@ class Change:
 
 class Rescorer:
     """Predictor with the runtimes of `CostModel.predict` (to rounding) that encodes only segments with new content.
+
+    When the model is fitted again, everything is encoded again.
 
     Examples:
         >>> from gst.data.synthetic import synthetic_program
@@ -60,8 +57,6 @@ class Rescorer:
         >>> rescorer.rebase(change)                     # the move is accepted: the changed configuration is the base
 
     Args:
-        model: fitted. When it is fitted again, everything is encoded again.
-        graph: the program, with at least one configuration.
         capacity: most segment embeddings in memory; the least recently used are dropped first.
 
     Attributes:
@@ -97,12 +92,7 @@ class Rescorer:
         return np.exp(self.logs(changes)[0])
 
     def predict_with_spread(self, changes: Sequence[Change], coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
-        """Return the runtimes and factors of these configurations, as `CostModel.predict_with_spread`.
-
-        Raises:
-            ValueError: the model has one member, which cannot disagree; the coverage is no share, or needs more
-                held-out configurations than there are.
-        """
+        """Return the runtimes and factors of these configurations, as `CostModel.predict_with_spread`."""
         return self.model.intervals(lambda: self.logs(changes), coverage)
 
     def logs(self, changes: Sequence[Change]) -> tuple[Runtimes, Runtimes]:

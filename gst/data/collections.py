@@ -33,8 +33,6 @@ class TpuGraphsCollection(GraphSource):
 
     Args:
         root: the folder that the archives were unpacked in, which holds `npz/layout/...` or `layout/...`.
-        collection: one of `COLLECTIONS`.
-        part: `train`, `valid` or `test`, as published.
         eval_indices: a JSON file with the configurations to take of each graph, as published for the validation parts
             of the layouts (`eval_indices/xla_random.json`: 1000 of each graph). See `rows` of `read`.
         merge: as in `read`. The published score counts the listed rows with their repeats: it needs False.
@@ -62,21 +60,14 @@ class TpuGraphsCollection(GraphSource):
             for what, width in columns.items():
                 expected, first = widths.setdefault(what, (width, path))
                 if width != expected:
-                    raise ValueError(
-                        f"{path} has {width} {what} columns and {first.name} {expected}; one collection has one width: "
-                        "leave the other files out"
-                    )
+                    raise ValueError(f"{path} has {width} {what} columns, {first.name} {expected}; leave one kind out")
             yield graph
 
     def __len__(self) -> int:
         return len(self.files)
 
     def fingerprint(self) -> str:
-        """Return the same text for equal files and settings, so that a segment store is found without reading them.
-
-        Raises:
-            ValueError: the part, or the list of configurations, is missing.
-        """
+        """Return the same text for equal files and settings; raise ValueError if a file is missing."""
         listing = [] if self.eval_indices is None else [Path(self.eval_indices)]
         if listing and not listing[0].is_file():
             raise ValueError(f"{self.eval_indices}: there is no such file; give the list of this collection")
@@ -85,11 +76,7 @@ class TpuGraphsCollection(GraphSource):
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """Files of the part, by name.
-
-        Raises:
-            ValueError: there are none; the message holds the command that downloads them.
-        """
+        """Files of the part, by name; ValueError with the command that downloads them if there are none."""
         if paths := _files(self.root, self.collection, self.part):
             return paths
         command = download_command(self.collection, self.part, self.root)
@@ -112,8 +99,9 @@ class TpuGraphsCollection(GraphSource):
 def parts_below(
     root: str, collection: str | None = None, part: str | None = None, eval_indices: str | None = None
 ) -> list[TpuGraphsCollection]:
-    """Return the named parts of the dataset: all below `root` where `collection` or `part` is None. Repeats are merged,
-    but not those that `eval_indices` lists, because the published score counts them.
+    """Return the named parts of the dataset: all below `root` where `collection` or `part` is None.
+
+    Repeats are merged, but not those that `eval_indices` lists, because the published score counts them.
 
     Raises:
         ValueError: there are none, or `eval_indices`, which belongs to one part, comes with several.

@@ -1,7 +1,4 @@
-"""Graphs of NetworkX and DGL as `Graph`s, and batches of them in a torch `DataLoader`.
-
-Graphs are read by their attributes: neither library is imported.
-"""
+"""Graphs of NetworkX and DGL as `Graph`s, read by their attributes, and batches of graphs in a torch `DataLoader`."""
 
 from __future__ import annotations
 
@@ -45,9 +42,7 @@ def from_networkx(
     edges = [(f"edge {source!r} -> {target!r}", number[source], number[target], attributes)
              for source, target, attributes in graph.edges(data=True)]  # fmt: skip
     if not graph.is_directed():
-        edges += [
-            (label, target, source, attributes) for label, source, target, attributes in edges if source != target
-        ]
+        edges += [(label, target, source, each) for label, source, target, each in edges if source != target]
     of_nodes = [(f"node {node!r}", attributes) for node, attributes in nodes]
     of_edges = [(label, attributes) for label, _, _, attributes in edges]
     names = [node_features] if isinstance(node_features, str) else node_features
@@ -84,10 +79,8 @@ def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
     Examples:
         >>> import torch
         >>> from types import SimpleNamespace
-        >>> path = SimpleNamespace(
-        ...     edges=lambda: (torch.tensor([0]), torch.tensor([1])), ndata={"feat": torch.ones(2, 3)}, edata={}
-        ... )
-        >>> from_dgl(path).num_nodes
+        >>> edges = torch.tensor([0]), torch.tensor([1])
+        >>> from_dgl(SimpleNamespace(edges=lambda: edges, ndata={"feat": torch.ones(2, 3)}, edata={})).num_nodes
         2
     """
     if len(getattr(graph, "ntypes", [""])) > 1 or len(getattr(graph, "etypes", [""])) > 1:
@@ -110,7 +103,6 @@ def collate(items: Sequence[Any]) -> Any:
     """Collate segmented graphs to a list and all other items as torch does: `collate_fn=gst.collate`.
 
     Examples:
-        >>> import numpy as np
         >>> import gst
         >>> cut = gst.segment(gst.Graph(np.zeros((3, 1), np.float32), np.zeros((2, 0), np.int64)))
         >>> graphs, labels = collate([(cut, 1), (cut, 0)])

@@ -30,9 +30,7 @@ def fx_graph(operations: Sequence[Operation], name: str = "") -> Graph:
     """Build the graph of the operators of a sample (`gst.data.graphnet.operator_graph`).
 
     Node features are `COLUMNS`, opcodes `KINDS`. Edges lead from the operator that makes a value to those that read it.
-
-    Raises:
-        ValueError: there are none.
+    Without operators it raises ValueError.
     """
     if not operations:
         raise ValueError("the program has no operators")
@@ -61,9 +59,6 @@ def fx_graph(operations: Sequence[Operation], name: str = "") -> Graph:
 @dataclass(frozen=True)
 class FxGraphs(GraphSource):
     """The samples of a GraphNet archive or folder as graphs without targets, in the order of its files.
-
-    Args:
-        path: `graphnet*.tar.xz`, or a folder of samples at any depth.
 
     Attributes:
         skipped: number of samples left out, by reason with file and line; filled while the graphs are read.
@@ -101,16 +96,12 @@ class FxGraphs(GraphSource):
         return len(sample_names(self.path))
 
     def fingerprint(self) -> str:
-        """Return the same text for equal files, so that a segment store is found without reading them."""
+        """Return the same text for equal files."""
         return fingerprint_of_files(files_below(self.path, "graphnet.tar.xz"), f"FxGraphs {VERSION}")
 
 
 def files_below(path: str, archive: str) -> list[Path]:
-    """Return the archive, or the files of a folder at any depth.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the archive, or the files of a folder at any depth; raise ValueError if there is none."""
     place = Path(path)
     files = sorted(each for each in place.rglob("*") if each.is_file()) if place.is_dir() else [place]
     if not place.exists() or not files:

@@ -1,8 +1,7 @@
 """Reader of GraphNet samples: FX source text -> operator graph with the shape of every value.
 
-Nothing of a source is executed. `model.py` is parsed, and its calls are applied one by one to tensors of the meta
-device, which have shapes and no content. Only the calls named in `FUNCTIONS` and `METHODS` are applied; any other is
-an error that names its line.
+Nothing of a source is executed. Its calls are parsed and applied to tensors of the meta device, which have no content.
+A call that is not in `FUNCTIONS` or `METHODS` is an error that names its line.
 """
 
 from __future__ import annotations
@@ -89,9 +88,7 @@ class Value(NamedTuple):
     Args:
         name: number of the value; equal for the operation that writes it and those that read it.
         storage: number of its memory; a view has that of what it views.
-        shape: for one sample.
         strides: distance in elements from one index of a dimension to the next.
-        dtype: as in the source.
         is_parameter: True for weights, buffers, and values computed from these alone, which do not grow with the batch.
     """
 
@@ -114,7 +111,6 @@ class Operation(NamedTuple):
     Args:
         kind: last part of the function's name, such as `conv2d`; operators by their functions, such as `add`.
         reads: tensors among its arguments, in their order.
-        writes: tensors that it returns.
         constants: its other arguments, `{position or name: value}`.
         is_view: True if its result shares the memory of an argument and nothing is written.
     """
@@ -130,7 +126,6 @@ class Weight(NamedTuple):
     """An input of a program, as `weight_meta.py` describes it.
 
     Args:
-        shape, dtype: of the tensor.
         data: its elements where the file holds them; bounded integers have only this.
         mean, std, least, most: of its elements, if the file has them.
     """
@@ -149,7 +144,6 @@ class FxSource:
     """The two source texts of a sample.
 
     Args:
-        name: of the sample, such as `convnext_atto.d2_in1k`.
         model, weights: content of `model.py` and `weight_meta.py`.
         place: folder or archive that they were read from, for messages.
     """
@@ -166,20 +160,12 @@ class FxSource:
 
     @cached_property
     def inputs(self) -> dict[str, Weight]:
-        """Weights, buffers and images that are inputs of its program, by name.
-
-        Raises:
-            ValueError: see `parse_weights`.
-        """
+        """Weights, buffers and images that are inputs of its program, by name; errors of `parse_weights`."""
         return parse_weights(self.weights, self.where)
 
     @cached_property
     def forward(self) -> ast.FunctionDef:
-        """Syntax tree of the function `forward`.
-
-        Raises:
-            ValueError: there is none, or the text is no Python.
-        """
+        """Syntax tree of the function `forward`; ValueError if there is none."""
         for node in ast.walk(_tree(self.model, f"{self.where}/model.py")):
             if isinstance(node, ast.FunctionDef) and node.name == "forward":
                 return node
@@ -187,16 +173,12 @@ class FxSource:
 
 
 def read_sources(path: Path | str) -> Iterator[FxSource]:
-    """Read the samples of an archive (`graphnet*.tar.xz`) or of a folder at any depth, by name, without unpacking.
-
-    Raises:
-        ValueError: see `stream_sources`.
-    """
+    """Read samples as `stream_sources`, by name."""
     yield from sorted(stream_sources(path), key=lambda each: each.where)
 
 
 def stream_sources(path: Path | str) -> Iterator[FxSource]:
-    """Read the samples of an archive or of a folder one by one, in the order of the files.
+    """Read the samples of `graphnet*.tar.xz`, or of a folder at any depth, one by one in the order of the files.
 
     Raises:
         ValueError: the archive is cut off, or a sample lacks one of its two files; the message names it.
@@ -218,11 +200,7 @@ def stream_sources(path: Path | str) -> Iterator[FxSource]:
 
 
 def sample_names(path: Path | str) -> list[str]:
-    """List the names of the samples of an archive or of a folder, in the order of the files.
-
-    Raises:
-        ValueError: the archive is cut off.
-    """
+    """List the names of the samples in the order of the files; raise ValueError if the archive is cut off."""
     files = dataset_files(Path(path), WANTED, "GraphNet")
     return [PurePosixPath(name).parent.name for name, _ in files if PurePosixPath(name).stem == "model"]
 
@@ -245,9 +223,8 @@ def parse_weights(text: str, where: str) -> dict[str, Weight]:
                 except (ValueError, TypeError, SyntaxError, RecursionError) as error:
                     raise ValueError(f"{where}/weight_meta.py, line {line.lineno}: not a constant") from error
         shape, data, dtype = fields.get("shape"), fields.get("data"), _dtype(fields.get("dtype"))
-        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**40 for size in shape):
-            raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: want a name, a shape and a dtype of torch")
-        if dtype is None or not isinstance(fields.get("name"), str):
+        is_shape = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**40 for size in shape)
+        if not is_shape or dtype is None or not isinstance(fields.get("name"), str):
             raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: want a name, a shape and a dtype of torch")
         if data is not None and not (isinstance(data, list) and all(isinstance(each, int | float) for each in data)):
             raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: data is {shown(data)}; want numbers")
@@ -291,28 +268,11 @@ def operator_graph(source: FxSource, image_size: int | None = None, is_channels_
         ValueError: a call is none of those that may be applied, or shapes contradict; the message names file and line.
 
     Examples:
-        >>> weights = '''
-        ... class A:
-        ...     name = "x"
-        ...     shape = [1, 3, 8, 8]
-        ...     dtype = "torch.float32"
-        ...     data = None
-        ... class B:
-        ...     name = "w"
-        ...     shape = [4, 3, 3, 3]
-        ...     dtype = "torch.float32"
-        ...     data = None
-        ... '''
-        >>> model = '''
-        ... class GraphModule:
-        ...     def forward(self, x, w):
-        ...         y = torch.conv2d(x, w, None, (2, 2), (1, 1), (1, 1), 1)
-        ...         return (torch.nn.functional.relu(y),)
-        ... '''
-        >>> for operation in operator_graph(FxSource("small", model, weights)):
-        ...     print(operation.kind, operation.writes[0].shape)
-        conv2d (1, 4, 4, 4)
-        relu (1, 4, 4, 4)
+        >>> block = "class {0}:\\n name = '{0}'\\n shape = {1}\\n dtype = 'torch.float32'\\n"
+        >>> model = "def forward(self, x, w):\\n y = torch.conv2d(x, w, None, (2, 2), (1, 1), (1, 1), 1)\\n return y"
+        >>> source = FxSource("small", model, block.format("x", [1, 3, 8, 8]) + block.format("w", [4, 3, 3, 3]))
+        >>> [(operation.kind, operation.writes[0].shape) for operation in operator_graph(source)]
+        [('conv2d', (1, 4, 4, 4))]
     """
     weights, forward = source.inputs, source.forward
     names = [each.arg for each in forward.args.args if each.arg != "self"]

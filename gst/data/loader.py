@@ -29,9 +29,7 @@ class Step:
     """The graphs, configurations and targets of one step.
 
     Args:
-        graphs: the graphs; a graph may occur twice, with different configurations.
-        configs: configurations of each graph, padded with -1.
-        targets: of these configurations, NaN at -1.
+        configs: configurations of each graph, padded with -1; targets are NaN there. A graph may occur twice.
         prefetched: data that a `Reader` read for the step.
         peers: the step over all processes, of which this is the part of one process.
     """
@@ -50,7 +48,7 @@ class Reader(Generic[Item, Draw, Read]):
     Args:
         draw: `draw(step, ahead)` decides what to read, in the caller's thread and so in a fixed order. `ahead` is 1
             before the previous step is computed; if it returns None then, it is called again with 0 afterwards.
-        load: reads what `draw` returned, in its own thread.
+        load: reads the result of `draw`, in its own thread.
     """
 
     draw: Callable[[Item, int], Draw | None]
@@ -60,13 +58,13 @@ class Reader(Generic[Item, Draw, Read]):
 class Prefetched(Generic[Item, Draw, Read]):
     """Iterable of `(step, load(draw(step)))` that loads one step ahead wherever `draw` can decide ahead.
 
-    Examples:
-        >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
-        [(1, 11), (2, 21), (3, 31)]
-
     Attributes:
         waited: seconds that the consumer waited for loads, except the first.
         passed: seconds since the first step was yielded.
+
+    Examples:
+        >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
+        [(1, 11), (2, 21), (3, 31)]
     """
 
     def __init__(
@@ -119,10 +117,8 @@ class StepLoader:
         [2, 4, 4]
 
     Args:
-        selections: graphs and the configurations to use of each.
         graphs_per_step: in a step of each process.
         lists_per_graph: most lists of each graph in an epoch; all if None.
-        shuffle: False deals everything in order.
 
     Attributes:
         reader: if set, reads each step while the previous one is computed.
@@ -136,9 +132,7 @@ class StepLoader:
         if lists_per_graph is not None and lists_per_graph < 1:
             raise ValueError(f"lists_per_graph is {lists_per_graph}; it starts at 1, leave it out for all")
         if graphs_per_step < 1 or configs_per_graph < 1:
-            raise ValueError(
-                f"graphs_per_step ({graphs_per_step}) and configs_per_graph ({configs_per_graph}) start at 1"
-            )
+            raise ValueError(f"graphs_per_step {graphs_per_step} and configs_per_graph {configs_per_graph} start at 1")
         self.selections = [selection for selection in selections if len(selection[1])]
         self.graphs_together, self.configs_per_graph = graphs_per_step * world_size, configs_per_graph
         self.rank, self.world_size = rank, world_size
@@ -238,7 +232,7 @@ def _part(step: Step, rank: int, world_size: int) -> Step:
 def split(
     graphs: Sequence[SegmentedGraph], by: Literal["configs", "graphs", "groups"], valid: int, test: int, seed: int
 ) -> tuple[list[Selection], list[Selection], list[Selection]]:
-    """Split a dataset into training, validation and test part.
+    """Split a dataset into training, validation and test part: graphs with their configurations, ascending.
 
     Examples:
         >>> from gst.data.synthetic import synthetic_program
@@ -251,11 +245,6 @@ def split(
     Args:
         by: `configs` holds out configurations of every graph, `graphs` whole graphs, `groups` whole groups of graphs
             that belong together (`group_of` their names: all binaries of a package).
-        valid, test: numbers of configurations, graphs or groups held out.
-        seed: of the draw of the held-out parts.
-
-    Returns:
-        Graphs with those of their configurations that belong to the part, ascending.
 
     Raises:
         ValueError: `by` is unknown, or nothing would be left to train on.
@@ -278,10 +267,7 @@ def split(
     parts: tuple[list[Selection], list[Selection], list[Selection]] = ([], [], [])
     for i, (graph, configs) in enumerate(everything):
         if valid + test >= len(configs):
-            raise ValueError(
-                f"{valid} + {test} configurations of each graph are to be held out, "
-                f"but {graph.name!r} has {len(configs)}"
-            )
+            raise ValueError(f"{valid} + {test} configs are to be held out, but {graph.name!r} has {len(configs)}")
         order = torch.randperm(len(configs), generator=generator_for(seed, i))
         pieces = order.split([len(order) - valid - test, valid, test])
         for part, piece in zip(parts, pieces, strict=True):

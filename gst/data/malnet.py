@@ -24,15 +24,12 @@ DEGREE_COLUMNS = ("degree", "least_around", "greatest_around", "mean_around", "d
 def read_edge_list(path: Path) -> Int64[np.ndarray, "2 edges"]:
     """Read a file with one edge `caller callee` a line; empty lines and lines that start with # are skipped.
 
+    Nodes are renumbered in the order of their ids. Another line, or no edge, raises ValueError with file and line.
+
     Examples:
         >>> text = Path("app.edgelist").write_text("# caller callee\\n10 7\\n7 42\\n")
         >>> read_edge_list(Path("app.edgelist")).tolist()
         [[1, 0], [0, 2]]
-
-    Nodes are renumbered in the order of their ids; the format has no nodes without edges.
-
-    Raises:
-        ValueError: a line is something else, or there is no edge; the message names the file and the line.
     """
     ids: list[int] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -86,7 +83,6 @@ class MalNet(GraphSource):
 
     Args:
         root: the folder of the types (`malnet-graphs-tiny`).
-        part: `train`, `val` or `test` as published, or all graphs.
         splits: the folder with `train.txt`, `val.txt` and `test.txt` (`split_info_tiny/type`), which name a graph
             `type/family/hash` in each line.
     """
@@ -109,7 +105,7 @@ class MalNet(GraphSource):
         return len(self.files)
 
     def fingerprint(self) -> str:
-        """Return the same text for equal files, so that a segment store is found without reading them."""
+        """Return the same text for equal files."""
         return fingerprint_of_files(self.files, f"MalNet {VERSION} {self.classes}")
 
     @property
@@ -126,11 +122,7 @@ class MalNet(GraphSource):
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """Edge lists of the part.
-
-        Raises:
-            ValueError: there are none, or a graph of the part is missing; the message names the file and the line.
-        """
+        """Edge lists of the part; ValueError with file and line if one is missing."""
         if self.part == "all":
             return self._everything
         listing = Path(str(self.splits)) / f"{self.part}.txt"

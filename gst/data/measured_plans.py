@@ -26,10 +26,9 @@ VERSION = 2  # of the features of plans
 
 @dataclass(frozen=True, eq=False)
 class Profiled:
-    """A program and its profile on devices, before any plan runs.
+    """A program, without configurations, and its profile on devices before any plan runs.
 
     Args:
-        graph: of the program, without configurations.
         output_bytes: of the value of each node.
         devices: where operations may run; they may share cores.
         times_us: profiled time of each operation alone on each device.
@@ -113,12 +112,7 @@ def _features_of_plan(
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSet:
-    """Content of a directory that `gst measure` wrote.
-
-    Args:
-        header: the first record of the log: program, devices and versions.
-        measurements: of each plan, in order.
-    """
+    """Plans with their measurements, in order, in a directory of `gst measure`; `header` begins its log."""
 
     header: dict[str, Any]
     profiled: Profiled
@@ -126,11 +120,7 @@ class MeasuredSet:
     measurements: tuple[Measurement, ...]
 
     def graph(self) -> Graph:
-        """Return the program with the plans that ran and their median runtimes in ns.
-
-        Raises:
-            ValueError: none ran to the end.
-        """
+        """Return the program with the plans that ran and their median runtimes in ns; ValueError if none ran."""
         ran = [(plan, seen) for plan, seen in zip(self.plans, self.measurements, strict=True) if seen.outcome == "ok"]
         if not ran:
             reasons = sorted({seen.reason for seen in self.measurements})
@@ -200,21 +190,14 @@ class MeasuredPlans(GraphSource):
     """Programs and their measured plans, one graph for each directory that `gst measure` wrote; targets are ns.
 
     Args:
-        directories: of `gst measure --out`, or patterns of them (`runs/measured/*`).
-
-    Raises:
-        ValueError: when read, if there are none, or two are of programs with one name, or on different devices.
+        directories: of `gst measure --out`, or patterns of them (`runs/measured/*`); they share a list of devices.
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
         self.directories = tuple(directories)
 
     def paths(self) -> list[Path]:
-        """Return the matching directories by name, each once.
-
-        Raises:
-            ValueError: nothing was measured in one of `directories`.
-        """
+        """Return the matching directories by name, each once; ValueError if nothing was measured in one."""
         paths: set[Path] = set()
         for pattern in self.directories:
             logs = glob.glob(f"{pattern}/{LOG}")  # noqa: PTH207 (absolute patterns too)
@@ -227,7 +210,7 @@ class MeasuredPlans(GraphSource):
         return len(self.paths())
 
     def fingerprint(self) -> str:
-        """Return the same text for equal files, so that a segment store is found without reading them."""
+        """Return the same text for equal files."""
         files = [path / name for path in self.paths() for name in (GRAPH, LOG)]
         return fingerprint_of_files(files, f"measured plans {VERSION}")
 

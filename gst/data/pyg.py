@@ -162,12 +162,10 @@ def _of_all_types(parts: Sequence[Any], counts: Sequence[int]) -> tuple[dict[str
 def hetero_inputs(data: Any) -> dict[str, Any]:
     """Return the argument `inputs` of `gst.GraphSegmentTraining` for an encoder `forward(x_dict, edge_index_dict)`.
 
-    The encoder takes graphs with the types of `data`, a `HeteroData`.
-
     Examples:
         >>> import torch
         >>> from types import SimpleNamespace
-        >>> class Hetero(dict):
+        >>> class Hetero(dict):  # with the attributes of a HeteroData, whose types the encoder takes
         ...     node_types, edge_types = ["op"], [("op", "feeds", "op")]
         >>> list(hetero_inputs(Hetero(op=SimpleNamespace(x=torch.ones(3, 2)))))
         ['x_dict', 'edge_index_dict']

@@ -12,6 +12,10 @@ from gst.graphs.graph import Graph
 class GraphSource(ABC):
     """A dataset of graphs. Subclass it, define `__iter__`, and name the class by `class_path` in a configuration file.
 
+    Optional: `fingerprint() -> str`, equal for equal graphs, lets `gst.prepare` find its segment store without reading
+    them; `__len__`, an approximate number for progress bars; `classes`, names by number, and `skipped`, reasons by item
+    left out or a `Counter` of reasons, which `gst prepare` prints.
+
     Examples:
         >>> import numpy as np
         >>> class Triangle(GraphSource):
@@ -20,10 +24,6 @@ class GraphSource(ABC):
         ...         yield Graph(np.ones((3, 1), np.float32), edges, targets=np.array([5.0]), name="triangle")
         >>> [(graph.name, graph.num_nodes) for graph in Triangle()]
         [('triangle', 3)]
-
-    Optional methods: `fingerprint() -> str`, equal for equal graphs, lets `gst.prepare` find its segment store without
-    reading the graphs; `__len__`, the approximate number of graphs, is for progress bars. Optional attributes that
-    `gst prepare` prints: `classes`, names by number; `skipped`, reasons by item left out, or a `Counter` of reasons.
     """
 
     @abstractmethod
@@ -42,11 +42,7 @@ def group_of(name: str) -> str:
 
 
 def fingerprint_of_files(paths: Iterable[Path], reader: str) -> str:
-    """Join path, size in bytes and modification time of every file, which `make` compares as well; no file is read.
-
-    Args:
-        reader: name, version and settings of the reader.
-    """
+    """Join `reader` (name, version, settings) with path, size and time of change of every file, which is not read."""
     lines = [reader]
     for path in paths:
         status = path.stat()

@@ -28,6 +28,7 @@ def synthetic_program(
     The runtime of a configuration, in ns, is the sum over configurable nodes of size x cost[opcode, choice] plus, for
     every edge between two configurable nodes that choose differently, the size of the producer (a layout copy). Each
     configuration draws the choices of each region from its own distribution, so that a model needs the whole graph.
+    Less than one node raises ValueError.
 
     Examples:
         >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)
@@ -35,13 +36,9 @@ def synthetic_program(
         (100, 4)
 
     Args:
-        num_regions: ranges of nodes with their own distribution of choices.
         configurable: share of configurable nodes. They come in pairs joined by an edge.
         scratch: an empty directory for the arrays, which are then memory-mapped; without one they are in memory.
         chunk: numbers drawn at once. It bounds the memory besides the arrays and does not change the graph.
-
-    Raises:
-        ValueError: there are no nodes.
     """
     if num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes}; a program needs at least one")
@@ -138,9 +135,7 @@ def _edges_between(
 class SyntheticPrograms(GraphSource):
     """A dataset of `num_graphs` synthetic programs; arguments as in `synthetic_program`.
 
-    Args:
-        scratch: directory for the arrays of programs of more than a million nodes while they are read, on a disk; the
-            system's directory for temporary files by default.
+    Programs of more than a million nodes are files below `scratch` while they are read.
     """
 
     num_graphs: int = 1
@@ -167,6 +162,6 @@ class SyntheticPrograms(GraphSource):
         return self.num_graphs
 
     def fingerprint(self) -> str:
-        """Return the same text for equal programs, so that a segment store is found without making them."""
+        """Return the same text for equal programs."""
         arguments = {key: value for key, value in asdict(self).items() if key != "scratch"}
         return f"synthetic programs {VERSION}, numpy {np.__version__}: {arguments}"

@@ -54,8 +54,8 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
 
     Args:
         merge: merge repeated configurations, see `merge_repeats`. If False, each row of the file is a configuration.
-        rows: positions in the file of the configurations to take, all if None. They are taken before any are merged, in
-            this order and with repeats; with `merge` a row named twice counts once, because it was measured once.
+        rows: positions in the file of the configurations to take before any are merged, all if None, in this order and
+            with repeats; with `merge` a row named twice counts once, because it was measured once.
 
     Raises:
         ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names the file.
@@ -90,25 +90,18 @@ def write_npz(graph: Graph, path: Path | str) -> None:
 
 @dataclass(frozen=True)
 class TpuGraphs(GraphSource):
-    """A dataset of TpuGraphs files.
+    """A dataset of TpuGraphs files, given by paths or glob patterns of npz files.
 
     Examples:
         >>> write_npz(Graph(np.ones((2, 1), np.float32), np.array([[0], [1]])), "pair.npz")
         >>> [graph.num_nodes for graph in TpuGraphs(["*.npz"])]
         [2]
-
-    Args:
-        files: paths or glob patterns of npz files.
     """
 
     files: Sequence[str]
 
     def paths(self) -> list[Path]:
-        """Return the files that match, in the order of their patterns.
-
-        Raises:
-            ValueError: no file matches a pattern.
-        """
+        """Return the files that match, in the order of their patterns; ValueError for one without a match."""
         paths: list[Path] = []
         for pattern in self.files:
             matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns too)
@@ -124,7 +117,7 @@ class TpuGraphs(GraphSource):
         return len(self.paths())
 
     def fingerprint(self) -> str:
-        """Return the same text for equal files, so that a segment store is found without reading them."""
+        """Return the same text for equal files."""
         return fingerprint_of_files(self.paths(), f"TpuGraphs {VERSION}")
 
 

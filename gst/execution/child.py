@@ -157,8 +157,8 @@ class Runner:
 
 
 def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
-    """Return profiled microseconds of each operation on each device; devices of one kind and thread count share them.
-    """
+    """Return profiled microseconds of each operation on each device; devices of one kind and thread count share
+    times."""
     kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
     first = {kind: executor.devices[kinds.index(kind)].name for kind in kinds}
     times = {kind: profile(program, executor, name, repetitions) for kind, name in first.items()}

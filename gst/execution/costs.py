@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float64, Int64
 from gst.execution.event_times import event_times_us
 from gst.execution.executor import AnyExecutor
 from gst.execution.native import NativeExecutor
-from gst.execution.pair_records import Pairs
 from gst.lowering.calls import Call, Step, Storages, Values, bind, fixed_values, steps_in_order, storages
 from gst.lowering.plan import Plan, Timeline
 from gst.machine.devices import Device, select
@@ -24,6 +23,96 @@ from gst.programs import Program, Reference
 Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
 COPY_US = 20.0  # from memory to memory where no link was measured
 COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
+
+
+Parts = tuple[float, float, float]
+"""Demand of an operation that runs alone, as shares of its accelerator: of its threads, of its memory's rate, and of
+its rate of matrix products. An estimate may exceed 1."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two operations, each called several times on a stream of its own.
+
+    Args:
+        parts: shares of the accelerator that each takes.
+        alone_us: time of the calls of each alone.
+        both_us: time of the calls of both at once.
+    """
+
+    parts: tuple[Parts, Parts]
+    alone_us: tuple[float, float]
+    both_us: float
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One accelerator, the demands of a program's operations on it, and pairs of them that were timed there.
+
+    Args:
+        device: its name in PyTorch, `cuda:0`.
+        gb_per_s: rate of its memory.
+        gflops: its rate of matrix products.
+        threads: share of its threads that each node wants; 0 if unknown.
+        flops: floating-point operations of each node.
+        pairs: timed pairs.
+    """
+
+    device: str
+    gb_per_s: float
+    gflops: float
+    threads: tuple[float, ...]
+    flops: tuple[float, ...]
+    pairs: tuple[Pair, ...]
+
+    def parts(
+        self, times_us: Float64[np.ndarray, " nodes"], traffic_bytes: Float64[np.ndarray, " nodes"]
+    ) -> Float64[np.ndarray, "nodes 3"]:
+        """Return `Parts` of each node.
+
+        Args:
+            times_us: of each node alone; nodes that take 0 or an infinite time have no parts.
+            traffic_bytes: bytes that each node reads and writes.
+
+        Examples:
+            >>> pairs = Pairs("cuda:0", 100.0, 1000.0, (0.5,), (4e6,), ())
+            >>> pairs.parts(np.array([10.0]), np.array([2e5])).tolist()  # 20 GB/s, 400 GFLOP/s
+            [[0.5, 0.2, 0.4]]
+        """
+        runs = np.isfinite(times_us) & (times_us > 0)
+        kilo_us = 1e3 * np.where(runs, times_us, 1.0)  # bytes over thousands of microseconds are GB/s
+        peaks = (self.gb_per_s, self.gflops)
+        rates = [
+            amount / kilo_us / peak if peak > 0 else np.zeros(len(runs))
+            for amount, peak in zip((traffic_bytes, np.array(self.flops)), peaks, strict=True)
+        ]
+        return np.stack([np.array(self.threads), *rates], axis=1) * runs[:, None]
+
+    def contracted(self, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Pairs:
+        """Return pairs for groups of nodes that become one: it wants the threads of its largest member, and all
+        members' FLOPs.
+
+        Args:
+            node_of: for each node the new one that computes it.
+            origin: for each new node one that it stands for.
+        """
+        threads = np.array(self.threads)[origin]
+        np.maximum.at(threads, node_of, np.array(self.threads))
+        flops = np.bincount(node_of, np.array(self.flops), len(origin))
+        return replace(self, threads=tuple(threads.tolist()), flops=tuple(flops.tolist()))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Pairs:
+        """Read a record of `to_dict`, with lists for tuples as JSON has them."""
+        pairs = []
+        for each in record["pairs"]:
+            one, other = map(tuple, each["parts"])
+            pairs.append(Pair((one, other), tuple(each["alone_us"]), each["both_us"]))
+        tuples = {"threads": tuple(record["threads"]), "flops": tuple(record["flops"]), "pairs": tuple(pairs)}
+        return Pairs(**(record | tuples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +219,8 @@ def links_record(costs: Costs) -> dict[str, list[list[float]]]:
     return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
 
 
-def links_of(record: Mapping[str, Any]) -> Links | None:
-    """Return links of a record for `profiled_costs`; None if they were not measured."""
-    if "us_per_byte" not in record:
-        return None
+def links_of(record: Mapping[str, Any]) -> Links:
+    """Return links of a record of `links_record`."""
     with np.errstate(divide="ignore"):
         return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
 

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -85,9 +84,7 @@ class GraphExecutor:
         self._worker = Worker(next((device for device in self.devices if not device.is_accelerator), HOST))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._worker is not None and not sys.is_finalizing():  # the worker goes on no more then
             self._on_worker(self._graphs.clear)
             self._worker.close()

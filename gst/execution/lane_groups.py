@@ -67,13 +67,11 @@ class LaneGroups:
         self._num_cores = len(usable_cores())  # the thread that compiles may be bound to one
 
     def shares(self, plan: Plan) -> dict[int, float]:
-        """Return compiled time / time of the operations one by one for each legal group of a plan, by its first node.
-        """
+        """Return compiled time / time of the operations one by one for each legal group of a plan, by first node."""
         return {group.nodes[0]: structure.share for group, structure in self._groups(plan)}
 
     def calls(self, plan: Plan) -> dict[tuple[int, ...], GroupCall]:
-        """Return the groups of a plan that are faster compiled: the function that `LaneExecutor` calls, by their nodes.
-        """
+        """Return the functions of the groups of a plan that are faster compiled, by their nodes, for `LaneExecutor`."""
         faster = [(group, structure) for group, structure in self._groups(plan) if structure.compiled is not None]
         return {group.nodes: partial(_call, group, structure) for group, structure in faster}
 

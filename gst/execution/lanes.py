@@ -297,7 +297,8 @@ class Lane:
 
     def record(self) -> list[torch.Event]:
         """Return events that happen when all work issued to this lane is done."""
-        return [stream.record_event() for stream in self.every_stream()]
+        streams = [*([] if self.stream is None else [self.stream]), *self._arrivals.values()]
+        return [stream.record_event() for stream in streams]
 
     def wait(self, events: Sequence[torch.Event]) -> None:
         """Let later work of this lane begin when these events have happened."""
@@ -308,13 +309,9 @@ class Lane:
                 self.stream.wait_event(event)
 
     def free(self, value: Any) -> None:
-        """Release memory once this lane gets here. The allocator knows only the stream on which the memory was taken.
-        """
+        """Release memory once this lane gets here. The allocator knows only the stream that took the memory."""
         if self.stream is not None:
             _each_tensor(value, lambda tensor: tensor.record_stream(self.stream))  # type: ignore[arg-type]
-
-    def every_stream(self) -> list[torch.Stream]:
-        return [*([] if self.stream is None else [self.stream]), *self._arrivals.values()]
 
 
 def _write(values: Values, node: int, value: Any) -> None:

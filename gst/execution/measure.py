@@ -29,7 +29,7 @@ LEAST_ROUNDS = 7  # that are timed, however long they take
 
 @dataclass(frozen=True)
 class Measurement:
-    """Times of one callable, or why it failed. Times are milliseconds, NaN if it failed.
+    """Times of one callable, or the reason of its failure. Times are milliseconds, NaN if it failed.
 
     Args:
         label: name of the callable.
@@ -43,7 +43,7 @@ class Measurement:
         machine: see `machine_record`.
         time: of the end, UTC, ISO 8601.
         peak_bytes: the most that intermediate values took in a run, if that was counted.
-        clocks: of each accelerator in use by name, right after the last timed run (`Clocks`); empty if unknown.
+        clocks: of each accelerator in use, right after the last timed run (`Clocks`); empty if unknown.
     """
 
     label: str
@@ -93,8 +93,8 @@ def measure(
     accelerators: Sequence[str] = (),
     clocks: ReadClocks = read_clocks,
 ) -> dict[str, Measurement]:
-    """Time callables alternately, so that changes of the machine affect all of them. Each runs once in a round, in a
-    random order, so that none always meets the caches and idle threads of the same other one.
+    """Time callables alternately: each runs once in a round, in a random order, so that changes of the machine affect
+    all.
 
     Args:
         callables: by label; each is called `warmup + repetitions` times.
@@ -108,7 +108,7 @@ def measure(
         accelerators: names of those in use, whose clocks are read after the last timed call by `clocks`.
 
     Returns:
-        For each label its measurement. A callable that raises is 'failed', and the others go on.
+        For each label its measurement. A callable that raises is 'failed', and the others continue.
 
     Raises:
         ValueError: fewer than one repetition.
@@ -191,9 +191,6 @@ SCHEMA = 1  # of the lines; a line without a number has this one
 class Log:
     """An append-only file of JSON lines. Processes that append at once wait for each other (flock(2)).
 
-    Args:
-        path: created, with its folders, by the first `append`.
-
     Examples:
         >>> log = Log(Path("runs.jsonl"))
         >>> log.append({"plan": "heft", "ms": 12.5})
@@ -209,7 +206,7 @@ class Log:
 
         Raises:
             ValueError: the record holds NaN, infinity or something else that is not JSON.
-            OSError: the disk is full, or the file cannot be written; it then ends with the record before.
+            OSError: the file cannot be written; it then ends with the record before.
         """
         try:
             line = json.dumps({"schema": SCHEMA, **record}, allow_nan=False) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +31,7 @@ class Scheduled:
         schedule: the interpreter's form of it.
         home: position of the device of each node of the program.
         outputs: of the program that runs.
-        node_of: which node of that program computes each node, if groups are compiled into one; None if no two are.
+        node_of: node of that program that computes each node, if groups are compiled; None if there are none.
     """
 
     schedule: Any
@@ -48,12 +47,11 @@ class NativeExecutor:
     starts when it is the choice of all of them. There is one persistent thread for the first core of each device.
 
     Args:
-        program: what plans place.
-        devices: those plans may name.
+        program: the program that plans place.
+        devices: those that plans may name.
 
     Attributes:
-        memory_limit: bytes that intermediate values may take, the least limit of the devices; a run that needs more
-            fails.
+        memory_limit: bytes that intermediate values may take, the least limit of the devices.
 
     Raises:
         ValueError: a device is no CPU device or has a memory of its own, or there is no C++ compiler.
@@ -78,16 +76,14 @@ class NativeExecutor:
         self._machine = machine(self.devices)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         closing, self._machine = self._machine, None
         closing.close()
         torch.set_num_threads(self._threads)
 
     def compile(self, plan: Plan) -> Scheduled:
-        """Schedule a plan once; the most recent plans are kept. New structures of groups that the plan fuses are
-        compiled and measured, and run compiled if that is faster (`gst.execution.groups.fused`).
+        """Schedule a plan once; the most recent plans are kept. Groups that the plan fuses are compiled and run so if
+        that is faster (`gst.execution.groups.fused`).
 
         Raises:
             ValueError: the plan does not fit the program or the devices.

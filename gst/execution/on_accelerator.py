@@ -1,7 +1,8 @@
 """A program run whole, without a plan: as written, recorded as one graph, compiled, and as the reference of plans.
 
-cuDNN rounds the factors of convolutions to TF32, 11 bits of 24, by default. So outputs on a GPU differ from those on
-the CPU by more than rounding of fp32; plans are compared with outputs of the same accelerator."""
+cuDNN rounds the factors of convolutions to TF32 (11 of 24 bits) by default, so plans are compared with outputs of the
+same accelerator.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def as_written(step: Step, device: torch.device) -> Run:
 
 
 def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | None = None) -> Callable[[], Any]:
-    """Record a function on one stream as one graph of an accelerator, as users of PyTorch record a training step.
+    """Record a function on one stream as one graph of an accelerator.
 
     Args:
         run: computes; each replay overwrites its results.
@@ -78,8 +79,7 @@ def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | No
 
 @contextmanager
 def without_cached_casts() -> Iterator[None]:
-    """Let autocast cast a weight wherever it is read. Its cache lies in memory that goes with its context: a graph that
-    was recorded there would read other values."""
+    """Disable the cache of autocast, whose memory ends with its context, while a graph may still read it."""
     was_enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
@@ -163,7 +163,6 @@ class ReferenceOutputs:
     """Outputs of a program that plans are compared with.
 
     Args:
-        program: the program.
         want: flat outputs, on the host.
         again: outputs for other inputs, computed alike; None where plans round as these do.
         least: allowed error of each output; empty where plans round as these do.
@@ -182,8 +181,7 @@ class ReferenceOutputs:
 
 
 def reference(program: Program, devices: Sequence[Device]) -> ReferenceOutputs:
-    """Run all operations in order on the first accelerator of some devices; on the host without one, or if it cannot
-    run them."""
+    """Run all operations in order on the first accelerator of some devices; on the host if it cannot run them."""
 
     def run(inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
         return pytree.tree_map_only(Tensor, Tensor.cpu, eager(program, inputs, device))

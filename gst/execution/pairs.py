@@ -1,7 +1,8 @@
 """Pairs of operations timed at once on two streams of one accelerator, and the share of it that each operation takes.
 
 Two kernels that each leave much of an accelerator idle run at once as fast as alone; two that each fill it alternate.
-`gst.simulation.share_fit` fits the time of a pair."""
+`gst.simulation.share_fit` fits the time of a pair.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 
-from gst.execution.costs import traffic_bytes
+from gst.execution.costs import Pair, Pairs, traffic_bytes
 from gst.execution.event_times import (
     Graphs,
     NewGraph,
@@ -33,7 +34,6 @@ from gst.execution.event_times import (
     timing_on,
 )
 from gst.execution.lanes import Lane, is_here, synchronise
-from gst.execution.pair_records import Pair, Pairs
 from gst.execution.recording import new_graph
 from gst.machine.devices import Device
 from gst.machine.rates import saved_rates
@@ -44,11 +44,10 @@ log = logging.getLogger("gst")
 
 
 class Kernels:
-    """Reads the kernels of calls, one after the other, until one query fails; a warning gives the reason.
+    """Reads the kernels of calls until one query fails; a warning gives the reason.
 
     Args:
-        graphs: records calls on the current stream of a CUDA device, as graphs that can be inspected (`new_graph` with
-            `is_kept`).
+        graphs: records calls on the current stream of a CUDA device, as graphs that can be inspected (`is_kept`).
         driver: `cuda.bindings.driver`.
         num_multiprocessors: of the accelerator.
     """
@@ -70,12 +69,7 @@ class Kernels:
 
 
 def kernels_of(device: torch.device) -> Kernels | None:
-    """Return `Kernels` of a device; None unless it is a CUDA device of this process and `cuda.bindings` are installed.
-
-    Examples:
-        >>> kernels_of(torch.device("cpu")) is None
-        True
-    """
+    """Return `Kernels` of a CUDA device of this process; None for others, and without `cuda.bindings`."""
     if device.type != "cuda" or not is_here(device):
         return None
     try:
@@ -87,16 +81,11 @@ def kernels_of(device: torch.device) -> Kernels | None:
 
 
 def part_of_threads(graph: int, driver: Any, num_multiprocessors: int) -> float:
-    """Return the largest share of an accelerator's blocks that a kernel of a graph wants, at most 1; 0 without a
-    kernel.
-
-    Args:
-        graph: address of a `CUgraph`.
-        driver: `cuda.bindings.driver`.
-        num_multiprocessors: of the accelerator.
+    """Return the largest share of an accelerator's blocks that a kernel of a graph (address of a `CUgraph`) wants, at
+    most 1.
 
     Raises:
-        RuntimeError: the driver refuses to tell.
+        RuntimeError: the driver gives an error.
     """
 
     def told(result: Any, *values: Any) -> Any:
@@ -132,12 +121,10 @@ PEAK = 0.95  # quantile of the rates of operations: a gather reads less of a lar
 def pairs_of_lanes(
     program: Program, devices: Sequence[Device], times_us: Float64[np.ndarray, "devices nodes"], repetitions: int = 5
 ) -> tuple[Pairs, ...]:
-    """Time pairs of operations of a program on each accelerator of this process that several devices share; of equal
-    accelerators on the first. An operation that fails while it is timed is left out, with a warning.
+    """Time pairs of operations of a program on each accelerator that several devices share; of equal accelerators on
+    the first. An operation that fails is left out, with a warning.
 
     Args:
-        program: the program.
-        devices: those that plans name.
         times_us: of each operation alone on each device.
         repetitions: of each span, of which the median counts.
     """
@@ -229,14 +216,14 @@ def sampled_pairs(
     times_us: Float64[np.ndarray, " nodes"], output_bytes: Float64[np.ndarray, " nodes"],
     can_be_paired: Bool[np.ndarray, " nodes"], count: int,
 ) -> list[tuple[int, int]]:  # fmt: skip
-    """Return pairs of nodes, equal for equal arguments: alternately pairs of short and long ones with small and large
-    results.
+    """Return pairs of nodes, equal for equal arguments: alternately of short and long operations with small and large
+    results; none without operations.
 
     Args:
         times_us: of each operation alone.
         output_bytes: of its result.
         can_be_paired: nodes that may be sampled.
-        count: of pairs; fewer if there are no operations.
+        count: of pairs.
 
     Examples:
         >>> sampled_pairs(np.array([1.0, 9.0]), np.array([4.0, 4.0]), np.array([True, False]), 2)
@@ -258,8 +245,7 @@ def sampled_pairs(
 def _calls_on_values(
     program: Program, device: torch.device, nodes: set[int], kernels: Kernels | None
 ) -> tuple[dict[int, partial[Any]], dict[int, float]]:
-    """Return calls of some operations by node, with the values that they read; and the share of threads that each
-    operation wants, if its kernels are known."""
+    """Return calls of some operations by node, and the share of threads that each wants, if its kernels are known."""
     calls, threads, of_signature = {}, dict[int, float](), dict[Hashable, float | None]()
     for node, call, values, reason in first_runs(program, device):
         if node in nodes:
@@ -282,8 +268,7 @@ def _num_calls(time_us: float, longer_us: float) -> int:
 def _span_us(
     calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane], graphs: Graphs, repetitions: int
 ) -> float | None:
-    """Return the median microseconds of calls, each on a lane of its own, in one graph; None if they cannot be
-    recorded."""
+    """Return the median microseconds of calls, each on its own lane, in one graph; None if they cannot be recorded."""
     for lane, (call, _) in zip(lanes[1:], calls, strict=False):  # libraries take their workspaces for each stream
         with lane.stream or nullcontext():
             repeated(call, 2)
@@ -305,8 +290,8 @@ def _fork(calls: Sequence[tuple[partial[Any], int]], lanes: Sequence[Lane]) -> N
 
 
 def _parts_of_threads(program: Program, device: torch.device) -> tuple[float, ...]:
-    """Estimate the share of an accelerator's threads that each operation wants: a thread for each 4 bytes of its
-    result; 0 if PyTorch does not report the number of threads."""
+    """Estimate the share of an accelerator's threads that each operation wants: one for each 4 bytes of its result; 0
+    if unknown."""
     properties = torch.get_device_module(device).get_device_properties(device) if is_here(device) else None
     each = getattr(properties, "max_threads_per_multi_processor", None)
     count = getattr(properties, "multi_processor_count", None)
@@ -324,8 +309,7 @@ def _quantile_of_rates(
 
 
 def _measured_rates(device: Device) -> tuple[float, float]:
-    """Return GB/s of element-wise operations and GFLOP/s of matrix products of this machine (`gst devices --measure`);
-    0 if not measured."""
+    """Return the measured GB/s of element-wise operations and GFLOP/s of matrix products here; 0 without them."""
     try:
         rates = saved_rates()
     except ValueError:  # a damaged file is no reason to place nothing

@@ -32,8 +32,8 @@ from gst.util.process import WAITING, keep_freed_memory
 
 @contextmanager
 def compiled_by_threads() -> Iterator[None]:
-    """Let Inductor run as many C++ compilers at a time as this process has cores, and start no pool of processes, which
-    only Triton needs. Jobs that still wait at the end, as after Ctrl-C, are dropped."""
+    """Let Inductor run as many C++ compilers as this process has cores, without a pool of processes. Jobs that still
+    wait at the end, as after Ctrl-C, are dropped."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
@@ -61,15 +61,15 @@ def steps_beside(
     here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
     compile_s: float = START_LIMIT_S,
 ) -> Iterator[dict[str, Callable[[], float]]]:
-    """Yield the step without a plan, to be timed alternately with plans: `pytorch`, `compiled` and those given; a call
-    runs one step and returns its milliseconds. A step that does not compile, or then gives other outputs, raises the
-    reason (`ExecutionError`) whenever it is called.
+    """Yield the step without a plan, to be timed alternately with plans: a call of `pytorch`, `compiled` or a given
+    function runs one step and returns its milliseconds. A step that does not compile, or has other outputs, raises the
+    reason (`ExecutionError`).
 
     Args:
         program: see `PlainPyTorch`.
         skip_reason: why the step is not compiled; it is if empty.
-        here: by name, functions that run the step in this process; `pytorch` and `compiled` have processes of their own
-            if they are not among them.
+        here: by name, functions that run the step in this process; `pytorch` and `compiled` otherwise have processes of
+            their own.
         compile_s: seconds after which compiling is given up.
     """
     with ExitStack() as stack:
@@ -89,8 +89,8 @@ def steps_beside(
 
 
 def rested(step: Callable[[], object]) -> float:
-    """Return the milliseconds of a step in this process after an untimed one, as in a loop: earlier work may have used
-    another number of threads, which start anew. A long step runs once. Then sleep until its idle threads sleep."""
+    """Return the milliseconds of a step in this process, after an untimed one unless it is long. Then sleep until its
+    idle threads sleep."""
     elapsed_ms = timed(step)
     if elapsed_ms < LONG_MS:
         elapsed_ms = timed(step)
@@ -99,11 +99,7 @@ def rested(step: Callable[[], object]) -> float:
 
 
 def failing(reason: str) -> NoReturn:
-    """Raise the reason why a step cannot run.
-
-    Raises:
-        ExecutionError: always, with the reason.
-    """
+    """Raise `ExecutionError` with the reason why a step cannot run."""
     raise ExecutionError(reason)
 
 
@@ -136,8 +132,7 @@ class PlainPyTorch:
         first: the answer by which the child reported that it is ready.
 
     Raises:
-        ValueError: the child could not start or died, or compiled code gives other outputs; the message has its last
-        words.
+        ValueError: the child could not start or died, or compiled code gives other outputs.
     """
 
     def __init__(
@@ -204,7 +199,6 @@ def _runner(name: str, saved: bool, compiled: bool) -> Callable[[], object]:
 
 
 def _as_written(step: TrainingStep) -> None:
-    """Run a step with the random numbers of the process, as without a seed."""
     with unseeded():
         pytorch(step)
 

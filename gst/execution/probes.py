@@ -1,8 +1,8 @@
 """Measures the rates of devices, and of the links between them, by small programs and copies.
 
-A copy takes latency + bytes / bandwidth, fitted to copies of several sizes. Each direction is measured alone and while
-the other direction copies too, from and to pageable memory and pinned memory. Copies are those of `Lane`, as plans
-make them."""
+A copy takes latency + bytes / bandwidth, fitted to copies of several sizes, from and to pageable memory and pinned
+memory. Copies are those of `Lane`, as plans make them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float
         latency_us; gb_per_s, at most `MOST_GB_PER_S`.
 
     Raises:
-        ValueError: there are fewer than two sizes, or as many times are not given, or one is no time.
+        ValueError: there are fewer than two sizes, a size or time is impossible, or their numbers differ.
 
     Examples:
         >>> latency_us, gb_per_s = fitted([0, 1_000_000, 10_000_000], [20.0, 120.0, 1020.0])
@@ -114,8 +114,7 @@ def measured_links(
     devices: Sequence[Device],
 ) -> tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]:
     """Return latency in microseconds and bytes per microsecond from each device (row) to each (column); 0 and infinite
-    within a memory. Links from an accelerator to a host are those to pinned memory, to which plans copy. Devices of one
-    place in PyTorch, such as all cores, share measurements."""
+    within a memory. Links to a host are those to pinned memory."""
     count = len(devices)
     latency_us, bytes_per_us = np.zeros((count, count)), np.full((count, count), np.inf)
     known: dict[tuple[torch.device, torch.device], CopyRates | None] = {}
@@ -147,7 +146,6 @@ class Probe:
 
     @property
     def matrix_flops(self) -> int:
-        """FLOPs of the matrix product: a multiplication and an addition for each term."""
         return 2 * self.width**3
 
     @property
@@ -160,7 +158,7 @@ PROBES = {
     "cpu": Probe(768, 8, 64, 28, 1 << 22, 1 << 24),
     "accelerator": Probe(8192, 128, 256, 28, 1 << 26, 1 << 28),
 }
-"""For devices of each class, sizes at which an operation is bound by arithmetic or by memory, not by its call."""
+"""For each class of devices, sizes at which an operation is bound by arithmetic or by memory."""
 
 
 def operation_rates(device: Device, probe: Probe, repetitions: int) -> OperationRates:

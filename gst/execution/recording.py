@@ -32,8 +32,8 @@ class Graph(Protocol):
 
 
 def new_graph(device: torch.device, pool: Any = None, is_kept: bool = False) -> Graph:
-    """Return an empty graph of an accelerator: of its kind (`CUDAGraph`), or of any (`torch.accelerator.Graph`, from
-    PyTorch 2.13 on) if the kind has none. CUDA does not implement the latter there.
+    """Return an empty graph of an accelerator: of its kind (`CUDAGraph`), or `torch.accelerator.Graph` (PyTorch 2.13)
+    if the kind has none.
 
     Args:
         device: the device that records it.
@@ -57,17 +57,13 @@ def new_graph(device: torch.device, pool: Any = None, is_kept: bool = False) -> 
 def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
     """Record all work launched inside on the current stream into the graph, which ends whatever happens.
 
-    Workspaces of cuBLAS, also those of other graphs of this process, are freed before and after. So the graph takes its
-    own from its own memory: every replay reads and writes there, and earlier workspaces could be freed meanwhile.
-    `torch.compile` does the same around its graphs.
-
-    After a failure, the graph's memory must not be given to another recording: PyTorch 2.11 keeps assuming that pinned
-    memory is allocated for it.
+    Workspaces of cuBLAS are freed before and after, as `torch.compile` does, so that the graph takes its own from its
+    own memory. After a failure, the graph's memory must not be given to another recording: PyTorch 2.11 keeps assuming
+    that pinned memory is allocated for it.
 
     Args:
         graph: empty.
-        gives_back: first give back cached memory that is not in use, since the graph's own memory cannot take it. That
-            takes milliseconds.
+        gives_back: first release cached memory, which the graph's own memory cannot use. That takes milliseconds.
     """
     _clear_workspaces()
     if gives_back and torch.accelerator.is_available():
@@ -115,8 +111,7 @@ def _give_up(graph: Graph) -> None:
 
 
 def _end_allocation(graph: Graph) -> None:
-    """Do what `capture_end` omits after an invalid recording: until then, all that is allocated on the stream goes to
-    the graph's memory, which is never given back."""
+    """End the allocation of the stream's memory for the graph, which `capture_end` omits after an invalid recording."""
     kind = torch.accelerator.current_accelerator()
     names = ("endAllocateToPool", "releasePool")
     calls = [None if kind is None else getattr(torch._C, f"_{kind.type}_{name}", None) for name in names]
@@ -127,8 +122,7 @@ def _end_allocation(graph: Graph) -> None:
 
 
 def _end_random_numbers(graph: Graph) -> None:
-    """Reset the device's generator, which assumes that a graph is being recorded and refuses to draw until a valid
-    recording ends: an empty one (PyTorch 2.11)."""
+    """Reset the device's generator by an empty recording: after an invalid one it refuses to draw (PyTorch 2.11)."""
     if (device := getattr(graph, "device", None)) is None:  # it stands for a graph
         return
     with warnings.catch_warnings(), suppress(RuntimeError):
@@ -140,8 +134,8 @@ def _end_random_numbers(graph: Graph) -> None:
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Collect no garbage inside: an object that dies in a cycle while a graph is recorded would wait for the device,
-    which is forbidden then."""
+    """Collect no garbage inside: an object that dies in a cycle during a recording would wait for the device, which is
+    forbidden."""
     gc.collect()
     is_on = gc.isenabled()
     gc.disable()

@@ -1,7 +1,6 @@
 """Memory of a program's inputs and constants on devices, which all recorded plans of the program read.
 
-A graph reads its inputs where they lay when it was recorded. Programs are functional, so no graph writes there: plans
-that run one after the other can read the same memory, and k recorded plans hold the weights once.
+Programs are functional, so no graph writes there: plans that run one after the other share the memory of the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gst.lowering.stream_program import StreamProgram
 from gst.programs import Operation, Program
 
 UNDECLARED = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
-"""Operators that write into running statistics while they train, though their schemas do not say so."""
+"""Operators that write into running statistics while they train, without a declaration in their schemas."""
 
 
 class Resident:
@@ -37,7 +36,7 @@ class Resident:
 
     def hold(self, value: Tensor, is_steady: bool) -> None:
         """Copy a value there. A steady one is copied only if it is another tensor than the last, or was written to
-        since (by its `_version`)."""
+        since."""
         source = _Source(value) if is_steady else None
         if source is None or not source.is_as(self._source):
             self._copy(value.detach())
@@ -65,21 +64,16 @@ class Resident:
 class Residents:
     """Memory of the inputs and constants of one program, by node and device. Each lives as long as a caller holds it.
 
-    Args:
-        program: the program.
-
     Attributes:
-        writes: True if an operation writes into a value, and so perhaps into an input: then earlier copies are
-            unreliable.
+        writes: True if an operation may write into an input: then earlier copies are unreliable.
         num_fills: runs before which other values than the program's own were copied there.
 
     Examples:
         >>> from gst.programs import capture_module
         >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
-        >>> residents, cpu = Residents(program), torch.device("cpu")
-        >>> mine = residents.at(0, cpu)
-        >>> mine is residents.at(0, cpu), mine.value is program.inputs[0], residents.writes
-        (True, False, False)
+        >>> resident = Residents(program).at(0, torch.device("cpu"))
+        >>> resident.value is program.inputs[0]
+        False
     """
 
     def __init__(self, program: Program) -> None:
@@ -97,12 +91,7 @@ class Residents:
         return resident
 
     def of(self, streams: StreamProgram, devices: list[torch.device]) -> dict[tuple[int, int], Resident]:
-        """Return the residents of a stream program when a run begins, by node and memory.
-
-        Args:
-            streams: a stream program.
-            devices: of its memories.
-        """
+        """Return the residents of a stream program when a run begins, by node and memory."""
         return {(node, memory): self.at(node, devices[memory]) for node, memory in streams.residents.T.tolist()}
 
 

@@ -1,7 +1,4 @@
-"""Memory of a stream program: the buffers that a run allocates, and the task behind which each value is freed.
-
-Storages of a program and memories of its values go in. Buffers with their bytes come out, and for each value the task
-after which no lane waits for its free."""
+"""Memory of a stream program: the buffers that a run allocates, and the task behind which each value is freed."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def transient_bytes(
 
 def buffers_of(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, Ints]:
     """Return the buffers of each value that a run makes, and their bytes: one for each storage, and one for each copy.
-    A view lies in the storage of its base or, where that was computed elsewhere, in the copy of its base."""
+    A view lies in the storage of its base or in the copy of its base."""
     nodes, allocated = len(work.group), len(work.storages.num_bytes)
     made_by = np.concatenate([work.storages.made_by, np.arange(nodes)])
     num_storages = len(made_by)  # those of inputs last
@@ -84,8 +81,8 @@ def buffers_of(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, In
 
 
 def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
-    """Return holds of inputs, constants and their views, whose storages no operation allocates, as keys of
-    `buffers_of`; storage `first + node` is that of an input."""
+    """Return holds of inputs, constants and their views as keys of `buffers_of`; storage `first + node` is an
+    input's."""
     nodes = len(work.group)
     in_input = np.bincount(work.storages.held[1], minlength=nodes) == 0
     in_input &= (work.group < 0) | (work.output_bytes > 0)
@@ -109,8 +106,8 @@ def behind_readers(
     stays: Ints,
 ) -> Ints:
     """Return the task after which each value is freed: the first on a lane of its readers that knows all of them to be
-    done, so that no lane waits for a free; otherwise the last task of the last reader's lane. Values that lie in one
-    buffer alone are freed together, after those that also lie in others: one step gives the buffer back.
+    done, so that no lane waits for a free; otherwise the last task of the last reader's lane. Values of one buffer are
+    freed together.
 
     Args:
         lane: of each task.
@@ -137,8 +134,6 @@ def behind_readers(
     task = np.concatenate([writer[unread], reader])
 
     def known(sets: Ints, tasks: Ints, frees: Bool[np.ndarray, " touches"]) -> Ints:
-        """Return for each set the first task that knows `tasks`, and the frees behind those marked `frees`, to be
-        done."""
         keys, inverse = np.unique(sets * lanes + lane[tasks], return_inverse=True)
         last = np.zeros(len(keys), np.int64)
         np.maximum.at(last, inverse.reshape(-1), 2 * tasks + frees)
@@ -239,7 +234,7 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
 
 
 def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
-    """Let the last free of the values of each buffer wait for the others, so that one step gives the buffer back.
+    """Return pairs (last free, other free) of the values of each buffer, so that one step gives the buffer back.
 
     Args:
         holds: buffers of each value.

@@ -37,8 +37,8 @@ class Storages:
 def storages(program: Program) -> Storages:
     """Find the values of a program that share memory, by fake tensors: nothing is computed or allocated.
 
-    Aliases that operators declare are not enough: `_unsafe_view` and `contiguous` return their argument's memory. An
-    operation that fake tensors cannot compute, such as a compiled group, is assumed to have memory of its own.
+    Declared aliases are not enough: `_unsafe_view` and `contiguous` return their argument's memory. An operation that
+    fake tensors cannot compute is assumed to have memory of its own.
     """
     fake = FakeTensorMode()
     values: Values = [None if each is None else fake.from_tensor(each) for each in fixed_values(program)]
@@ -74,7 +74,6 @@ def fixed_values(program: Program) -> list[Any]:
 
 
 def _memory(value: Any) -> Sequence[tuple[int, int]]:
-    """Return identity and bytes of the storage of each tensor in a value."""
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
         return [(storage._cdata, storage.nbytes())] if storage.nbytes() else []
@@ -91,8 +90,8 @@ Step = tuple[int, Call, tuple[int, ...]]  # node, its call, nodes whose values n
 def bind(program: Program, device: torch.device) -> tuple[Call | None, ...]:
     """Return for each operation a function of the list of values; None for inputs and constants.
 
-    Each is one generated lambda, `lambda v: f(v[3], v[7], [1], dim=0)`: no loop over arguments while it runs.
-    Operations that name a device (`zeros`, `arange`, `_to_copy`) get `device` instead.
+    Each is one generated lambda, `lambda v: f(v[3], v[7], [1], dim=0)`, without a loop over arguments. Operations that
+    name a device (`zeros`, `_to_copy`) get `device` instead.
     """
     names: dict[str, Any] = {}
     lambdas = [_lambda(node, operation, device, names) for node, operation in enumerate(program.operations)]
@@ -155,16 +154,16 @@ def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
-    """Return `value` with the strides of `like`, for which views were captured and groups compiled: itself if it has
-    them, or if `like` is expanded, a layout that other values cannot have."""
+    """Return `value` with the strides of `like`, for which views were captured; itself if it has them, or if `like` is
+    expanded."""
     if value.stride() == like.stride() or is_expanded(like):
         return value
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=value.device).copy_(value)
 
 
 def copied(value: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
-    """Return a copy on a device, in which expanded dimensions are expanded again: written out, its strides would differ
-    from those of the capture. With `non_blocking` an accelerator may still be copying afterwards.
+    """Return a copy on a device with the strides of the original; with `non_blocking` an accelerator may still be
+    copying.
 
     Examples:
         >>> copied(torch.ones(2, 1, 3).expand(2, 4, 3), torch.device("cpu")).stride()
@@ -219,13 +218,7 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torc
 
 
 def pytorch(step: TrainingStep) -> list[Any]:
-    """Run the step as written, not captured, with PyTorch's own threads: the baseline; return flat outputs.
-
-    Examples:
-        >>> from gst.programs import inference_step
-        >>> pytorch(inference_step(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
-        [tensor([0., 2.])]
-    """
+    """Run the step as written, not captured, with PyTorch's own threads: the baseline; return flat outputs."""
     return pytree.tree_leaves(step.function(*step.inputs))
 
 

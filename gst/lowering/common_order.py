@@ -1,7 +1,4 @@
-"""The work of a stream program in one common order, in which every value is made before it is read.
-
-Groups with ranks go in. Runs and copies come out, one behind the other, and then the steps of each lane, with as few
-waits as imply that order."""
+"""The work of a stream program in one common order, in which every value is made before it is read."""
 
 from __future__ import annotations
 
@@ -98,12 +95,7 @@ def positions(keys: Ints, wanted: Ints) -> Ints:
 
 
 class Actions(NamedTuple):
-    """Runs, copies and frees in the common order.
-
-    Args:
-        kind, argument, target: as in a stream program.
-        lane: of each action.
-    """
+    """Runs, copies and frees in the common order, with the lane of each; other fields as in a stream program."""
 
     kind: np.ndarray
     argument: np.ndarray
@@ -111,7 +103,6 @@ class Actions(NamedTuple):
     lane: np.ndarray
 
     def at(self, order: Ints) -> Actions:
-        """Return the same actions in another order."""
         return Actions(*(column[order] for column in self))
 
 
@@ -179,8 +170,8 @@ def _first_readers(values: Values, place: Ints) -> Ints:
 def tasks_of(
     work: Work, values: Values, place: Ints, senders: Ints, num_lanes: int, count: int, anchor: Ints
 ) -> tuple[Actions, Ints, Ints]:
-    """Return runs and copies in the common order, and the place in it of each group and of each copy. A copy comes
-    after the group that makes its value, or that it waits for; of several, the one that is read first comes first."""
+    """Return runs and copies in the common order, and the place in it of each group and of each copy. A copy follows
+    the group that makes its value, or that it waits for."""
     num_groups = len(work.lane)
     node, destination = np.divmod(values.copies, count)
     made_at = np.where(work.group[node] >= 0, place[work.group[node]], -1)
@@ -205,8 +196,7 @@ def inverse(order: Ints) -> Ints:
 
 
 def steps_of(actions: Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return actions with waits for the earlier ones that each needs, lane by lane: bounds, kinds, arguments and
-    targets.
+    """Return the steps of each lane, with the waits that actions need: bounds, kinds, arguments and targets.
 
     Args:
         actions: in the common order.

@@ -33,17 +33,7 @@ class Group:
 
 
 def fusion_groups(program: Program, plan: Plan) -> list[Group]:
-    """Return the groups of a plan, made legal, in the order of their first nodes.
-
-    Examples:
-        >>> import torch
-        >>> from gst.programs import capture_module
-        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
-        >>> program = capture_module(layers, (torch.zeros(8),))
-        >>> plan = Plan(("cpu:0",), np.zeros(4, np.int64), fusion=np.array([-1, -1, 0, 0]))
-        >>> fusion_groups(program, plan)
-        [Group(nodes=(2, 3), inputs=(1,), outputs=(3,))]
-    """
+    """Return the groups of a plan, made legal, in the order of their first nodes."""
     if plan.fusion is None:
         return []
     fusion = legalise(program, plan.fusion, plan.placement)
@@ -60,11 +50,9 @@ def legalise(
 ) -> Int64[np.ndarray, " nodes"]:
     """Return the nearest legal groups: each is part of a requested one, and a legal one stays as it is.
 
-    A legal group holds at least two nodes, all of them operations and on one device. Only tensors cross its border, so
-    an item is with its base. The graph in which each group is one node has no circle, so that groups can run one after
-    the other. Groups on a circle are split by the number of borders on the longest path to each operation. Along an
-    edge this number never falls, and rises where a border is crossed, so the result has no circle. Everything takes
-    linear time.
+    A legal group holds at least two operations on one device; only tensors cross its border, and the graph of groups
+    has no circle. Groups on a circle are split by the number of borders on the longest path to each operation: this
+    number never falls along an edge, and rises at a border, so the result has no circle. The time is linear.
 
     Args:
         program: the program.
@@ -103,8 +91,7 @@ def _group(program: Program, nodes: Sequence[int], read_outside: set[int]) -> Gr
 
 
 def _numbered(groups: Int64[np.ndarray, " nodes"], parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Return groups cut into their parts, numbered in the order of their first nodes; parts of one node are left
-    alone."""
+    """Return groups cut into their parts, numbered in the order of their first nodes; single nodes are left alone."""
     pairs = np.stack([groups, np.where(groups >= 0, parts, 0)], axis=1)
     _, first, index, counts = np.unique(pairs, axis=0, return_index=True, return_inverse=True, return_counts=True)
     stays = (groups[first] >= 0) & (counts >= 2)
@@ -131,7 +118,7 @@ def _with_all_items(program: Program, groups: Int64[np.ndarray, " nodes"]) -> In
 
 
 def _levels(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Return the number of borders on the longest path to each node, within circles of the quotient graph; 0
+    """Return the number of borders on the longest path to each node, within circles of the graph of groups; 0
     outside."""
     nodes = len(groups)
     part = np.where(groups >= 0, groups, groups.max(initial=-1) + 1 + np.arange(nodes))
@@ -154,10 +141,8 @@ LEAST = 3  # operations of a group
 def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
     """Return maximal legal groups of at least three element-wise operations, with the views between them.
 
-    Along each edge between two candidates, in program order, their groups are joined if both are on one device, have as
-    many elements, and no other path leads from one to the other, which would become a circle. Groups so joined remain
-    one node of an acyclic graph, and groups that cannot be joined now never can, since paths do not vanish. Without the
-    rule about elements the few numbers that Adam computes of its step would tie all parameters together.
+    Groups along an edge are joined if both are on one device, have as many elements, and no other path leads from one
+    to the other. The rule about elements keeps the scalars of Adam from tying all parameters together.
 
     Args:
         program: the program.
@@ -165,14 +150,6 @@ def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -
 
     Returns:
         Numbers for `Plan.fusion`: 0, 1, ... in the order of first nodes, -1 for alone.
-
-    Examples:
-        >>> import torch
-        >>> from gst.programs import capture_module
-        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
-        >>> program = capture_module(layers, (torch.zeros(8),))
-        >>> pointwise_chains(program, np.zeros(4, np.int64)).tolist()  # node 0 is the input
-        [-1, 0, 0, 0]
     """
     quotient = Quotient(program)
     kinds = [_kind(operation, device) for operation, device in zip(program.operations, placement.tolist(), strict=True)]
@@ -206,8 +183,8 @@ class Quotient:
         return self._group[node]
 
     def join(self, first: int, second: int) -> bool:
-        """Make one group of those of two nodes, unless a path through others leads from one to the other; whether they
-        were two and are one now."""
+        """Make one group of those of two nodes, unless a path through others leads from one to the other; True if it
+        was made."""
         a, b = sorted((self._group[first], self._group[second]))
         if a == b or self._leads(a, b) or self._leads(b, a):
             return False
@@ -246,10 +223,7 @@ def _kind(operation: Operation, device: int) -> tuple[int, int] | None:
 
 
 def without_outer_views(program: Program, groups: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Views at the border of their group save nothing: left alone, until each has a neighbour on both sides.
-
-    Leaving alone a node that nothing within its group leads to, or that leads to nothing, makes no circle.
-    """
+    """Leave alone the views at the border of their group, which save nothing; the remaining groups have no circle."""
     left = groups.copy()
     operations = program.operations
     for node in range(program.num_nodes):

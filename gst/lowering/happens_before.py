@@ -1,14 +1,7 @@
 """Order of the steps of a stream program: clocks, accesses to values, and stretches that can be recorded as one graph.
 
-A step happens before another if it stands before it on its lane, or before the record of an event that is waited for
-before the other. The vector clock of a step counts, for every lane, the steps of it that happen before (Fidge, 1988;
-Mattern, 1989). Events are recorded once and are never reset, so which steps are taken does not depend on the order in
-which lanes advance, and one walk over the program finds all clocks. Two steps without an order take place in either
-order in some run.
-
-A stretch is the work of one memory between two exchanges with others: all that its lanes compute between two rounds of
-copies, or all copies that leave it in a round. Stretches in their order are a run of the program: a lane waits only for
-what is in its own stretch or in one of an earlier round. There are as few rounds as the program allows.
+The vector clock of a step counts, for every lane, the steps that happen before it (Fidge, 1988; Mattern, 1989). Events
+are recorded once, so one walk over the program gives all clocks.
 """
 
 from __future__ import annotations
@@ -87,8 +80,7 @@ def happens_before(program: StreamProgram) -> Clocks:
 @compiled
 @no_type_check
 def _walk(bounds, kind, argument, num_events):
-    """Take steps until all are taken or every lane waits; return row and time of each step, clocks, and positions of
-    lanes."""
+    """Take steps until all are taken or every lane waits."""
     lanes, steps = len(bounds) - 1, len(kind)
     waits = 0
     for step in range(steps):
@@ -196,6 +188,9 @@ def _of_groups(lists: Rows, groups: Int64[np.ndarray, " runs"]) -> tuple[np.ndar
 class Stretches:
     """Every step of a stream program in one stretch; stretches are numbered in an order in which they can run.
 
+    A stretch is the work of one memory between two exchanges with others: all that its lanes compute between two rounds
+    of copies, or all copies that leave it in a round. There are as few rounds as the program allows.
+
     Args:
         of_step: stretch of each step.
         round: of each stretch; even for computations, odd for copies.
@@ -212,13 +207,11 @@ class Stretches:
 
     @property
     def is_copy(self) -> Bool[np.ndarray, " stretches"]:
-        """True for stretches that copy from their memory to others."""
         return self.round % 2 == 1
 
 
 def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
-    """Cut a stream program into stretches. Waits belong to the step that they delay, records to the step that they
-    announce.
+    """Cut a stream program into stretches. Waits belong to the step that they delay, records to the step before them.
 
     Args:
         streams: the stream program.
@@ -229,9 +222,8 @@ def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
 
     Examples:
         >>> from gst.lowering.stream_program import example
-        >>> cut = stretches(example())  # x is made on the host, copied, and y made of it
-        >>> cut.of_step.tolist(), cut.round.tolist(), cut.memory.tolist(), cut.needs.lists()
-        ([0, 0, 1, 1, 1, 2, 3, 3, 3], [0, 1, 2, 2], [0, 0, 0, 1], [[], [0], [1], [1]])
+        >>> stretches(example()).of_step.tolist()  # x is made on the host, copied, and y made of it
+        [0, 0, 1, 1, 1, 2, 3, 3, 3]
     """
     lane, order = streams.lane_of_step, np.argsort(happens_before(streams).when, kind="stable")
     memory = streams.lane_memory[lane]
@@ -277,7 +269,7 @@ def _parity(streams: StreamProgram) -> Ints:
 @no_type_check
 def _rounds(order, before, awaited, parity, memory):
     """Return the first round of its parity for each step in which its needs are done: the step before it on its lane,
-    and the record that it waits for. Within a round only steps of one memory and parity know of each other.
+    and the record that it waits for.
 
     Args:
         order: of the steps, in which they can happen.
@@ -298,13 +290,8 @@ def _rounds(order, before, awaited, parity, memory):
 
 
 def inner_steps(streams: StreamProgram, cut: Stretches, stretch: int) -> Ints:
-    """Return the steps of a stretch without waits for other stretches, and without records for which only others wait.
-
-    Examples:
-        >>> from gst.lowering.stream_program import example
-        >>> inner_steps(example(), stretches(example()), 0).tolist()  # the record is for the lane of copies
-        [0]
-    """
+    """Return the steps of a stretch without waits for other stretches, and without records for which only others
+    wait."""
     steps = cut.steps.items[cut.steps.bounds[stretch] : cut.steps.bounds[stretch + 1]]
     kind, event = streams.kind[steps], streams.argument[steps]
     inner = np.intersect1d(event[kind == RECORD], event[kind == WAIT])

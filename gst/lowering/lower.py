@@ -1,17 +1,8 @@
 """Lowering: a captured program and a plan for it -> the stream program that lanes of every memory run.
 
 Groups are put into one order in which every value is made before it is read; each lane takes its groups in that order,
-so no lanes ever wait for each other in a circle.
-
-- A value that another memory reads is copied there once, by the lane of copies of the memory where it is made, as soon
-  as it is made; copies that are ready at once go in the order in which they are read. Where a memory limit would be
-  exceeded, copies wait until a lane is some groups before their first reader there, as few as it takes.
-- Inputs and constants lie where they are read. A parameter that the step renews lies where its new value is made, so
-  that the next step finds it there, and is copied to other readers like any value; so are the data of the step.
-- A value is freed on a lane of its readers, as soon as what that lane waits for anyway implies that all of them are
-  done: no lane stands still for a free. Values that share a buffer are freed together.
-- A lane waits only where what it did and waited for before does not imply it already: since steps are lowered in the
-  common order, and of several waits the latest in that order first, what is left is the transitive reduction.
+so no lanes wait for each other in a circle. Inputs lie where they are read; a renewed parameter lies where its new
+value is made.
 """
 
 from __future__ import annotations
@@ -54,14 +45,17 @@ def stream_program(
 ) -> StreamProgram:
     """Lower a plan: a lane for each device, and a lane of copies for each memory that another one reads from.
 
+    A value that another memory reads is copied there once, as soon as it is made, or later where a memory limit would
+    be exceeded. A value is freed on a lane of its readers without a wait for the free. A lane waits only where earlier
+    waits do not imply it: the waits are the transitive reduction.
+
     Args:
         program: the program.
         plan: device, priority and fusion group of every operation; groups are made legal (`legalise`).
         devices: those that the plan may name; each is a lane of its memory.
         allocated: result of `gst.lowering.calls.storages`, which takes longer than lowering; computed if None.
         own_bytes: the most that each operation takes while it runs on each device; its results alone if None.
-        rank: of two groups that can run, the one of least rank comes first; by the plan's priorities if None. Ranked
-            begin times of a simulation give the order in which a run is expected.
+        rank: of two groups that can run, the one of least rank comes first; by the plan's priorities if None.
 
     Raises:
         ValueError: the plan is for another number of nodes, or names a device that is not in `devices`.
@@ -69,27 +63,11 @@ def stream_program(
     Examples:
         >>> import torch
         >>> from gst.programs import capture_module
-        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid(), torch.nn.Tanh())
-        >>> program = capture_module(layers, (torch.zeros(8),))
+        >>> program = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), (torch.zeros(8),))
         >>> devices = [Device(f"gpu:{number}", "cpu", (), 1, f"gpu:{number}", "example") for number in range(2)]
-        >>> plan = Plan(("gpu:0", "gpu:1"), np.array([0, 0, 0, 1]))
-        >>> print(stream_program(program, plan, devices).text(lambda node: program.operations[node].name))
-        gpu:0 starts with arg0_1
-        lane gpu:0 in gpu:0, 4 steps
-          run relu
-          run sigmoid
-          record event 0
-          free relu
-        lane gpu:1 in gpu:1, 3 steps
-          wait event 1
-          run tanh
-          free sigmoid
-        lane copies of gpu:0 in gpu:0, 4 steps
-          wait event 0
-          copy sigmoid to gpu:1
-          record event 1
-          free sigmoid
-        gpu:1 ends with tanh
+        >>> streams = stream_program(program, Plan(("gpu:0", "gpu:1"), np.array([0, 0, 1])), devices)
+        >>> [streams.step_words(step) for step in range(3)]
+        ['run 1', 'record event 0', 'wait event 1']
     """
     allocated = storages(program) if allocated is None else allocated
     position = positions_of_nodes(plan, program, devices)
@@ -110,12 +88,7 @@ def stream_program(
 
 
 class ProvenLowering:
-    """Lowering of plans of one program (`stream_program`) that proves that their lanes do not race.
-
-    Args:
-        program: the program that plans place.
-        devices: those that plans may name.
-    """
+    """Lowering of plans of one program (`stream_program`) with a proof that their lanes do not race."""
 
     def __init__(self, program: Program, devices: Sequence[Device]) -> None:
         self._program, self._devices = program, devices
@@ -130,8 +103,8 @@ class ProvenLowering:
 
 
 def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]) -> StreamProgram:
-    """Lower arrays with copies as early as the memory limits of the devices allow. Where no delay of copies keeps the
-    limits, they are exceeded by as little as possible.
+    """Lower arrays with copies as early as the memory limits of the devices allow. Limits that no delay of copies keeps
+    are exceeded by as little as possible.
 
     Args:
         work: the program to lower.
@@ -166,8 +139,7 @@ def _excess(streams: StreamProgram, limit: Ints) -> Ints:
 
 
 def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
-    """Return the group of each operation, numbered in the order of first nodes; each is alone unless the plan fuses
-    it."""
+    """Return the group of each operation, in the order of first nodes; each is alone unless the plan fuses it."""
     computed = np.array([each.kind == "operation" for each in program.operations])
     label = np.arange(program.num_nodes)
     if plan.fusion is not None:
@@ -182,9 +154,8 @@ def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
 
 
 def _homes(program: Program, group: Ints, results: Ints, memory: Ints) -> Ints:
-    """Return the memory of each input that other memories get copies of: of renewed parameters, where their new value
-    is made; of data of the step, where the plan has them. Other parameters and constants lie wherever they are read:
-    -1."""
+    """Return the memory of each input that other memories get copies of: renewed parameters and data; others lie
+    wherever they are read: -1."""
     home = np.full(program.num_nodes, -1)
     inputs = np.arange(len(program.inputs))
     data = inputs[program.parameter_home[: len(inputs)] < 0]

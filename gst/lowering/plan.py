@@ -28,12 +28,7 @@ NO_MEMORY = (
 
 
 def says_no_memory(words: str) -> bool:
-    """True if the message of an error, of any library, reports that memory is short.
-
-    Examples:
-        >>> says_no_memory("CUDA error: out of memory"), says_no_memory("CUBLAS_STATUS_ALLOC_FAILED")
-        (True, True)
-    """
+    """True if the message of an error, of any library, reports that memory is short."""
     return any(each in words.lower() for each in NO_MEMORY)
 
 
@@ -41,13 +36,11 @@ class ExecutionError(RuntimeError):
     """Failure of a run of a program or plan. The executor can be used again.
 
     Args:
-        reason: the error, or the way in which the process ended.
+        reason: the error, or the end of the process.
         device: name of the device on which an operation failed; empty if the run failed as a whole.
         node: that operation, or -1 if the device failed before its first.
 
     Examples:
-        >>> print(ExecutionError("timed out after 60 s"))
-        timed out after 60 s
         >>> print(ExecutionError("IndexError: index out of range", "cpu:1", 7))
         node 7 failed on cpu:1: IndexError: index out of range
     """
@@ -192,15 +185,8 @@ class RunsInTurns:
     load: float
 
     def with_more(self, later: RunsInTurns) -> RunsInTurns:
-        """Return these and later runs of the same plans. The load is the lesser one: the shortest run of each operation
-        is its time while the cores are least busy.
-
-        Examples:
-            >>> one = Timeline(np.zeros(1, np.int64), np.zeros(1), np.ones(1))
-            >>> both = RunsInTurns([[one]], 0.5).with_more(RunsInTurns([[one, one]], 0.1))
-            >>> [len(each) for each in both.runs], both.load
-            ([3], 0.1)
-        """
+        """Return these and later runs of the same plans, with the lesser load: the shortest run of each operation
+        counts."""
         runs = [[*mine, *more] for mine, more in zip(self.runs, later.runs, strict=True)]
         return RunsInTurns(runs, min(self.load, later.load))
 
@@ -257,8 +243,8 @@ def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes
 
 
 def in_order_of(plan: Plan, run: Timeline) -> Plan:
-    """Return the plan whose priorities are the order in which operations began in a run of it. Lanes take operations in
-    the order of their priorities, ready or not; then they wait no more than that run.
+    """Return the plan whose priorities are the order in which operations began in a run of it. Lanes, which take
+    operations by priority, then wait no more than in that run.
 
     Examples:
         >>> plan = Plan(("cpu:0",), np.array([0, 0, 0]))

@@ -121,8 +121,7 @@ def _item(operation: Operation, made: int, position: int) -> Operation:
 
 
 def _order(program: Program, group_of: Mapping[int, Group]) -> list[int]:
-    """Return nodes outside of groups and the first node of each group, none before its inputs; else in program
-    order."""
+    """Return nodes outside of groups and the first node of each group, none before its inputs."""
 
     def stands_for(node: int) -> int:
         return group_of[node].nodes[0] if node in group_of else node
@@ -155,18 +154,12 @@ def _graph(operations: Sequence[Operation]) -> Graph:
 
 @dataclass(frozen=True)
 class CompiledGroup:
-    """Callable of a node that stands for a group of operations: a library that Inductor compiled ahead of time.
-
-    Args:
-        library: the shared library.
-        num_operations: of the group, for people.
-    """
+    """Callable of a node that stands for a group of operations: a library that Inductor compiled ahead of time."""
 
     library: Path
     num_operations: int
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        """Return one tensor, or a list of several."""
         with torch.no_grad():
             outputs = self._run(list(inputs))
         return outputs[0] if len(outputs) == 1 else outputs

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from gst.placement.api.saving import load
     from gst.placement.loop import place_measured
     from gst.placement.machines import machine
-    from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
-    from gst.placement.planning import place_simulated, plan_all
+    from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, Planned, SimulatedObjective
+    from gst.placement.planning import PlacementResult, Settings, place_simulated, plan_all
     from gst.placement.search.measured import Search
-    from gst.placement.settings import PlacementResult, Planned, Settings
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
@@ -30,15 +29,16 @@ _MODULES = {
     "gst.lowering.plan": ("Plan",),
     "gst.placement.api.place": ("PlacedFunction", "place"),
     "gst.placement.machines": ("machine",),
-    "gst.placement.objectives": ("Budgeted", "MeasuredObjective", "Measurer", "Objective", "SimulatedObjective"),
+    "gst.placement.objectives": (
+        "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Planned", "SimulatedObjective",
+    ),
     "gst.placement.loop": ("place_measured",),
     "gst.placement.api.placed": ("Placed",),
-    "gst.placement.planning": ("place_simulated", "plan_all"),
-    "gst.placement.settings": ("Planned", "PlacementResult", "Settings"),
+    "gst.placement.planning": ("PlacementResult", "Settings", "place_simulated", "plan_all"),
     "gst.placement.api.saving": ("load",),
     "gst.placement.search.measured": ("Search",),
     "gst.placement.task": ("Task", "load_plan", "save_plan"),
-}
+}  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 

@@ -1,7 +1,6 @@
-"""Final measurement of the best plans and of the whole-model variants, in alternating runs, twice.
+"""Final measurement of the best plans and the whole-model variants: one set of runs chooses, a second gives the time.
 
-The fastest of many measured medians is partly luck. So a first set of runs chooses the plan, and a second set gives its
-time.
+The fastest of many measured medians is partly luck, so the set that chose a plan does not give its time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import Device, core_numbers
 from gst.machine.load import LoadGate
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.settings import METHODS, Planned, Settings
+from gst.placement.objectives import Planned
+from gst.placement.planning import METHODS, Settings
 from gst.programs import Program
 from gst.util.progress import Progress
 from gst.whole_model.child_process import variants_on_accelerator, variants_on_cores
@@ -37,13 +37,7 @@ FIRST, AGAIN = "measuring the finalists afresh", "measuring the fastest once mor
 
 
 def finalists(planned: Mapping[str, Planned]) -> dict[str, Planned]:
-    """Choose the plans to measure: of all methods, of the best baselines, and the best device alone (`single:*`).
-
-    Examples:
-        >>> slow, fast = (Planned(None, ms, 0.0, 0) for ms in (2.0, 1.0))
-        >>> list(finalists({"single:cpu:0": slow, "single:cpu:1": fast, "heft": slow, "annealing": slow}))
-        ['single:cpu:1', 'heft', 'annealing']
-    """
+    """Choose the plans to measure: of all methods, of the best baselines, and the best device alone (`single:*`)."""
     ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
     baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])
     singles = [name for name in baselines if name.startswith("single:")]
@@ -54,11 +48,8 @@ def finalists(planned: Mapping[str, Planned]) -> dict[str, Planned]:
 
 @dataclass(frozen=True, eq=False)
 class Finals:
-    """Two sets of alternating runs, each by name of a plan or of a whole-model variant (`pytorch`, `compiled`, ...).
-
-    Args:
-        first: of all plans.
-        second: of the `NUM_AGAIN` fastest of the first set.
+    """Two sets of alternating runs by name of a plan or of a whole-model variant: `first` of all, `second` of the
+    fastest.
     """
 
     first: Mapping[str, Measurement]
@@ -77,10 +68,9 @@ class Finals:
         return winner([PYTORCH, *variants, self.best], (self.first, self.second))
 
     def figures(self) -> dict[str, Any]:
-        """Return `best`, `winner`, `load`, and by the second set `winner_ms`, `objective`, `pytorch_ms`, `compiled_ms`.
-
-        `objective` is the time of the best plan, `load` the share of the cores that other processes took. A time is
-        None for a plan or variant that did not run.
+        """Return `best`, `winner`, `load` (share of the cores that others took), and times by the second set:
+        `objective` of
+        the best plan, `winner_ms`, `pytorch_ms`, `compiled_ms`. A time is None for what did not run.
         """
         ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
         best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
@@ -119,9 +109,6 @@ def measure_finals(
 ) -> Finals:  # fmt: skip
     """Measure all plans and the whole-model variants alternately, then the fastest again.
 
-    Args:
-        here: see `gst.placement.loop.place_measured`.
-
     Raises:
         ValueError: no plan ran.
     """
@@ -157,13 +144,7 @@ def measure_finals(
 def by_name(
     plans: Mapping[str, Plan], measured: Sequence[Measurement], variants: Sequence[str] = (PYTORCH, COMPILED)
 ) -> dict[str, Measurement]:
-    """Return measurements by name.
-
-    Args:
-        plans: by name; several names may have one plan.
-        measured: of the distinct plans, in order, then of the variants.
-        variants: names.
-    """
+    """Return measurements by name, from those of the distinct plans in order, then of the variants."""
     keys = list(dict.fromkeys(plan.key for plan in plans.values()))
     by_key = dict(zip([*keys, *variants], measured, strict=True))
     return {**{name: by_key[plan.key] for name, plan in plans.items()}, **{name: by_key[name] for name in variants}}
@@ -174,9 +155,8 @@ def _variants(
     source: Path | str, devices: Sequence[Device], skip_reason: str, settings: Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
 ) -> Iterator[dict[str, Callable[[], float]]]:  # fmt: skip
-    """Make functions that run the step whole and return its milliseconds, the simplest variant first.
-
-    They are `here`, or on the first accelerator, or on the cores. One that is left out raises its reason.
+    """Make functions that run the step whole and return its milliseconds: `here`, on the accelerator, or on the
+    cores.
     """
     accelerator = next((device for device in devices if device.is_accelerator), None)
     with ExitStack() as stack:

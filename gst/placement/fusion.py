@@ -27,7 +27,7 @@ AT_ONCE = 4  # groups in one request: each may have to be compiled
 
 @dataclass(frozen=True, eq=False)
 class FusedTask:
-    """A task of a program in which each group is one operation.
+    """A task in which each group of a program is one operation.
 
     Args:
         task: searched for plans.
@@ -75,17 +75,13 @@ def fused_task(
     """Compile groups for each kind of device, and make those one operation that are faster on some device.
 
     A group takes the share of its operations' profiled time that it took when both ran alternately, with warm caches.
-    On a device where a group is not faster its operations run one by one.
+    On a device where a group is not faster its operations run one by one. None if no group is faster.
 
     Args:
         task: of a program, as profiled.
         runner: entered; of the program, on the devices of the task.
         groups: that may be fused, legal together, such as `chains`.
-        progress: called with the groups, as each may have to be compiled.
         cache: file of the times of the groups of this task, read if it exists and written otherwise.
-
-    Returns:
-        None if no group is faster.
 
     Raises:
         ValueError: the file is of another task, or damaged.
@@ -111,7 +107,6 @@ def contracted(
     """Make each group one operation of the task, followed by an item for each of its values if there are several.
 
     Args:
-        task: of a program.
         groups: legal together, numbered 0, 1, ... in the order of their first nodes; -1 for other nodes.
         shares: time of each group on each device / that of its operations one by one.
 
@@ -148,8 +143,7 @@ def contracted(
 def whole_step(task: Task) -> Plan:
     """Fuse everything into one operation, on the device with most threads that can run all, then the fastest alone.
 
-    `torch.compile` does the same where all cores are one device: an operation may gain by a second thread only when it
-    is compiled. Compiling takes a minute or more for a large program.
+    Compiling it takes a minute or more for a large program.
     """
     alone_us = task.times_us.sum(1)
     widest = min(
@@ -162,10 +156,7 @@ def whole_step(task: Task) -> Plan:
 def _shares(
     task: Task, groups: Int64[np.ndarray, " nodes"], runner: PlanRunner, progress: Progress
 ) -> Float64[np.ndarray, "devices groups"]:
-    """Measure the share of its operations' time that each group takes on each device.
-
-    Devices of one kind and number of threads have the same shares.
-    """
+    """Measure the share of its operations' time that each group takes on each kind of device."""
     first = np.unique(groups, return_index=True)[1][int(groups.min(initial=0) < 0) :]
     shares = np.ones((len(task.devices), len(first)))
     kind_of = [(device.kind, device.description, device.threads) for device in task.devices]

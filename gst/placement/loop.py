@@ -26,13 +26,21 @@ from gst.placement.finals import LARGEST_WHOLE, finalists, measure_finals
 from gst.placement.fleet.processes import Workers
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
-from gst.placement.objectives import MeasuredObjective, Measurer, SimulatedObjective
-from gst.placement.planning import check_fits, curves, placed_result, plan_by, plans_by_name
+from gst.placement.objectives import MeasuredObjective, Measurer, Planned, SimulatedObjective
+from gst.placement.planning import (
+    DEFAULT_SETTINGS,
+    PlacementResult,
+    Settings,
+    check_fits,
+    curves,
+    placed_result,
+    plan_by,
+    plans_by_name,
+)
 from gst.placement.policies.constructive.fine_tuning import FineTuning
 from gst.placement.profiling import cached_task, profiled_task
 from gst.placement.search.measured import Search
 from gst.placement.search.surrogates import NetworkSurrogate
-from gst.placement.settings import DEFAULT_SETTINGS, PlacementResult, Planned, Settings
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.util.progress import Progress, no_progress
@@ -67,12 +75,10 @@ def place_measured(
     `measurements.jsonl`, from which the same call goes on.
 
     Args:
-        program: to place.
-        source: its name (`traced`), or a directory where it is saved; processes that run plans read it.
+        source: name of the program (`traced`), or a directory where it is saved; processes that run plans read it.
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        here: whole-model variants in this process, by name, the simplest first; see
-            `gst.execution.plain.steps_beside`.
+        here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
         seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
 
     Raises:
@@ -97,7 +103,7 @@ def place_measured(
                 extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         if fused is not None:
             in_groups = _plans(fused.task, settings, out / FUSED_SEARCHES, progress)
-            best = _best(in_groups)
+            best = min(in_groups, key=lambda name: np.nan_to_num(in_groups[name].expected_ms, nan=np.inf))
             extra = {f"{best}:fused": _unfolded(in_groups[best], fused), **extra}
             starts = in_groups
 
@@ -132,8 +138,6 @@ def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
     Examples:
         >>> within(Settings(budget=50), seconds=30.0, run_ms=100.0).budget
         8
-        >>> within(Settings(budget=50), seconds=math.inf, run_ms=100.0).budget
-        50
     """
     if math.isinf(seconds):
         return settings
@@ -165,10 +169,6 @@ def _plans(task: Task, settings: Settings, log: Path, progress: Progress) -> dic
     methods = tuple(name for name in settings.methods if name != "guided_search")
     tasks = tuple(name for name in settings.tasks if name != "fusion")
     return plan_by(replace(settings, methods=methods, tasks=tasks), task, SimulatedObjective(task), log, progress)
-
-
-def _best(planned: Mapping[str, Planned]) -> str:
-    return min(planned, key=lambda name: np.nan_to_num(planned[name].expected_ms, nan=np.inf))
 
 
 @contextmanager
@@ -211,7 +211,6 @@ def _as_run(task: Task, plan: Plan) -> Plan:
 
 
 def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
-    """Turn a plan of the fused task, in which each group is one operation, into a plan of the program."""
     if fused is None or planned.plan is None:
         return planned
     return replace(planned, plan=_unfolded_plan(fused, planned.plan))
@@ -222,7 +221,6 @@ def _unfolded_plan(fused: FusedTask, plan: Plan) -> Plan:
 
 
 def _cost_model(search: Search | None) -> dict[str, Any]:
-    """Return how well the cost model of a search ranked the plans that were measured."""
     if search is None:
         return {"tau": None, "num_measured": 0, "num_screened": 0}
     tau = search.tau()

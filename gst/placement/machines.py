@@ -29,7 +29,6 @@ class Chip:
     """A device by its data sheet.
 
     Args:
-        kind: kind of device.
         gflops: rate of matrix products and convolutions.
         gb_per_s: bandwidth of its memory.
         launch_us: time of the smallest operation.
@@ -46,7 +45,6 @@ class Chip:
 
     @property
     def view_us(self) -> float:
-        """Time of a view, for which a GPU does nothing."""
         return VIEW_US if self.kind == "cpu" else 0.0
 
     def times_us(
@@ -55,12 +53,9 @@ class Chip:
         traffic: Float64[np.ndarray, " nodes"],
         is_view: Bool[np.ndarray, " nodes"],
     ) -> Float64[np.ndarray, " nodes"]:
-        """Return the time of each operation: the launch, and the longer of arithmetic and traffic (Williams, Waterman
-        and Patterson, Roofline, CACM 52(4), 2009); of each view `view_us`.
-
-        Args:
-            arithmetic: floating-point operations.
-            traffic: bytes read and written.
+        """Return the time of each operation: the launch, and the longer of arithmetic (floating-point operations) and
+        traffic
+        (bytes), by Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; of each view `view_us`.
         """
         busy = np.maximum(arithmetic / self.gflops, traffic / self.gb_per_s) / 1e3
         return np.where(is_view, self.view_us, self.launch_us + busy)
@@ -74,7 +69,6 @@ class Machine:
         chips: device i has the name of the kind of its chip, `cpu:i`.
         link_us: time of the smallest copy.
         link_gb_per_s: rate of large copies.
-        name: `gpus:4`, say.
     """
 
     chips: tuple[Chip, ...]
@@ -97,7 +91,11 @@ class Machine:
         read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
         computed = np.array([each.kind == "operation" for each in program.operations])
         view = np.array([each.is_view for each in program.operations])
-        models = {name: _estimated_us(program, name) for name in {chip.model for chip in self.chips} if name}
+        models = {}
+        for name in {chip.model for chip in self.chips} - {None}:
+            from gst.cost.step_time.estimate import operation_times_us
+
+            models[name] = operation_times_us(program, name)
         rows = [
             (models[chip.model] if chip.model else chip.times_us(arithmetic, read + size, view)) * computed
             for chip in self.chips
@@ -149,12 +147,6 @@ def machine(name: str) -> Machine:
         raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}")
     count = int(found[2])
     return Machine((CORE,) * count, *CORE_LINK, name) if found[1] == "cores" else Machine((GPU,) * count, *BUS, name)
-
-
-def _estimated_us(program: Program, name: str) -> Float64[np.ndarray, " nodes"]:
-    from gst.cost.step_time.estimate import operation_times_us
-
-    return operation_times_us(program, name)
 
 
 def _estimated(name: str, known: str, count: int) -> Machine:

@@ -1,11 +1,11 @@
-"""Objectives of plans: measured or simulated runtime, with a budget; and protocols of the processes that run plans."""
+"""Objectives of plans (measured or simulated runtime, with a budget), their answers, and protocols of plan runners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float64
@@ -29,13 +29,7 @@ Batches = Sequence[Sequence[Plan]]
 
 
 class PlanRunner(Protocol):
-    """Runs plans of one program in other processes. Use it as a context manager.
-
-    They are a child (`gst.execution.isolated.IsolatedExecutor`) or hosts of one kind
-    (`gst.placement.fleet.workers.FleetWorkers`).
-
-    Args:
-        devices: that plans may name.
+    """Runs plans of one program in other processes: a child, or hosts of one kind (`FleetWorkers`). A context manager.
 
     Raises:
         ExecutionError: (`timelines` and `groups`) a plan fails; the runner can be used again.
@@ -46,22 +40,19 @@ class PlanRunner(Protocol):
 
     def costs(self, repetitions: int = 5) -> Costs:
         """Measure the costs of each operation alone on each device."""
-        ...
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
         """Record when each operation begins and ends in each run of each plan; empty where that is not recorded."""
-        ...
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """Return by the first node of each fused group its time compiled / the time of its operations."""
-        ...
 
 
 class Measurer(Protocol):
     """Times batches of plans for a search: in a child process, in several, or on other hosts.
 
     The plans of a batch run alternately. `measure_batches` yields (position of the batch, its measurements) as each
-    batch ends; with several workers the order is arbitrary.
+    batch ends, in any order.
     """
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]: ...
@@ -70,7 +61,7 @@ class Measurer(Protocol):
 def as_completed_batches(
     submit: Callable[[Sequence[Plan]], Future[list[Measurement]]], batches: Batches
 ) -> Iterator[tuple[int, list[Measurement]]]:
-    """Submit all batches to workers at once, as `Measurer.measure_batches` of workers that answer by futures."""
+    """Submit all batches at once to workers that answer by futures, as `Measurer.measure_batches`."""
     positions = {submit(plans): position for position, plans in enumerate(batches)}
     for future in as_completed(positions):
         yield positions[future], future.result()
@@ -119,9 +110,8 @@ class SimulatedObjective:
         return np.array([self._one(plan) for plan in plans], np.float64)
 
     def excess(self, plan: Plan) -> float:
-        """Return the largest excess of a plan over a memory limit, as a share of the limit.
-
-        0 if the plan fits, infinite if an operation cannot run on its device.
+        """Return the largest excess of a plan over a memory limit, as a share of the limit; infinite if it cannot
+        run.
         """
         return self._excess(self.task.simulator.run(plan)) if self.task.can_run(plan) else float("inf")
 
@@ -139,22 +129,15 @@ class SimulatedObjective:
 class Budgeted:
     """An objective with a budget, which counts the plans that are asked about and remembers the best one.
 
+    Plans beyond the budget get NaN. `curve` has (plans asked, best runtime in ms so far) of each improvement, and
+    `improvements` its plan.
+
     Examples:
         >>> budgeted = Budgeted(lambda plans: np.arange(len(plans), 0.0, -1.0), budget=3)
         >>> budgeted([Plan(("cpu:0",), np.zeros(2, np.int64))] * 5)
         array([ 3.,  2.,  1., nan, nan])
         >>> budgeted.best_ms, budgeted.left
         (1.0, 0)
-
-    Args:
-        objective: evaluates plans.
-        budget: number of plans that it evaluates; further ones get NaN. Repeats count again.
-
-    Attributes:
-        best: the plan of least runtime so far; None before any ran.
-        best_ms: its runtime; infinite before any ran.
-        curve: (plans asked, best runtime in ms so far), an entry for each improvement.
-        improvements: the plan of each entry of the curve.
     """
 
     def __init__(self, objective: Objective, budget: int) -> None:
@@ -166,7 +149,6 @@ class Budgeted:
 
     @property
     def left(self) -> int:
-        """Number of plans that may still be asked about."""
         return self.budget - self.num_asked
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
@@ -193,3 +175,50 @@ class InProgramOrder:
 
     def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         return self.objective([replace(plan, priority=None) for plan in plans])
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The plan that a baseline or a method proposes.
+
+    Args:
+        plan: None if the method has none that runs.
+        expected_ms: runtime by the objective; NaN without a plan.
+        seconds: planning time.
+        evaluations: number of plans that the objective was asked about.
+        curve: (plans asked, best runtime in ms so far).
+    """
+
+    plan: Plan | None
+    expected_ms: float
+    seconds: float
+    evaluations: int
+    curve: tuple[tuple[int, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a record for JSON; NaN becomes None."""
+        return {
+            "plan": None if self.plan is None else self.plan.to_dict(),
+            "seconds": self.seconds,
+            "expected_ms": None if np.isnan(self.expected_ms) else self.expected_ms,
+            "evaluations": self.evaluations,
+            "curve": [list(point) for point in self.curve],
+        }
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Planned:
+        """Read what `to_dict` returns."""
+        return Planned(
+            None if record["plan"] is None else Plan.from_dict(record["plan"]),
+            float("nan") if record["expected_ms"] is None else record["expected_ms"],
+            record["seconds"],
+            record["evaluations"],
+            tuple((count, best) for count, best in record["curve"]),
+        )
+
+
+def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
+    """Return the plan without priorities or fusion where these are not among the tasks."""
+    return replace(
+        plan, priority=plan.priority if "schedule" in tasks else None, fusion=plan.fusion if "fusion" in tasks else None
+    )

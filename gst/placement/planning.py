@@ -1,10 +1,11 @@
-"""Plans of a task by every baseline and search method, judged by an objective without measurements."""
+"""Settings of a search, and plans of a task by every baseline and method, judged without measurements."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,106 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objectives import Budgeted, InProgramOrder, Objective, SimulatedObjective
+from gst.placement.objectives import Budgeted, InProgramOrder, Objective, Planned, SimulatedObjective, restrict
 from gst.placement.policies.colocrl import colocrl
 from gst.placement.policies.constructive.fine_tuning import fine_tune
 from gst.placement.policies.go import go
 from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp
 from gst.placement.search.annealing import anneal
-from gst.placement.settings import (
-    DEFAULT_METHODS,
-    DEFAULT_SETTINGS,
-    PlacementResult,
-    Planned,
-    Settings,
-    check_names,
-    restrict,
-)
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
 SEARCHES: dict[str, Callable[..., None]] = {
     "annealing": anneal, "colocrl": colocrl, "hdp": hdp, "go": go, "policy": fine_tune, "guided_search": guided_search,
 }  # fmt: skip
-"""Function of each of `gst.placement.settings.METHODS`: it asks a `Budgeted` objective about plans."""
+"""Function of each method beyond the baselines: it asks a `Budgeted` objective about plans."""
+
+METHODS = tuple(SEARCHES)
 
 JOINT = ("go",)  # methods that also decide fusion, and take the tasks
+
+DEFAULT_METHODS = ("annealing", "guided_search")
+TASKS = ("placement", "schedule", "fusion")
+
+COST_MODELS = ("sums", "network")
+"""Linear regression on sums over a plan, and the GST cost model; see `gst.placement.search.surrogates`."""
+
+BUDGET = 16
+"""Plans measured by default. On the cores of this machine a search of 50 ended 3 % behind annealing on the simulator,
+which measures none (`experiments.bench.search_loop`); it is ahead where costs differ from the profile."""
+
+
+def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
+    """Raises:
+    ValueError: a method or a task is unknown, or placement is not among the tasks.
+    """
+    for names, choices, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+        if wrong := [name for name in names if name not in choices]:
+            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(choices)}")
+    if "placement" not in tasks:
+        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a search for a plan.
+
+    Args:
+        budget: plans that `guided_search` may measure; 0 = none, the baselines alone are measured.
+        evaluations: simulated plans that each method may ask about.
+        methods: some of `METHODS`.
+        tasks: the decisions to make, some of `TASKS`.
+        repetitions: runs of each plan at the end.
+        patience_s: seconds to wait for quiet cores.
+        workers: processes that measure for the search.
+        cost_model: one of `COST_MODELS`; it learns from measurements by how much the simulator errs.
+        compile_step: also measure the step compiled and frozen, on all cores and on one; each takes up to a minute.
+        compile_s: no such variant is begun after half of these seconds, and none is compiled beyond them.
+        finals_s: seconds of each set of runs at the end, see `gst.execution.measure.measure`.
+    """
+
+    budget: int = BUDGET
+    evaluations: int = 2_000
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    tasks: tuple[str, ...] = ("placement", "schedule")
+    repetitions: int = 25
+    seed: int = 0
+    patience_s: float = 20.0
+    workers: int = 1
+    cost_model: str = "sums"
+    compile_step: bool = True
+    compile_s: float = 120.0
+    finals_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_names(self.methods, self.tasks)
+        for what in ("budget", "evaluations"):
+            if getattr(self, what) < 0:
+                raise ValueError(f"{what} is {getattr(self, what)}; 0 = the portfolio alone")
+        for what in ("repetitions", "workers"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} is {getattr(self, what)}; want 1 or more")
+        if self.cost_model not in COST_MODELS:
+            raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
+
+
+DEFAULT_SETTINGS = Settings()
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementResult:
+    """The fastest plan of a search, and its comparison with the others.
+
+    Args:
+        result: see `gst.placement.planning.placed_result`.
+        drawing: more data for the report, see `gst.placement.api.drawing`.
+    """
+
+    task: Task
+    plan: Plan
+    result: dict[str, Any]
+    drawing: dict[str, Any] = field(default_factory=dict)
 
 
 def plan_all(
@@ -55,8 +131,7 @@ def plan_all(
     """Return the plan of each baseline, then the best plan of each method, by name.
 
     Args:
-        objective: judges plans.
-        methods: some of `gst.placement.settings.METHODS`.
+        methods: some of `METHODS`.
         evaluations: plans that each method may ask about; 0 = baselines alone.
         tasks: the decisions to make; without 'schedule' operations run in program order.
         log: file of results of methods; methods with a result in it do not run again.
@@ -71,7 +146,7 @@ def plan_all(
         >>> plans["annealing"].expected_ms <= plans["heft"].expected_ms
         True
     """
-    check_names(methods, tasks, tuple(SEARCHES))
+    check_names(methods, tasks)
     settings = {
         "task": task.key, "devices": list(task.names), "seed": seed, "most_evaluations": evaluations,
         "tasks": list(tasks), "memory_limits": task.memories,
@@ -96,7 +171,7 @@ def plan_all(
 
 
 def plans_by_name(planned: Mapping[str, Planned]) -> dict[str, Plan]:
-    """Return the plans by name of their baseline or method, without those that have none."""
+    """Return the plans by name, without those of methods that have none."""
     return {name: each.plan for name, each in planned.items() if each.plan is not None}
 
 
@@ -195,16 +270,14 @@ def check_fits(task: Task, planned: dict[str, Planned]) -> None:
 def placed_result(
     task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the entries that all results have: `program`, `num_nodes`, `devices`, `runtime`, `objective` and
-    `lower_bound` (ms), `best`, `plans`, `machine`, and where costs were measured `profile_load`, the share of the cores
-    that other processes took meanwhile. Measured results add `cost_model` and `gst.placement.loop.Finals.figures`,
-    above all the `winner`, which need not be a plan.
+    """Return the entries that all results have: `program`, `num_nodes`, `devices`, `runtime` ('measured' or
+    'simulated'),
+    `objective` and `lower_bound` (ms), `best`, `plans`, `machine`, and where costs were measured `profile_load`, the
+    share of the cores that other processes took meanwhile. Measured results add `cost_model` and the `figures` of
+    `gst.placement.finals.Finals`, above all the `winner`, which need not be a plan.
 
     Args:
-        runtime: 'measured' or 'simulated'.
-        best: name of the fastest plan.
-        objective: its runtime in ms.
-        bound_ms: lower bound of the runtime of every plan.
+        best: name of the fastest plan; `objective` is its time.
         plans: by name `feasible`, `reason`, `seconds_to_plan`, `measurements`; of measured ones `median_ms`, `low_ms`,
             `high_ms`, `runs`, `simulated_ms`, and of the fastest the same three of a second set of runs,
             `again_median_ms` and so on; of others `latency` (ms) and `evaluations`.

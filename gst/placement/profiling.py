@@ -38,14 +38,8 @@ AT_ONCE = LoadGate(patience_s=0.0)
 NO_RUNS = RunsInTurns([], 0.0)
 
 
-def profiled_task(
-    program: Program, runner: PlanRunner, seed: int, patience_s: float, progress: Progress = no_progress
-) -> Task:
-    """Measure the costs of a program as soon as the cores are quiet, or the patience ends; see `measured_task`.
-
-    Args:
-        patience_s: seconds to wait for quiet cores, in all; the rest is for interruptions by other processes.
-    """
+def profiled_task(program: Program, runner: PlanRunner, seed: int, patience_s: float, progress: Progress) -> Task:
+    """Measure the costs of a program as soon as the cores are quiet, or `patience_s` ends; see `measured_task`."""
     gate = AT_ONCE
     if patience_s > 0:
         gate = LoadGate(patience_s=patience_s, progress=progress)
@@ -64,12 +58,10 @@ def measured_task(
     single device, and devices that do not record when operations begin, are profiled alone, once.
 
     Args:
-        program: of the runner.
         runner: entered.
         seed: of the plans from which contention is fitted.
         gate: waits for quiet cores before more runs, if other processes were busy during all runs before. `load` of
             the costs is the share of the cores that they took while they took least.
-        progress: called at each profile.
     """
     progress("profiling", 0, 1)
     profiled = runner.costs()
@@ -105,7 +97,7 @@ def measured_task(
 
 
 def _cannot_run(program: Program, costs: Costs) -> Iterator[str]:
-    """Yield a sentence for each device that cannot run some operations; lanes of one accelerator have the same one."""
+    """Yield a sentence for each device that cannot run some operations."""
     for device, times_us in zip(costs.devices, costs.times_us, strict=True):
         nodes = np.flatnonzero(np.isinf(times_us))
         if len(nodes):
@@ -122,8 +114,8 @@ def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
 
     Examples:
         >>> cores = [Device(f"cpu:{core}", "cpu", (core,), 1 + core % 2, "host", "example") for core in range(20)]
-        >>> representatives(cores[:2]), representatives(cores)[0]
-        (([0, 1], [0, 1]), [0, 1])
+        >>> representatives(cores)[0]
+        [0, 1]
     """
     if len(devices) <= MOST_ALONE:
         return list(range(len(devices))), list(range(len(devices)))
@@ -133,9 +125,8 @@ def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
 
 
 def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
-    """Read the task with its costs from `out`, or measure it by `make` and write it there.
-
-    A search that goes on needs the costs with which it began, as baselines would plan differently with others.
+    """Read the task with its costs from `out`, or measure it by `make` and write it there: baselines would plan
+    differently with other costs.
 
     Raises:
         ValueError: `out` has costs of another program, other devices or another release, or they are damaged.

@@ -31,7 +31,6 @@ class Task:
     """Operations to be placed on devices. Nodes are in topological order: every edge leads to a greater number.
 
     Args:
-        name: name of the program, for people.
         graph: the program without configurations: opcodes and features of the nodes of `costs`.
         costs: time of each operation on each device, size of its value, and speed of the links.
         colocation: group of each node, 0 .. groups - 1; a group is placed as one.
@@ -54,8 +53,9 @@ class Task:
 
     @staticmethod
     def of_program(program: Program, costs: Costs, contention: Contention | None = None) -> Task:
-        """Return the task of a captured program. Its inputs and constants are resident if there are several memories;
-        with a single memory they are there under every plan and do not count."""
+        """Return the task of a captured program. Inputs and constants are resident only if there are several
+        memories.
+        """
         several = len({device.memory for device in costs.devices}) > 1
         resident_bytes = np.where(costs.computed | (not several), 0, program.output_bytes)
         delays = Contention() if contention is None else contention
@@ -122,8 +122,7 @@ class Task:
         return Plan(self.names, placement.astype(np.int64), priority)
 
     def can_run(self, plan: Plan) -> bool:
-        """True if each operation of a plan can run on its device. Devices that the task does not have are left to the
-        simulator to refuse."""
+        """True if each operation can run on its device; unknown devices are left to the simulator to refuse."""
         places = plan.placement
         if plan.devices != self.names:
             number = {name: position for position, name in enumerate(self.names)}
@@ -132,14 +131,14 @@ class Task:
 
     @property
     def least_alone_us(self) -> float:
-        """Time of all operations, one after the other, on the fastest device; if no device can run all, the sum of the
-        least time of each."""
+        """Time of all operations, one by one, on the fastest device; if none can run all, the sum of the least
+        times.
+        """
         alone_us = float(self.times_us.sum(1).min())
         return alone_us if np.isfinite(alone_us) else float(self.times_us.min(0).sum())
 
     def taken_apart(self) -> Task:
-        """Return the task without the groups that a plan may take apart: those of a captured program. Groups of costs
-        without a program are a constraint."""
+        """Return the task without colocation groups, if it has a program; costs alone need theirs."""
         return self if self.program is None else replace(self, colocation=np.arange(self.num_nodes))
 
     def plan_of_groups(
@@ -203,8 +202,7 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
     """Read a plan for `program` on some of `devices`; see `save_plan` for an example.
 
     Raises:
-        ValueError: the file holds no plan, or one for another program (by key, where the file has one, and number of
-            nodes) or for other devices.
+        ValueError: the file holds no plan, or one for another program or other devices.
     """
     plan = Plan.load(path)
     key = read_object(path).get("program", program.key)
@@ -221,8 +219,7 @@ def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:
 
 
 def check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with a file of another task or of other settings. A setting that the file lacks is taken to be
-    the same.
+    """Refuse to go on with a file of another task or of other settings; what the file lacks counts as the same.
 
     Raises:
         ValueError: a setting differs; the message names the first, then and now.

@@ -22,7 +22,8 @@ MOST = 1e15  # sums and products of such numbers are finite
 
 class TaskReader(Protocol):
     """A file format: `Class(path).task(machine)` is a task, on the devices of the file if `machine` is None. The lines
-    of an attribute `notes`, such as assumptions, are printed."""
+    of an attribute `notes` are printed.
+    """
 
     def task(self, machine: Machine | None) -> Task: ...
 
@@ -53,7 +54,6 @@ class CostGraph:
         self.path, self.record = path, read_object(path)
 
     def task(self, machine: Machine | None) -> Task:
-        """Return the task on the devices of the file."""
         if machine is not None:
             raise ValueError(f"{self.path} has devices of its own; leave --machine away")
         entries = self._entry("devices")
@@ -113,8 +113,8 @@ class CostGraph:
 
 
 def task_reader(path: Path, name: str | None) -> TaskReader:
-    """Return the reader of a file: `CostGraph`, or an object of the class with the name `package.module:Class`, which
-    is imported with the current directory on the path of modules.
+    """Return the reader of a file: `CostGraph`, or an object of the class `package.module:Class`, which may lie in the
+    current directory.
 
     Raises:
         ValueError: the file is missing or damaged, or there is no such class.

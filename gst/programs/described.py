@@ -1,8 +1,8 @@
 """A process that captures steps for a CUDA device on a machine that has none.
 
-Without a GPU PyTorch refuses gradients of tensors on `cuda:0`, even of fake ones, whether it was built for CUDA or not.
-A library of 40 lines, compiled once, answers its questions about such a device (`described_cuda.cpp`). It is loaded
-into a fork, so that nothing of it stays. With a GPU, fake tensors lie on that, in this process."""
+Without a GPU PyTorch refuses gradients of tensors on `cuda:0`, even of fake ones. A small library
+(`described_cuda.cpp`) describes such a device to it, in a fork, so that nothing of it stays.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gst.util.compiled import cpp_library
 
 DEVICE = torch.device(ACCELERATOR, 0)
 CAPABILITY = (7, 0)
-"""Compute capability that libraries are told while a step is captured: the oldest that PyTorch still runs on, so that
-they choose operators which devices of every generation run."""
+"""Compute capability of the captured programs: the oldest that PyTorch runs on, so that devices of every generation run
+their operators."""
 
 SOURCE = Path(__file__).with_name("described_cuda.cpp")
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC")
@@ -35,15 +35,15 @@ THREADS_OF_AUTOGRAD = "Unable to handle autograd's threading in combination with
 
 
 def run_described(function: Callable[[], None]) -> None:
-    """Call `function` in a fork of this process in which `cuda:0` is where new tensors lie; its results are files. With
-    a GPU it is called in this process.
+    """Call `function` in a fork of this process in which new tensors lie on `cuda:0`; its results are files. With a GPU
+    it is called in this process.
 
     Args:
         function: traces with fake tensors, and nothing else.
 
     Raises:
         ValueError: it raised, with the same message; or there is no fork or no C++ compiler here; or gradients of this
-            process have threads, which forks do not survive.
+            process have threads, which a fork loses.
 
     Examples:
         >>> run_described(lambda: print(end=""))
@@ -89,8 +89,7 @@ def is_foreign(operator: str) -> bool:
 
 @contextmanager
 def _tracing_for_cuda() -> Iterator[None]:
-    """Put new tensors on `DEVICE`, use attention that devices of all kinds run, and compute gradients without
-    threads."""
+    """Put new tensors on `DEVICE`, use attention that devices of all kinds run, and compute gradients in one thread."""
     limit, capability = proxy_tensor.CONSTANT_NUMEL_LIMIT, torch.cuda.get_device_capability
     cudnn, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False  # else operators that it alone has
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY

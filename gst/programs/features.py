@@ -100,15 +100,14 @@ ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_counter.sdpa_flop,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_counter.sdpa_backward_flop,
 }
-"""Formulas of operators that PyTorch's flop counter does not list."""
+"""Formulas of operators that PyTorch's flop counter lacks."""
 
 
 def flops(operations: Sequence[Operation]) -> Float64[np.ndarray, " nodes"]:
-    """Return the floating point operations of each node.
+    """Return the floating point operations of each node; a multiplication and an addition are two.
 
-    Exact for operators that PyTorch's flop counter knows (products of matrices, convolutions, attention, and their
-    derivatives; a multiplication and an addition are two); 0 for inputs, constants and views; otherwise one per element
-    of the largest of inputs and output.
+    Exact for operators of PyTorch's flop counter (products of matrices, convolutions, attention, their derivatives); 0
+    for inputs, constants and views; otherwise one per element of the largest of inputs and output.
     """
     return np.array([_flops(operation, operations) for operation in operations], np.float64)
 
@@ -134,7 +133,6 @@ def _convolution_backward_flops(operation: Operation, operations: Sequence[Opera
 
 
 def _shapes_of(template: Any, operations: Sequence[Operation]) -> Any:
-    """Return the template with each reference replaced by the shape of its value."""
     if isinstance(template, Reference):
         return operations[template.node].shapes[0]
     if isinstance(template, list | tuple):
@@ -170,7 +168,7 @@ REDUCTIONS = {"amax", "amin", "argmax", "cumsum", "max", "mean", "min", "sum", "
 
 
 def kind_of(operation: Operation) -> str:
-    """Return the kind of an operation, one of `KINDS`; a derivative has the kind of its primal if its name tells."""
+    """Return the kind of an operation, one of `KINDS`; a derivative has the kind of its primal."""
     packet = getattr(operation.target, "overloadpacket", operation.target)
     name = getattr(packet, "__name__", "").removesuffix("_data").removesuffix("_backward")
     if operation.is_view:
@@ -193,8 +191,8 @@ def colocate(
     """Number the colocation groups 0, 1, ... in the order of their first nodes.
 
     Views and `getitem` follow their producer. The update of a parameter follows the parameter, with the element-wise
-    operations that only feed it. A tiny element-wise operation follows the last of the operations it reads. An input, a
-    constant or an operation without inputs follows its consumers if these are in one group.
+    operations that only feed it. A tiny element-wise operation follows the last of the operations it reads. An input or
+    a constant follows its consumers if these are in one group.
 
     Args:
         operations: nodes in topological order.
@@ -251,7 +249,7 @@ def _feeding_updates(
 
 
 def is_elementwise(operation: Operation) -> bool:
-    """True for one output element per input element, as PyTorch tags it, and for derivatives of such operations."""
+    """True for one output element per input element, as PyTorch tags it."""
     tags = getattr(operation.target, "tags", ())
     return torch.Tag.pointwise in tags
 

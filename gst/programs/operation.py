@@ -14,10 +14,10 @@ from torch import Tensor
 import gst.programs.seeded  # noqa: F401  # registers operators that programs from files name
 
 ACCELERATOR = "cuda"
-"""For which steps are captured on a machine that has none; simulated GPUs are of this kind too."""
+"""Kind of device for which steps are captured on a machine that has none; simulated GPUs are of this kind too."""
 
 KINDS = ("cpu", ACCELERATOR)
-"""Of devices for which steps are captured."""
+"""Kinds of devices for which steps are captured."""
 
 
 def kind_for(kinds: Iterable[str]) -> str:

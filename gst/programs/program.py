@@ -1,9 +1,4 @@
-"""A captured program: a graph for planning and a list of calls for running, with its files on disk.
-
-A saved program is a directory without pickled code: `program.json` holds version, key, operations and outputs;
-`graph.npz` the arrays of the graph, colocation and parameter homes; `tensors.pt` inputs and constants;
-`checksums.json` SHA-256 of the other files.
-"""
+"""A captured program: a graph for planning and a list of calls for running, with its files on disk."""
 
 from __future__ import annotations
 
@@ -46,10 +41,10 @@ class Program:
     Args:
         name: of the step.
         graph: features, opcodes and edges producer -> consumer (each pair once).
-        operations: what each node calls.
+        operations: call of each node.
         inputs: example values of the 'input' nodes, which are nodes 0 .. len(inputs) - 1.
         outputs: for each flat output a `Reference` to the node that makes it, or a plain value.
-        output_spec: how flat outputs become what the step returned (`program.unflatten`).
+        output_spec: structure in which the step returned its outputs (`program.unflatten`).
         colocation: number of the group of each node, 0 .. groups - 1; a group is best placed as one.
         parameter_home: for each node the input node of the parameter that it is, views or renews; -1 for none.
     """
@@ -82,8 +77,8 @@ class Program:
 
     @cached_property
     def key(self) -> str:
-        """16 hexadecimal digits, equal for equal operations, arguments, shapes, dtypes, constants and outputs; names
-        and the values of inputs do not count. A plan made for one such program fits the other.
+        """16 hexadecimal digits, equal for equal operations, arguments, shapes, constants and outputs; names and values
+        of inputs do not count.
 
         Raises:
             ValueError: an argument of an operation has no form in a file.
@@ -98,7 +93,9 @@ class Program:
         return digest.hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
-        """Write the new directory `directory`, completely or not at all; nothing in it is pickled Python code.
+        """Write the new directory `directory`, completely or not at all, without pickled code: `program.json` holds
+        version, key, operations and outputs; `graph.npz` the graph; `tensors.pt` inputs and constants; `checksums.json`
+        SHA-256 of these.
 
         Raises:
             ValueError: it is there already, or an operation or argument has no form in a file.
@@ -119,8 +116,8 @@ class Program:
         """Read a directory of `save`; the program has the same key and computes the same.
 
         Raises:
-            ValueError: it is no saved program, one of another version, a file of it is missing or damaged, or it
-                needs an operator that is not registered here.
+            ValueError: it is no saved program of this version, is damaged, or needs an operator that is not registered
+                here.
         """
         try:
             record = _checked(directory)
@@ -187,7 +184,6 @@ def as_module(program: Program) -> fx.GraphModule:
 
 
 def _with(template: Any, values: dict[int, fx.Node]) -> Any:
-    """Return a template of arguments with nodes of the graph for references."""
     if isinstance(template, Reference):
         return values[template.node]
     if isinstance(template, dict):
@@ -219,9 +215,7 @@ def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]
     """Return the error of each output that rounding alone may cause: `MARGIN` times its change when each number of the
     inputs moves by a unit in the last place, up or down at random.
 
-    Adam's first step turns a gradient near zero into large changes. This is the measure of backward error (Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, section 1.5): outputs are right that are exact for inputs a
-    few roundings away.
+    This is the measure of backward error (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
 
     Args:
         run: called with inputs as one argument.
@@ -248,12 +242,8 @@ def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]
 
 
 def distances(got: Sequence[Any], want: Sequence[Any]) -> list[float]:
-    """Return the largest difference between the numbers of each two outputs; 0 if they are no floating-point numbers.
-
-    Examples:
-        >>> distances([torch.tensor([1.0, 2.5]), torch.tensor(3)], [torch.tensor([1.0, 2.0]), torch.tensor(4)])
-        [0.5, 0.0]
-    """
+    """Return the largest difference between the numbers of each two outputs; 0 if they are no floating-point
+    numbers."""
     result = []
     for a, b in zip(got, want, strict=True):
         has_numbers = isinstance(b, Tensor) and b.is_floating_point() and b.numel() > 0
@@ -265,13 +255,10 @@ def distances(got: Sequence[Any], want: Sequence[Any]) -> list[float]:
 def outputs_differ(got: Sequence[Any], want: Sequence[Any], margins: Sequence[float] = ()) -> str | None:
     """Return the first difference between two lists of flat outputs; None if they agree within their `TOLERANCE`.
 
-    An output near zero may be a difference of numbers as large as the other outputs (the gradient of a bias before a
-    normalisation, say). So no output must agree better than `ROUNDING` units of the last place of the largest one, nor
-    better than its margin (`rounding_margins`).
+    An output near zero may be a difference of large numbers. So no output must agree better than `ROUNDING` units of
+    the last place of the largest one, nor better than its margin (`rounding_margins`).
 
     Examples:
-        >>> outputs_differ([torch.ones(2)], [torch.ones(2) + 1e-6]) is None
-        True
         >>> outputs_differ([torch.ones(2)], [torch.ones(2) + 1])
         'output 0 is off by 1, allowed 0.002'
     """
@@ -362,15 +349,11 @@ def _program(record: dict[str, Any], arrays: dict[str, Any], tensors: dict[str, 
 
 
 def structure(text: str) -> pytree.TreeSpec:
-    """Return a structure of inputs or outputs from the text of `pytree.treespec_dumps`. Two forms for which torch would
-    import a module are refused.
+    """Return a structure of outputs from the text of `pytree.treespec_dumps`. Two forms for which torch would import a
+    module are refused.
 
     Raises:
         LookupError: it is of one of these forms; damaged text raises other errors too.
-
-    Examples:
-        >>> structure(pytree.treespec_dumps(pytree.tree_flatten({"a": 1, "b": [2]})[1])).num_leaves
-        2
     """
     _, root = parse_json(text)
     nodes = [root]
@@ -385,7 +368,7 @@ def structure(text: str) -> pytree.TreeSpec:
 def _operation(record: dict[str, Any], constants: Any) -> Operation:
     target = None if record["target"] is None else target_of_form(record["target"])
     known = {argument.name for argument in target._schema.arguments} if isinstance(target, OpOverload) else set()
-    if unknown := record["kwargs"].keys() - known:  # they become part of a line of Python, see `execute.calls.bind`
+    if unknown := record["kwargs"].keys() - known:  # they become part of a line of Python, see `gst.lowering.calls.bind`
         raise ValueError(f"operator {record['target']} has no argument {shown(min(unknown))}")
     return Operation(
         record["name"], record["kind"], target,

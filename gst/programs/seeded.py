@@ -1,10 +1,7 @@
-"""Random numbers that depend on a seed among the inputs alone: by Philox, in whatever order operations run.
+"""Random numbers that depend on a seed among the inputs alone, in whatever order operations run.
 
-A step that draws from the generator of the process is no pure function: its operations would get other numbers in
-another order, or on another device. Within `drawn_from(seed)` each random operation of PyTorch becomes a pure one,
-`gst::uniform(seed, number, size)` with the number of the draw, so that a captured program holds it like any other.
-
-Philox4x64-10 is of Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011; seed and number are its key.
+Within `drawn_from(seed)` each random operation of PyTorch becomes a pure one, `gst::uniform(seed, number, size)` with
+the number of the draw. Numbers are of Philox4x64-10 (Salmon et al., SC 2011), with seed and number as its key.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ def drawn_from(seed: Tensor) -> AbstractContextManager[Any]:
     """Let dropout and other random operations draw from `seed`: equal seeds give equal numbers, other seeds and each
     further draw give others.
 
-    It replaces `dropout`, `bernoulli`, `rand`, `randn`, `uniform_`, `normal_` and compositions of them, such as
-    attention with dropout. Each operation takes some microseconds longer while the step runs as written.
+    It replaces `dropout`, `bernoulli`, `rand`, `randn`, `uniform_`, `normal_` and compositions of them.
 
     Args:
         seed: a whole number, `torch.tensor(0)`: an input of the step.
@@ -39,10 +35,9 @@ def drawn_from(seed: Tensor) -> AbstractContextManager[Any]:
         ValueError: the seed is no single whole number.
 
     Examples:
-        >>> x = torch.ones(1000)
         >>> def dropped(seed):
         ...     with drawn_from(torch.tensor(seed)):
-        ...         return torch.nn.functional.dropout(x, 0.25)
+        ...         return torch.nn.functional.dropout(torch.ones(1000), 0.25)
         >>> bool((dropped(0) == dropped(0)).all()), bool((dropped(0) == dropped(1)).all())
         (True, False)
     """
@@ -76,11 +71,7 @@ class _Draws(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def drawn(self, kind: str, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-        """Uniform or normal numbers of the seed and the number of this draw.
-
-        Raises:
-            ValueError: complex numbers are wanted.
-        """
+        """Return uniform or normal numbers of the seed and the number of this draw."""
         if dtype is not None and dtype.is_complex:
             raise ValueError(f"random numbers of a seed are real; {dtype} is not drawn")
         seed: Tensor = self.seed

@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "momentum": ("momentum",),
     "adam": ("mean", "mean_square"),
 }
-"""What each remembers of every parameter."""
+"""State of each optimizer for every parameter."""
 
 SEED = "random/seed"  # entry of a state
 
@@ -37,9 +37,9 @@ class Step:
 
     Args:
         name: unique within a dataset of programs.
-        function: leaves its inputs as they are. A step of training is `function(state, *tensors) -> (loss, new_state)`,
-            where `state` is a dictionary of parameters and other renewed tensors, and `new_state` has the same keys in
-            the same order. A step of inference takes and returns any structure of tensors.
+        function: leaves its inputs as they are. A step of training is `function(state, *tensors) -> (loss, new_state)`;
+            the dictionaries `state` and `new_state` have the same keys in the same order. A step of inference takes and
+            returns any structure of tensors.
         inputs: of `function`: tensors in tuples, lists and dictionaries.
     """
 
@@ -75,7 +75,7 @@ def training_step(
     """Return the step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
 
     The state holds the parameters and buffers of the model by name and, for each trained parameter, the optimizer's
-    memory (`weight/momentum`). A tied weight is one entry; a frozen one (`requires_grad` is False) stays.
+    memory (`weight/momentum`). A frozen parameter (`requires_grad` is False) stays.
 
     Args:
         name: of the step.
@@ -84,8 +84,8 @@ def training_step(
         tensors: one batch of data.
         optimizer: one of `gst.programs.step.OPTIMIZERS`.
         rate: learning rate.
-        seed: for dropout and other random operations of the first step, see `drawn_from`; the state holds it as
-            `random/seed`, and each step adds 1. None = there are none.
+        seed: for random operations of the first step, see `drawn_from`; the state holds it as `random/seed`, and each
+            step adds 1. None = there are none.
 
     Raises:
         ValueError: there is no such optimizer, or nothing to train.
@@ -185,7 +185,7 @@ def updated(
 def _adam(
     key: str, state: Mapping[str, Tensor], gradient: Tensor, rate: Tensor, square_correction: Tensor
 ) -> dict[str, Tensor]:
-    """Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1; `rate` is corrected for the bias of the mean already."""
+    """Return the update of Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1; `rate` is corrected for bias already."""
     mean = DECAY * state[f"{key}/mean"] + (1 - DECAY) * gradient
     square = SQUARE_DECAY * state[f"{key}/mean_square"] + (1 - SQUARE_DECAY) * gradient * gradient
     value = state[key] - rate * mean / ((square / square_correction).sqrt() + EPSILON)
@@ -193,8 +193,7 @@ def _adam(
 
 
 def drawn(build: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
-    """Return a model with weights from `generator`, uniform within +-1/sqrt(fan in), and biases 0. PyTorch draws while
-    it builds: the global generator is put back."""
+    """Return a model with weights from `generator`, uniform within +-1/sqrt(fan in), and biases 0."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build()
         for name, value in model.named_parameters():
@@ -215,11 +214,7 @@ def tokens(
 
 
 def divided(width: int, parts: int, what: str) -> int:
-    """Return `width / parts`.
-
-    Raises:
-        ValueError: there is a remainder.
-    """
+    """Return `width / parts`; raise ValueError if there is a remainder."""
     if width % parts:
         raise ValueError(f"width {width} cannot be divided among {parts} {what}; take a multiple of {parts}")
     return width // parts

@@ -37,13 +37,8 @@ STARTED = time.time()  # of this process, nearly
 
 
 def resolve(name: str) -> Step:
-    """Return the step of a name:
-
-    - `rnnlm`, a bundled workload, or with arguments `rnnlm:layers=8,hidden=512`;
-
-    - `transformers:gpt2`, a model of the transformers library (extra `models`), or `transformers:gpt2:n_layer=2`;
-
-    - `module:function`, the result of that function without arguments.
+    """Return the step of a name: a bundled workload (`rnnlm`, `rnnlm:layers=8,hidden=512`), a model of the transformers
+    library (`transformers:gpt2:n_layer=2`), or the result of a function without arguments (`module:function`).
 
     Raises:
         ValueError: no such program, argument, model, module or function, or it does not return a `Step`.
@@ -116,8 +111,7 @@ def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
     """Return the program of a step by its name (`resolve`), for a kind of device, from `cache` if it was traced before.
 
     It is traced again after a change of a source file of the step (found by import statements, outside of installed
-    packages), and by another version of torch, of this package or of transformers. Files that a step reads by itself
-    are not watched.
+    packages), and by another version of torch, of this package or of transformers.
 
     Raises:
         ValueError: as `resolve` and `capture`; a damaged trace is made again instead.
@@ -141,8 +135,7 @@ def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
 
 
 def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
-    """Return the directory of the program of that name in the cache of `traced`, for these versions and the module of
-    that name here.
+    """Return the directory of the program of that name in the cache of `traced`, for these versions.
 
     Examples:
         >>> trace_path("rnnlm:layers=1", Path("traces")).name[:14]
@@ -199,8 +192,8 @@ def _keep(program: Program, directory: Path, sources: Iterable[Path]) -> None:
 
 
 def own_sources(modules: Iterable[str]) -> list[Path]:
-    """Return source files of imported modules and of all imported modules that their import statements reach, sorted;
-    without the standard library and installed packages."""
+    """Return source files of imported modules and of all that their import statements reach, sorted; without the
+    standard library and installed packages."""
     waiting, seen, files = list(modules), set[str](), set[Path]()
     while waiting:
         name = waiting.pop()
@@ -217,8 +210,7 @@ def own_sources(modules: Iterable[str]) -> list[Path]:
 
 
 def source_of(module: str) -> Path | None:
-    """Return the source file of an imported module; None without one, or in the standard library or an installed
-    package."""
+    """Return the source file of an imported module; None in the standard library or an installed package."""
     name = getattr(sys.modules[module], "__file__", None)
     if not name or not name.endswith(".py"):
         return None
@@ -232,7 +224,7 @@ def digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _imports(path: Path, module: ModuleType) -> Iterator[str]:
-    """Yield names of modules that the statements of a source file may import, also inside functions."""
+    """Yield names of modules that a source file may import, also inside functions."""
     package = module.__package__ or ""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):

@@ -38,18 +38,16 @@ KeyPath = tuple[Any, ...]
 def capture(step: Step, kind: str = "cpu") -> Program:
     """Trace `step` into a program of aten operations; nothing is computed, shapes are those of `step.inputs`.
 
-    Operations in place become operations out of place. `detach` and repeated views (the same transpose of the same
-    weight) are dropped, as they compute nothing.
+    Operations in place become operations out of place; `detach` and repeated views are dropped.
 
     Args:
         step: its inputs lie on the CPU.
-        kind: one of `KINDS`, of the device that operations are chosen for; it need not be here. A program for an
-            accelerator has no operators of CPUs, and attention by operators that devices of every kind run.
+        kind: one of `KINDS`, of the device that operations are chosen for; it need not be here.
 
     Raises:
-        ValueError: there is no such kind, an input is no tensor, the step depends on values (`.item()`,
-            `if loss > 0`), draws random numbers, changes an input in place without returning the new value, captures a
-            tensor of more than a GiB, or does something else that cannot be traced.
+        ValueError: there is no such kind, an input is no tensor, the step depends on values (`.item()`, `if loss > 0`),
+            draws random numbers, changes an input in place without returning the new value, captures a tensor of more
+            than a GiB, or cannot be traced.
 
     Examples:
         >>> program = capture(Step("double", lambda x: {"twice": x + x}, (torch.ones(2),)))
@@ -73,11 +71,7 @@ def _flat_inputs(step: Step) -> tuple[Tensor, ...]:
 
 
 def _without_values(program: Program) -> Program:
-    """Return a program with inputs of one element, expanded to their shapes: little is written to the disk.
-
-    Raises:
-        ValueError: an operator is one of CPUs alone.
-    """
+    """Return a program with inputs of one element, expanded to their shapes; refuse operators of CPUs alone."""
     for operation in program.operations:
         if operation.kind == "operation" and is_foreign(str(operation.target)):
             raise ValueError(f"step {program.name!r} calls {operation.target} itself, which only CPUs run")
@@ -269,8 +263,8 @@ def _is_state(path: KeyPath) -> bool:
 def _updates(
     inputs: Sequence[KeyPath], results: Sequence[KeyPath], outputs: Sequence[Any]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (node of the new value of a parameter, input node of that parameter): the first input and the second output
-    are dictionaries, and their names agree."""
+    """Yield (node of the new value of a parameter, input node of that parameter), by equal names in the first input and
+    the second output."""
     numbers = {path[1:]: number for number, path in enumerate(inputs) if len(path) > 1 and _is_state(path)}
     for path, output in zip(results, outputs, strict=True):
         is_new = len(path) > 1 and path[0] == pytree.SequenceKey(1) and path[1:] in numbers
@@ -303,18 +297,17 @@ def _parameter_homes(
 
 
 def trace(function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str) -> fx.GraphModule:
-    """Trace `function` with fake tensors; nothing is computed. Only a function that writes in place is traced again,
-    functionalised, so that `x += y` becomes `x + y` and later reads see the sum.
+    """Trace `function` with fake tensors; nothing is computed. A function that writes in place is traced again,
+    functionalised, so that `x += y` becomes `x + y`.
 
     Args:
         function: of flat tensors, returns a list.
         inputs: flat tensors.
-        labels: of the inputs, for messages.
-        name: of the step, for messages.
+        labels, name: of the inputs and of the step, for messages.
 
     Raises:
-        ValueError: it depends on values, cannot be traced, draws random numbers, writes into a tensor that it
-            captured, or into an input without returning the new value.
+        ValueError: it depends on values, cannot be traced, draws random numbers, writes into a tensor that it captured,
+            or into an input without returning the new value.
     """
     module = _traced(function, inputs, name)
     _refuse_random(module, name)

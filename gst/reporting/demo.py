@@ -228,7 +228,8 @@ def _placement_gain(placement: Record) -> Gain:
     words = (
         f"as fast as {_named(fastest) or 'PyTorch'}, the best without a plan (eager {_ratio(times.get(PYTORCH), best)}"
     )
-    words += f", torch.compile {_ratio(compiled, best)})" + "; no plan won here" * no_plan
+    words += f", torch.compile {_ratio(compiled, best)})"
+    words += "" if not no_plan else ", within noise" if steps.get(fastest, best) > best else "; no plan won here"
     return _ratio(steps.get(fastest), best), words, "" if no_plan else "good"
 
 

@@ -20,15 +20,14 @@ TRIMMED = 0.01  # share of the operations left out, those that fit least: interr
 def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UNCALIBRATED) -> Contention:
     """Fit the contention under which the simulator gives the operations of `runs` the durations they had.
 
+    The excess of a duration over its time alone is linear in the unknowns: non-negative least squares, then again
+    without the one in a hundred that fits least. Each operation counts in its shortest run. Times from one operation to
+    the next are medians over the quickest run of each plan.
+
     Args:
         costs: of the program, on the devices that ran it.
         runs: of each plan, run alternately (`runs_in_turns`); a dozen plans that keep several devices busy suffice.
         start: values that are not fitted, and defaults for times that no run shows.
-
-    An operation loses a share of its speed for as long as another runs, so the excess of its duration over its time
-    alone is linear in the unknowns: non-negative least squares, then again without the one in a hundred that fits
-    least. Each operation counts in the run of its plan in which it was shortest, see `shortest_us`. Times from one
-    operation to the next are medians over the quickest run of each plan.
     """
     from scipy.optimize import nnls
 
@@ -60,14 +59,14 @@ def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UN
 
 
 def _shortest(rows: Sequence[Float64[np.ndarray, "operations 5"]]) -> Float64[np.ndarray, "operations 5"]:
-    """Return the row of each operation, of several runs of a plan, from the run in which it took least."""
+    """Return the row of each operation from the run in which it was shortest."""
     of_runs = np.stack(rows)
     return of_runs[of_runs[:, :, -1].argmin(0), np.arange(of_runs.shape[1])]
 
 
 def _rows(simulator: Simulator, run: Timeline, helper_spin_us: float) -> Float64[np.ndarray, "operations 5"]:
-    """Return for each operation: microseconds during which others ran, the same times the traffic of both, bytes read
-    from another thread, 1 if its helpers slept, and its time beyond that alone."""
+    """Return for each operation: microseconds with others, the same times both traffics, bytes from another thread, 1
+    if its helpers slept, and its excess over its time alone."""
     costs = simulator.costs
     nodes = np.flatnonzero(costs.computed)
     alone = costs.times_us[run.device[nodes], nodes]
@@ -105,7 +104,7 @@ def _helpers_asleep(
 @compiled
 @no_type_check
 def _overlaps(order, begin, end, intensity):
-    """Return the time during which each node of `order` (by begin) ran with others, and the same weighted by both
+    """Return the time that each node of `order` (by begin) ran with others, and the same weighted by both
     intensities."""
     beside, traffic = np.zeros(len(begin)), np.zeros(len(begin))
     for position in range(len(order)):
@@ -133,8 +132,7 @@ class _Gaps:
 
 
 def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
-    """Return gaps. An operation may start when its inputs are there and its cores are free; the later one wakes its
-    thread."""
+    """Return gaps from the moment when the inputs and cores of an operation are free until it starts."""
     costs = simulator.costs
     worker, leader = simulator.worker[run.device], simulator.leader.tolist()
     leading = [[core for core in mine if core in leader] for mine in simulator.cores]

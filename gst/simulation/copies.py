@@ -28,8 +28,8 @@ class Copies(NamedTuple):
 
 
 def copies_of(costs: Costs, run: Timeline) -> Copies:
-    """Return the copies of a simulated run. Where copies queue, they go in the order of the run's stream program: by
-    the begin of the operation that made the value, then by that of the first reader.
+    """Return the copies of a simulated run, in the order of its stream program: by the begin of the operation that made
+    the value, then by that of the first reader.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -64,7 +64,7 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
 @compiled
 @no_type_check
 def _in_turn(lane, made, latency, took, lanes):
-    """Return begin and end of copies: each begins when its value is made and the copy before it in its lane has
+    """Return begin and end of copies: each begins after its value is made and the copy before it in its lane has
     ended."""
     begin, end, free = np.empty(len(lane)), np.empty(len(lane)), np.zeros(lanes)
     for copy in range(len(lane)):

@@ -1,7 +1,7 @@
 """Discrete-event loop of a simulated run, compiled by numba.
 
-Where copies queue, each memory has one lane of copies, as in a stream program (`gst.lowering.lower`): a value
-goes once to each other memory where it is read, in the order in which the operations that made the values began.
+Where copies queue, each memory has one lane of copies, as in a stream program: a value goes once to each other memory
+where it is read, in the order in which the operations that made the values began.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Memory of simulated runs: the most bytes that one run takes, and a stream program that allows this run.
+"""Memory of simulated runs: the most bytes that one run takes.
 
-A simulation determines the order in which the operations of each device begin. Lowered in this order the plan is a
-stream program whose events allow the simulated run. So the run takes at most the peak over all runs that
-`gst.lowering.race_check.check` proves, and exactly this peak where one device computes alone.
+The run takes at most the peak over all runs that `gst.lowering.race_check.check` proves, and exactly this peak where
+one device computes alone.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ _HOLDS: WeakKeyDictionary[Costs, Holds] = WeakKeyDictionary()
 
 
 def _holds(costs: Costs) -> Holds:
-    """Return the holds of costs, computed once."""
     if costs in _HOLDS:
         return _HOLDS[costs]
     holders: dict[int, list[int]] = {}
@@ -69,10 +67,9 @@ def _holds(costs: Costs) -> Holds:
 def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
     """Return the most bytes of intermediate values, outputs included, that each memory holds at any moment.
 
-    An operation takes its `own_bytes` while it runs, and at least its results, and leaves the storages it made. A
-    storage is freed when the last reader of the last value in it has ended. A value read in another memory is copied
-    there (`copies_of`). The value itself stays until the copy has arrived; the copy stays from its begin until the last
-    reader there of it, or of a view of it that was made there, has ended.
+    An operation takes its `own_bytes` while it runs. A storage is freed when the last reader of the last value in it
+    has ended. A value read in another memory is copied there (`copies_of`): the value stays until the copy has arrived,
+    the copy until its last reader there has ended.
     """
     begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
     names = list(dict.fromkeys(each.memory for each in costs.devices))
@@ -105,11 +102,8 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
 @compiled
 @no_type_check
 def _last_uses(edges, computed, kept, end, until, memory, memories, storages, holds):
-    """Return the time when each storage is freed, and each copy in each memory (0 without one).
-
-    Args:
-        until: when each value has been made and has arrived in all other memories; overwritten.
-    """
+    """Return the time when each storage is freed, and each copy in each memory (0 without one). Overwrites `until`, the
+    time when each value is made and has arrived everywhere."""
     nodes = len(end)
     hold_node, hold_storage, hold_parent = holds
     copy_until = np.zeros((nodes, memories))

@@ -44,12 +44,8 @@ def pop(heap, size):
 @compiled
 @no_type_check
 def enqueue(node, queue, first, size, begin, end):
-    """Put the value of a node that has just ended into a lane, in the order of `_precedes`.
-
-    Args:
-        queue: int64 (nodes); `size` nodes, of which those before `first` stay where they are.
-        begin, end: of each node.
-    """
+    """Put the value of a node that has just ended into a lane, behind its first `first` nodes, in the order of
+    `_precedes`."""
     position = size
     while position > first and _precedes(node, queue[position - 1], begin, end):
         queue[position] = queue[position - 1]
@@ -81,8 +77,7 @@ def is_next(node, lane, begin, home, memory, active, running, indptr, consumers,
 @compiled
 @no_type_check
 def next_reader(node, last, home, memory, indptr, consumers, away):
-    """Return the first reader of a value in the next memory that gets a copy of it, in program order; -1 if there is
-    none.
+    """Return the first reader of a value in the next memory that gets a copy of it, in program order; -1 without one.
 
     Args:
         last: first reader in the memory that got a copy last; -1 at the beginning.

@@ -1,12 +1,10 @@
 """Model of the slowdown of kernels that run at once on one accelerator, fitted to timed pairs.
 
-    parts of an operation = its threads / threads that the accelerator holds, its GB/s / those of the accelerator's
-                            memory, its FLOP/s / those of its matrix products: numbers without a unit
-    share of an operation = the largest of its parts, each times a factor; at least a smallest share, at most 1
+    share of an operation = the largest of its parts (`Parts`), each times a factor; at least a smallest share, at most
+    1
     speed of operations at once = their speed alone / the sum of their shares, if that is above 1
 
-The three factors and the smallest share are the same for all accelerators. They are fitted to the pairs of all measured
-ones, so they also apply to an accelerator without timed pairs.
+All accelerators share the three factors and the smallest share.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.pair_records import Pairs
+from gst.execution.costs import Pairs
 from gst.simulation.simulator import UNCALIBRATED, Contention, Factors
 
 FACTORS = np.array([0.0, *np.geomspace(1 / 8, 8, 7)])
@@ -29,12 +27,7 @@ LEAST_PAIRS = 8  # fewer are not fitted
 
 def fit_sharing(pairs: Sequence[Pairs], start: Contention = UNCALIBRATED) -> Contention:
     """Return `start` with the factors that predict the times of pairs best, each accelerator counting alike; `start`
-    itself for fewer than `LEAST_PAIRS` pairs.
-
-    Examples:
-        >>> fit_sharing(()) == UNCALIBRATED
-        True
-    """
+    itself for fewer than `LEAST_PAIRS` pairs."""
     if sum(len(each.pairs) for each in pairs) < LEAST_PAIRS:
         return start
     return start.with_factors(fitted_factors([Timed.of(each) for each in pairs if each.pairs]))
@@ -43,8 +36,7 @@ def fit_sharing(pairs: Sequence[Pairs], start: Contention = UNCALIBRATED) -> Con
 def pair_us(
     alone_us: Float64[np.ndarray, "pairs 2"], shares: Float64[np.ndarray, "*sets pairs 2"]
 ) -> Float64[np.ndarray, "*sets pairs"]:
-    """Return the time of pairs that begin at once. Both run at 1 / sum of their shares, if that is above 1, until the
-    shorter one has ended; the rest of the longer one runs alone.
+    """Return the time of pairs that begin at once: both slow down by their shares until the shorter one has ended.
 
     Examples:
         >>> pair_us(np.array([[30.0, 10.0], [30.0, 10.0]]), np.array([[0.5, 0.5], [1.0, 1.0]])).tolist()
@@ -68,8 +60,8 @@ class Timed(NamedTuple):
 
 
 def fitted_factors(timed: Sequence[Timed]) -> Factors:
-    """Return the factors of least mean error of the logarithms: the best of a grid, then of steps around the best,
-    until none of them is better."""
+    """Return the factors of least mean error of the logarithms: the best of a grid, then of ever smaller steps around
+    it."""
     best = _best(np.array(list(product(FACTORS, FACTORS, FACTORS, SMALLEST_SHARES))), timed)
     for step in STEPS:
         times = np.array(list(product((1.0, 1 / step, step), repeat=3)))

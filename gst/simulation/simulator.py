@@ -1,8 +1,8 @@
 """Discrete-event simulator: the runtime of a plan from measured costs, without running it.
 
 The rule is the interpreter's (`gst/execution/interpreter.cpp`): a core runs the ready operation of least rank among
-those that use it, and an operation on several cores starts when it is the choice of all of them. The order in which
-operations begin is that of a stream program."""
+those that use it, and an operation on several cores starts when it is the choice of all of them.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class Factors(NamedTuple):
     """Factors from parts of an accelerator to the share of it that an operation takes.
 
     Args:
-        threads: times the part of its threads.
-        memory: times the part of its memory's rate.
-        arithmetic: times the part of its rate of matrix products.
+        threads, memory, arithmetic: times the part of its threads, of its memory's rate, and of its rate of matrix
+            products.
         least: share that every operation takes.
     """
 
@@ -46,7 +45,7 @@ def shares_of(parts: Float64[np.ndarray, "*operations 3"], factors: Factors) -> 
 
 
 def node_shares(costs: Costs, factors: Factors) -> Float64[np.ndarray, "devices nodes"]:
-    """Return the share of an accelerator that each operation takes on each device; the least one on devices without
+    """Return the share of an accelerator that each operation takes on each device; the least one without
     measurements."""
     measured = {each.device: each for each in costs.pairs}
     shares = np.full(costs.times_us.shape, min(factors.least, 1.0))
@@ -67,12 +66,9 @@ class Contention(NamedTuple):
         switch_us: from the end of an operation to the start of the next on the same thread.
         hand_over_us: the same when another thread waits for it, awake.
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
-        spin_us: how long threads look for work before they sleep.
-        helper_spin_us: how long helpers of an operation wait for the next of their thread, see `gst.util.process`.
-        threads_factor, memory_factor, arithmetic_factor: where several devices are lanes of an accelerator, an
-            operation takes a share of it: what it takes of the accelerator's threads, of its memory's rate and of its
-            rate of matrix products times these. The largest counts, and at most 1 (`gst.simulation.simulator`).
-        least_share: share that every operation takes.
+        spin_us: time that threads look for work before they sleep.
+        helper_spin_us: time that helpers of an operation wait for the next of their thread, see `gst.util.process`.
+        threads_factor, memory_factor, arithmetic_factor, least_share: see `Factors`.
     """
 
     slowdown: float = 0.0
@@ -91,25 +87,14 @@ class Contention(NamedTuple):
 
     @property
     def factors(self) -> Factors:
-        """Factors of shares of accelerators."""
         return Factors(*self[-len(SHARES) :])
 
     def with_factors(self, factors: Factors) -> Contention:
-        """Return the same with other factors of shares.
-
-        Examples:
-            >>> Contention().with_factors(Factors(least=0.5)).least_share
-            0.5
-        """
+        """Return the same with other factors of shares."""
         return self._replace(**dict(zip(SHARES, factors, strict=True)))
 
     def to_dict(self) -> dict[str, float]:
-        """Return a record for JSON; `Contention(**record)` reads it. Shares that are 0 are left out.
-
-        Examples:
-            >>> "least_share" in Contention().to_dict(), Contention(least_share=0.5).to_dict()["least_share"]
-            (False, 0.5)
-        """
+        """Return a record for JSON; `Contention(**record)` reads it. Shares that are 0 are left out."""
         return {key: value for key, value in self._asdict().items() if value or key not in SHARES}
 
 
@@ -127,7 +112,7 @@ class Simulator:
 
     Args:
         costs: of the program on the devices that plans name.
-        contention: what operations cost each other.
+        contention: costs that operations cause each other.
 
     Attributes:
         cores: numbers of the cores of each device, see `core_numbers`.
@@ -206,8 +191,7 @@ def _machine(costs: Costs) -> Cores:
 
 
 def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, " devices"], int]:
-    """Return for each device the number of the accelerator that it shares with others, -1 for the rest; and the number
-    of such accelerators."""
+    """Return the number of the accelerator that each device shares with others, -1 for the rest, and their count."""
     lanes = Counter(device.memory for device in devices if device.is_accelerator)
     shared = [memory for memory, count in lanes.items() if count > 1]
     of_device = [shared.index(each.memory) if each.is_accelerator and each.memory in shared else -1 for each in devices]
@@ -215,7 +199,7 @@ def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, "
 
 
 def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
-    """Return the cores of each device as bits, 64 to a word, of as many words as the greatest number needs.
+    """Return the cores of each device as bits, 64 to a word.
 
     Examples:
         >>> core_words([[0, 2], [65]]).tolist()

@@ -64,7 +64,7 @@ USUAL = """\
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
 --model.refresh NAME         draw of fresh segments: uniform, or age (of their rows)
 --model.loss NAME            pairwise_hinge, diff_mat, list_mle, log_runtime, squared_error, cross_entropy
---data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.LayoutFiles, or your class
+--data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
 --data.store DIR             where segments are kept once they are cut
 --data.max_nodes N           most nodes of a segment
 --data.method NAME           partitioner: metis, communities, ldg, fennel, topological, contiguous, random, auto

@@ -69,9 +69,8 @@ def variants_on_accelerator(
     skip_reason: str = "",
     compiled: Sequence[str] = tuple(MODE_OF),
 ) -> Iterator[dict[str, Callable[[], float]]]:
-    """Time the variants of a step on an accelerator; `pytorch`, as written, comes first.
-
-    The function of a variant that is left out raises its reason (`ExecutionError`).
+    """Time the variants of a step on an accelerator; `pytorch`, as written, comes first. The function of a variant that
+    is left out raises its reason (`ExecutionError`).
 
     Args:
         source: name of a program, or the directory of a saved one, whose operations then run one by one for `pytorch`.
@@ -123,9 +122,8 @@ def serve(
 
 
 def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Make a program a module in evaluation mode and return it with the inputs of its call.
-
-    Parameters become those of the module, and may become constants, unless the program renews one.
+    """Return a program as a module in evaluation mode, and the inputs of its call. Parameters become those of the
+    module, unless the program renews one.
 
     Examples:
         >>> import torch
@@ -197,9 +195,7 @@ def made_on_accelerator(
 
 
 def _compiled(program: Program, device: torch.device, mode: str) -> Run:
-    """Raises:
-    ValueError: it gives other outputs than the program.
-    """
+    """Compile a program whole; raise ValueError if it gives other outputs."""
     run, one_by_one = whole(program, device, mode), partial(eager, program, device=device)
     if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
         raise ValueError(f"wrong outputs: {difference}")

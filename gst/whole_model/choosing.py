@@ -95,7 +95,6 @@ class Candidates:
 
     @property
     def best_ms(self) -> float:
-        """Least time of the fastest variant in the first runs."""
         return min(self.first_ms.values())
 
     def serious(self) -> tuple[dict[str, GuardedRun], dict[str, str]]:
@@ -164,7 +163,7 @@ def step_candidates(
     Args:
         step: as written.
         program: the step as captured.
-        inputs: of its calls; outputs are compared on them, as random values would be no state of an optimiser.
+        inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
         cores: number of cores of the devices.
     """
     want = pytree.tree_leaves(as_written(step, inputs))
@@ -189,8 +188,8 @@ def tried(
         seconds: no variant is begun after half of them. Ctrl-C ends it earlier, with the variants made so far.
         compiled: False if nothing is compiled.
         progress: called with the variant that is made.
-        stops: True if a compilation is stopped after `seconds`. For child processes alone, as modules that are being
-            imported then stay broken.
+        stops: True if a compilation is stopped after `seconds`, which breaks modules that are being imported: for child
+            processes alone.
     """
     started = time.perf_counter()
     runs: dict[str, GuardedRun] = {}
@@ -241,10 +240,8 @@ class TimeIsUp(KeyboardInterrupt):
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` in the body after so many seconds.
-
-    It has no effect outside the main thread, where the system has no alarms, or where an earlier alarm is set. A later
-    alarm is set again afterwards.
+    """Raise `TimeIsUp` in the body after so many seconds. It has no effect outside the main thread, without alarms, or
+    where an earlier alarm is set.
 
     Examples:
         >>> try:
@@ -304,11 +301,8 @@ def _least_ms(runs: Mapping[str, GuardedRun], inputs: Sequence[Any]) -> dict[str
 
 
 def is_faster(one: Measurement, other: Measurement) -> bool:
-    """True if one is faster than the other beyond noise.
-
-    Its median is lower, and the 95 % interval of the median difference of alternating runs lies below 0. On a busy
-    machine either can hold without the other. A measurement that failed is slower than any that ran.
-    """
+    """True if one is faster than the other beyond noise: its median is lower, and the 95 % interval of the median
+    difference of alternating runs lies below 0."""
     if one.outcome != "ok" or other.outcome != "ok":
         return one.outcome == "ok"
     if one.median_ms >= other.median_ms:
@@ -344,7 +338,7 @@ def confirmed(
 
     Returns:
         The keys of `gst.placement.planning.placed_result` and `gst.placement.finals.Finals.figures`; `left_out` holds
-        the reasons of variants that were not timed, `load` the share of the cores that other processes took.
+        the reasons of variants that were not timed.
     """
     runs, reasons = found.serious()
     calls = {name: run.timed(inputs) for name, run in runs.items()}

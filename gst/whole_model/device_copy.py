@@ -1,8 +1,7 @@
 """Variants of a model or a step on an accelerator: copied to it, recorded as one graph, and compiled.
 
-A model may be on the host; then a copy of it is made on the accelerator, whose weights follow those of the model. A
-call copies its inputs to the memory where they are read. It leaves its outputs on the accelerator, as plans do, where
-no later call overwrites them. Such calls are timed, with example inputs in the accelerator's memory.
+A call copies its inputs to the memory where they are read, and leaves its outputs on the accelerator, where no later
+call overwrites them. Such calls are timed, with example inputs in the accelerator's memory.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ VARIANTS = (
 
 
 class DeviceCopy:
-    """A model or a step on a device: itself if it is there, otherwise a copy.
+    """A model or a step on a device: itself if it is there, otherwise a copy whose weights follow those of the model.
 
-    All variants share the copy and the memory of the inputs. A step whose random numbers depend on a seed draws the
-    same numbers in every variant, also while it is timed; `gst place` draws from the generator of the process.
+    All variants share the copy and the memory of the inputs. A step with a seed draws the same numbers in every
+    variant.
 
     Args:
         model: a model in the mode in which it is to run, or a step.
@@ -179,10 +178,8 @@ class DeviceCopy:
         self._states = now
 
     def has_moved(self) -> bool:
-        """True if weights of a model that is no copy have other memory now, as after `model.half()`.
-
-        Graphs read the former memory.
-        """
+        """True if weights of a model that is no copy have other memory now, as after `model.half()`; graphs read the
+        former one."""
         return list(map(Tensor.data_ptr, self._own)) != self._addresses
 
     def run(self, variant: Variant) -> Function:
@@ -214,10 +211,8 @@ class DeviceCopy:
         return run
 
     def refused(self, guard: Guard) -> Function:
-        """Return a function that runs a call that a guard refuses, as written on the device.
-
-        The model itself runs where more than its weights changed, or where an input requires a gradient.
-        """
+        """Return a function that runs a call that a guard refuses, as written on the device. The model itself runs
+        where more than its weights changed, or where an input requires a gradient."""
         model = self._original
 
         def run(*inputs: Any) -> Any:
@@ -242,15 +237,7 @@ class DeviceCopy:
 
 
 class OnInputs:
-    """Runs a function of inputs on a device.
-
-    Args:
-        model: the copy whose inputs they are.
-        function: of inputs on its device.
-
-    Attributes:
-        examples: see `gst.whole_model.variants.OnAccelerator`.
-    """
+    """Runs a function of inputs on the device of a copy."""
 
     def __init__(self, model: DeviceCopy, function: Function) -> None:
         self._model, self._function = model, function
@@ -264,11 +251,7 @@ class OnInputs:
 class OnStaticInputs:
     """Runs a function on the shared memory, where graphs read their inputs, and copies its outputs.
 
-    Args:
-        model, function: see `OnInputs`.
-
     Attributes:
-        examples: see `gst.whole_model.variants.OnAccelerator`.
         inputs: in that memory.
         again: runs the function on them.
     """
@@ -317,10 +300,8 @@ def compiled_step(
 
 @contextmanager
 def all_compiled_kept() -> Iterator[None]:
-    """Make Dynamo keep the code of all variants of all models of a class, where its default is eight.
-
-    A call may compile, as in another mode of gradients. Dynamo's own `config.patch` takes longer.
-    """
+    """Make Dynamo keep the code of all variants of all models of a class, where its default is eight. Its own
+    `config.patch` is slower."""
     config = torch._dynamo.config
     before, config.recompile_limit = config.recompile_limit, MOST_COMPILED
     try:
@@ -330,12 +311,7 @@ def all_compiled_kept() -> Iterator[None]:
 
 
 def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
-    """Return the first accelerator among devices, where whole-model variants run; None if there is none.
-
-    Examples:
-        >>> first_accelerator([Device("cpu:0", "cpu", (0,), 1, "host", "example")]) is None
-        True
-    """
+    """Return the first accelerator among devices, where whole-model variants run; None if there is none."""
     return next((each.torch_device for each in devices if each.is_accelerator), None)
 
 

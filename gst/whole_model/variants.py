@@ -1,8 +1,7 @@
 """Variants of a whole model or step, without a plan: as written, compiled by `torch.compile`, or frozen.
 
-Frozen means that weights are constants of the compiled code (`torch._inductor.config.freezing`): batch normalisations
-are folded into convolutions, and weights are packed once instead of in every call. That is for inference alone. Code
-that AOTInductor compiles ahead of time runs without Dynamo's guards, which helps small models.
+Frozen means that weights are constants of the compiled code, for inference alone: batch normalisations are folded into
+convolutions, and weights are packed once. Code that AOTInductor compiles ahead of time runs without Dynamo's guards.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ class Bound(nn.Module):
 
 @runtime_checkable
 class OnAccelerator(Protocol):
-    """Runner of a model on an accelerator, for inputs on any device.
-
-    Like plans, it is timed in calls with the example inputs in the accelerator's memory.
-    """
+    """Runner of a model on an accelerator, for inputs on any device; it is timed with example inputs in its memory."""
 
     def __call__(self, *inputs: Any) -> Any: ...
 
@@ -98,17 +94,14 @@ class Variant(NamedTuple):
 
     @property
     def compiles(self) -> bool:
-        """True if anything is compiled."""
         return self.kind not in (PYTORCH, ONE_GRAPH)
 
     @property
     def measures_kernels(self) -> bool:
-        """True if the compiler measures kernels, for minutes."""
         return self.autotune or self.mode == "max-autotune"
 
     @property
     def holds_weights(self) -> bool:
-        """True if weights are constants of the compiled code."""
         return self.kind in (FROZEN, AHEAD)
 
     @property
@@ -135,10 +128,6 @@ class Variant(NamedTuple):
 
         Raises:
             ValueError: there is no such variant.
-
-        Examples:
-            >>> Variant.named("frozen, channels last, 1 thread") == Variant("frozen", 1, channels_last=True)
-            True
         """
         parts = name.split(", ")
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
@@ -266,10 +255,8 @@ def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Varia
 
 @lru_cache(maxsize=1)
 def onednn_is_faster() -> bool:
-    """True if oneDNN multiplies matrices of 32 bits faster on this processor than MKL.
-
-    MKL uses fewer features of other makers' processors. Measured once, on a matrix product of a language model.
-    """
+    """True if oneDNN multiplies matrices of 32 bits faster on this processor than MKL, measured once on a matrix
+    product of a language model: MKL uses fewer features of other makers' processors."""
     x, weight = torch.ones(128, 768), torch.ones(1536, 768)
     try:
         from torch._inductor.fx_passes.mkldnn_fusion import _mkldnn_fusion_init  # noqa: F401  (for `packed_by_onednn`)
@@ -338,10 +325,8 @@ def on_threads(function: Function, threads: int | None) -> Function:
 
 
 def with_strides_of(example: Sequence[Any], function: Function) -> Function:
-    """Return the function for inputs of any strides, which it copies to those of the example.
-
-    Code that was compiled ahead of time would read wrong values of other strides; other code would be compiled anew.
-    """
+    """Return the function for inputs of any strides, which it copies to those of the example: code compiled ahead of
+    time would read wrong values of other strides."""
     leaves, spec = pytree.tree_flatten(tuple(example))
     is_flat = all(isinstance(each, Tensor) for each in example)
 
@@ -357,11 +342,7 @@ def with_strides_of(example: Sequence[Any], function: Function) -> Function:
 
 
 def _with_channels_last(function: Function) -> Function:
-    def run(*inputs: Any) -> Any:
-        return function(*pytree.tree_map_only(Tensor, _channels_last, inputs))
+    def channels_last(value: Tensor) -> Tensor:
+        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
 
-    return run
-
-
-def _channels_last(value: Tensor) -> Tensor:
-    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+    return lambda *inputs: function(*pytree.tree_map_only(Tensor, channels_last, inputs))

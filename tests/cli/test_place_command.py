@@ -21,11 +21,11 @@ from gst.machine.devices import usable_cores
 from gst.placement.baselines.bounds import words
 from gst.placement.machines import machine
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.planning import SEARCHES
+from gst.placement.planning import COST_MODELS, METHODS, SEARCHES, Settings
 from gst.placement.search.surrogates import NetworkSurrogate
-from gst.placement.settings import COST_MODELS, METHODS, Settings
 from gst.programs import WORKLOADS, capture
 from gst.util.compiled import compiler
+from tests.choices import rest_in_e2e
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
@@ -161,7 +161,10 @@ def test_the_command_line_names_the_methods_and_cost_models_that_there_are(capsy
         Settings(cost_model="magic")
 
 
-@pytest.mark.parametrize("words", ["--help", "place --help", "trace experiments.mine:step"])
+@pytest.mark.parametrize(
+    "words",
+    rest_in_e2e(["--help", "place --help", "trace experiments.mine:step"], ["trace experiments.mine:step"]),
+)
 def test_a_package_of_the_user_called_experiments_is_not_shadowed(words: str) -> None:
     Path("experiments").mkdir()
     Path("experiments/mine.py").write_text("from gst.programs import WORKLOADS\nstep = WORKLOADS['rnnlm']\n")

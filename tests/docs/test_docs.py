@@ -35,7 +35,7 @@ NOT_EXECUTED = {
 
 QUICKER = {
     "docs/how-to/place_my_model.md": {
-        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.settings import Settings\nmodel",
+        "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.planning import Settings\nmodel",
         "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), '
         "patience_s=0, compile_step=False)",
     },

@@ -29,6 +29,7 @@ from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, differ_beyond_rounding, outputs_differ
+from tests.choices import rest_in_e2e
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR, gpus
 from tests.lowering.test_stream_program import lanes_of, random_plan
@@ -287,7 +288,7 @@ def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("name", ["gpt", *(pytest.param(each, marks=pytest.mark.e2e) for each in ("moe", "rnnlm"))])
+@pytest.mark.parametrize("name", rest_in_e2e(["gpt", "moe", "rnnlm"], ["rnnlm"]))
 def test_compiled_groups_give_the_outputs_of_the_program(name: str) -> None:
     program, devices = small_program(name), lanes_of(2, 1)
     with GraphExecutor(program, devices) as running:

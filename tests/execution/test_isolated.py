@@ -148,6 +148,7 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_program_that_changed_meanwhile_is_no_outcome(programs: dict[str, Program], tmp_path: Path) -> None:
     directory = tmp_path / "program"

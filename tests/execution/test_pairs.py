@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from gst.execution import pairs as pairs_module
-from gst.execution.costs import traffic_bytes
+from gst.execution.costs import Pair, Pairs, traffic_bytes
 from gst.execution.event_times import event_times_us
-from gst.execution.pair_records import Pair, Pairs
 from gst.execution.pairs import LEAST_US, measured_pairs, pairs_of_lanes, sampled_pairs
 from gst.execution.recording import Graph
 from gst.machine.devices import Device

@@ -16,10 +16,10 @@ from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
 from gst.placement.objectives import Batches
+from gst.placement.planning import BUDGET
 from gst.placement.policies.constructive.fine_tuning import FineTuning
 from gst.placement.search.measured import AT_ONCE
 from gst.placement.search.surrogates import LEAST_MEASUREMENTS, LinearSurrogate, ScreenedObjective
-from gst.placement.settings import BUDGET
 from gst.placement.task import Task
 from gst.programs import traced
 

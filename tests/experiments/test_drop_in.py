@@ -20,6 +20,7 @@ from experiments.drop_in import message_graph as dgl
 from experiments.drop_in.comparison import PROGRAMS, Program, changed_lines, learn
 from experiments.drop_in.graphs import Example, families, homophily, shuffled
 from gst.data.pyg import from_pyg
+from tests.choices import rest_in_e2e
 
 MOST_LINES = 10
 README = (Path(__file__).parents[2] / "experiments" / "drop_in" / "README.md").read_text()
@@ -93,7 +94,7 @@ def test_the_model_learns_from_whole_graphs(program: Program) -> None:
     assert learn(program, "") > GOOD
 
 
-@every_program
+@pytest.mark.parametrize("program", rest_in_e2e(PROGRAMS, PROGRAMS[:2]), ids=lambda program: program.name)
 def test_the_program_learns_under_gst_run_as_it_stands(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     need(program)
     torch.manual_seed(0)
@@ -101,7 +102,7 @@ def test_the_program_learns_under_gst_run_as_it_stands(program: Program, capsys:
     assert float(capsys.readouterr().out) > GOOD
 
 
-@pytest.mark.parametrize("name", ["dgl_style", "plain_torch"])
+@pytest.mark.parametrize("name", rest_in_e2e(["dgl_style", "plain_torch"], ["plain_torch"]))
 def test_nothing_is_learned_from_shuffled_labels(name: str) -> None:
     """One program for each of the two kinds of graphs: it is their labels that are the control."""
     program = next(program for program in PROGRAMS if program.name == name)

@@ -82,6 +82,7 @@ for name in ("SAGEConv", "forward(data)"):
 """
 
 
+@pytest.mark.e2e
 def test_a_compiled_model_is_few_graphs_and_no_step_compiles_again() -> None:
     """In a process of its own, without the checks of types, which would be compiled too. PyG's GCNConv breaks its graph
     by itself, since it looks for loops."""

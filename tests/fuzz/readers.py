@@ -20,6 +20,7 @@ import torch
 from experiments.reproductions.elf import call_graph, node_features, open_binary
 from experiments.reproductions.elf.calls import call_depth, language
 from experiments.reproductions.elf.files import owners
+from experiments.reproductions.go.pretraining import load_policy, save_policy
 from experiments.reproductions.hlsyn.source.reader import HlSyn
 from experiments.reproductions.neusight.graphs import NeuSightTimes
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
@@ -42,7 +43,6 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import Device, this_machine
 from gst.machine.rates import CopyRates, Link, OperationRates, Rates, save_rates, saved_rates
 from gst.placement.policies.go import GO
-from gst.placement.policies.pretraining import load_policy, save_policy
 from gst.placement.task import load_plan, save_plan
 from gst.programs import Program, Step, capture
 from gst.programs.program import FILES, _checksum

@@ -18,7 +18,7 @@ from tests.fuzz.damage import CANARY, Bomb, damaged
 from tests.fuzz.limits import Finding, findings, genuine
 from tests.fuzz.readers import READERS, Reader
 
-CASES = 60
+CASES = 30
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.reproductions.go.pretraining import load_policy
 from gst.cost import CostModel
 from gst.data import MalNet
 from gst.data.tpugraphs import read
 from gst.graphs.store import open_store, verify
-from gst.placement.policies.pretraining import load_policy
 from gst.programs import Program
 from gst.util.untrusted import check_classes, check_weights, check_yaml, read_arrays, read_tensors
 from tests.fuzz.damage import Bomb

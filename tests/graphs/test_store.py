@@ -30,6 +30,7 @@ from gst.graphs.store import open_store, prepare, verify
 from gst.method.batch import assemble
 from gst.util.arrays import ArrayWriter, PackedArray
 from partitioners import partition_cached
+from tests.choices import rest_in_e2e
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]
 
@@ -483,7 +484,7 @@ def test_data_of_nodes_and_edges_goes_on_behind_a_graph_that_was_interrupted(
     assert contents(prepare(graphs, tmp_path / "root", 7, workers=1)) == truth
 
 
-@pytest.mark.parametrize("block_nodes", [1000, 16])
+@pytest.mark.parametrize("block_nodes", rest_in_e2e([1000, 16], [16]))
 def test_a_killed_preparation_is_resumed(tmp_path: Path, partitioned: list[int], block_nodes: int) -> None:
     truth = contents(prepare(MANY, tmp_path / "at once", 7, block_nodes=block_nodes, workers=1))
     partitioned.clear()

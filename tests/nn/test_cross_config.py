@@ -43,13 +43,13 @@ def with_configs(graph: Graph, chosen: np.ndarray) -> Graph:
 
 @pytest.mark.parametrize("kind", ["sage", "fused", "gps"])
 def test_scores_depend_neither_on_chunks_nor_on_the_order_of_a_list(kind: str) -> None:
-    graph, model = segment(random_graph(4, num_configs=23), 6), cross_model(kind)
-    together = scores(model, graph, torch.arange(23))
-    assert together.unique().numel() == 23
-    for width in (1, 3, 10):
-        chunks = [scores(model, graph, part) for part in torch.arange(23).split(width)]
+    graph, model = segment(random_graph(4, num_configs=11), 6), cross_model(kind)
+    together = scores(model, graph, torch.arange(11))
+    assert together.unique().numel() == 11
+    for width in (1, 4):
+        chunks = [scores(model, graph, part) for part in torch.arange(11).split(width)]
         torch.testing.assert_close(torch.cat(chunks), together, rtol=0, atol=1e-5)
-    order = torch.randperm(23, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(scores(model, graph, order), together[order], rtol=0, atol=1e-5)
 
 

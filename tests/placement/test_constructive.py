@@ -12,8 +12,7 @@ import pytest
 from experiments.reproductions.public_problems.generated import SHAPES, generated_problem
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.schedules import Schedule
-from gst.placement.baselines.arrays import moved, upward_rank
-from gst.placement.baselines.list_schedule import scheduled
+from gst.placement.baselines.arrays import moved, scheduled, upward_rank
 from gst.placement.policies.constructive.network import (
     FEATURES,
     HIDDEN,

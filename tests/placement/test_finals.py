@@ -7,7 +7,7 @@ import numpy as np
 from gst.execution.measure import Measurement, median_interval
 from gst.execution.plain import COMPILED, PYTORCH
 from gst.placement.finals import NUM_BASELINES, Finals, fastest, finalists
-from gst.placement.settings import Planned
+from gst.placement.objectives import Planned
 from gst.whole_model.choosing import is_faster
 
 

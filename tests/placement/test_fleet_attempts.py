@@ -20,12 +20,10 @@ import pytest
 import torch
 
 from gst.cli import main
-from gst.execution.costs import Costs, profiled_costs
+from gst.execution.costs import Costs, Pair, Pairs, profiled_costs
 from gst.execution.measure import Log, Measurement
-from gst.execution.pair_records import Pair, Pairs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
-from gst.placement.fleet import workers as fleet_workers
 from gst.placement.fleet.cluster import Kind, joined, kind_of_search, select_kinds
 from gst.placement.fleet.host import PROGRAM_FILES, Host, RemoteWorker, cache_program, cached_program, digest_of, pack
 from gst.placement.fleet.processes import NoWorker, Pool, WorkerLost

@@ -18,8 +18,8 @@ from gst.machine.devices import Device, discover, select, usable_cores
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
 from gst.placement.loop import place_measured
 from gst.placement.objectives import SimulatedObjective
+from gst.placement.planning import Settings
 from gst.placement.profiling import measured_task
-from gst.placement.settings import Settings
 from gst.placement.task import Task
 from gst.programs import Program, Step, TrainingStep, capture
 from gst.util.compiled import compiler

@@ -12,7 +12,7 @@ from gst.machine.devices import Device, discover
 from gst.placement.api import place as module
 from gst.placement.api.place import own_devices, unused_accelerators
 from gst.placement.api.placed import unused_words
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import Step
 
 CORES = [Device(f"cpu:{number}", "cpu", (number,), 1, "host", "made up") for number in range(4)]

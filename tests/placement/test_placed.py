@@ -17,7 +17,7 @@ from gst.execution.measure import Log
 from gst.machine.devices import discover, usable_cores
 from gst.placement.api import placed as placed_module
 from gst.placement.api.placed import Placed
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import training_step
 from gst.util.compiled import compiler
 from tests.execution.recorded import Recorder
@@ -49,11 +49,11 @@ def model() -> Branches:
 
 @pytest.fixture(scope="module")
 def branches() -> tuple[Branches, Placed]:
-    """A model and its placement by four measured plans."""
+    """A model and its placement, with one plan measured in the search."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Branches().eval()
-    return model, gst.place(model, EXAMPLE, devices=["cpu:0"], budget=4, settings=QUICK, seconds=None)
+    return model, gst.place(model, EXAMPLE, devices=["cpu:0"], budget=1, settings=QUICK, seconds=None)
 
 
 @pytest.mark.slow
@@ -68,7 +68,6 @@ def test_a_placed_model_computes_what_it_computed(branches: tuple[Branches, Plac
     with pytest.warns(UserWarning, match=r"input 0 is torch.float32 \(5, 16\) on cpu, not"):
         torch.testing.assert_close(module(torch.zeros(5, 16)), model(torch.zeros(5, 16)))
     module.close()
-    assert placed.device_map() == {f"towers.{tower}.{layer}": "cpu" for tower in range(3) for layer in (0, 2)}
     words = placed.explain()
     assert "cpu:0" in words and "ms" in words and "relu" in words
     assert placed.result["plans"]["pytorch"]["median_ms"] > 0
@@ -123,8 +122,6 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
     want_loss, want_state = step.function(*step.inputs)
     torch.testing.assert_close(loss, want_loss)
     torch.testing.assert_close(state, want_state)
-    with pytest.raises(ValueError, match="module"):
-        placed.device_map()
 
 
 @pytest.mark.e2e
@@ -175,7 +172,6 @@ def test_where_no_plan_can_win_none_is_made(model: Branches) -> None:
     assert placed.plan is None and placed.winner in placed.runs
     module = placed.module()
     torch.testing.assert_close(module(example + 1), model(example + 1))
-    assert placed.device_map()["towers.0.0"] == "cpu"
     words = placed.explain()
     assert "no plan was made" in words and "compiled: left out, as asked" in words
     with pytest.raises(ValueError, match=r"there is no plan of it: .*place it with seconds=None"):
@@ -210,6 +206,7 @@ def test_plans_for_single_cores_are_judged_by_all_of_them(model: Branches, monke
             assert asked.pop() == cores
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
@@ -218,10 +215,10 @@ def test_the_same_call_goes_on_with_what_was_found_in_other_seconds(
 ) -> None:
     monkeypatch.setattr("gst.placement.api.place.no_headroom", lambda *_: "")
     many = replace(QUICK, evaluations=10**6, methods=("annealing",))
-    for seconds in (2.0, 4.0):  # more seconds would be more evaluations, and another search
+    for seconds in (20.0, 40.0):  # more seconds would be more evaluations, and another search
         gst.place(model, torch.zeros(4, 16), "cpu:0,cpu:1", 1, tmp_path, settings=many, seconds=seconds)
     (search,) = Log(tmp_path / "searches.jsonl").read()
-    assert search["evaluations"] < 10**4
+    assert search["evaluations"] < 10**5
 
 
 def test_a_plan_that_cannot_be_made_costs_no_way_that_was(model: Branches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import gst
 from gst.placement.api.placed import Placed
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import training_step
 from gst.util.compiled import compiler
 

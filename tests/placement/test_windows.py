@@ -12,9 +12,8 @@ import pytest
 from jaxtyping import Int64
 
 from gst.lowering.plan import Plan
-from gst.placement.baselines.arrays import moved
+from gst.placement.baselines.arrays import Scheduled, moved
 from gst.placement.baselines.computed import ComputedOperations
-from gst.placement.baselines.list_schedule import Scheduled
 from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task

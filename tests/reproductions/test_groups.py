@@ -33,7 +33,7 @@ def test_a_right_order_has_a_tau_of_one_and_a_factor_is_an_error() -> None:
     assert scores(rows, [rows.compiled, -rows.compiled])["tau_together"] == 0, "means over seeds"
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_groups_are_compiled_once_and_become_rows_and_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "COUNTS", (2,))

@@ -91,6 +91,7 @@ def test_a_process_finds_the_weights_of_its_rows_and_says_how_sure_it_is() -> No
     assert np.allclose(process(rows)[0], 0.5)
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_screens_are_judged_on_predictions_and_in_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of the tests' own process

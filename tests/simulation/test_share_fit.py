@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bench.gpu.held_out import held_out_errors
-from gst.execution.costs import Costs
-from gst.execution.pair_records import Pair, Pairs
+from gst.execution.costs import Costs, Pair, Pairs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.simulation.share_fit import LEAST_PAIRS, Timed, fit_sharing, pair_us
@@ -49,7 +48,7 @@ def cases(draw: st.DrawFn) -> tuple[Costs, Plan]:
 
 
 @given(cases(), st.sampled_from([NOTHING, ROUGH]))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_the_compiled_simulator_agrees_with_its_slow_twin(case: tuple[Costs, Plan], rough: Contention) -> None:
     costs, plan = case
     contention = rough.with_factors(SHARED)

@@ -69,7 +69,7 @@ def cases(draw: st.DrawFn) -> tuple[Costs, Plan]:
 
 
 @given(cases(), st.sampled_from([NOTHING, ROUGH]))
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_the_compiled_simulator_agrees_with_its_slow_twin(case: tuple[Costs, Plan], contention: Contention) -> None:
     costs, plan = case
     got = Simulator(costs, contention).run(plan)

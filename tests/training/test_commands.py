@@ -18,6 +18,7 @@ import wandb
 from gst.cli import main
 from gst.data.tpugraphs import read
 from gst.training import padded_steps
+from tests.choices import rest_in_e2e
 from tests.reproductions.neusight import neusight_made
 from tests.reproductions.timm import timm_made
 
@@ -107,7 +108,7 @@ def same(first: object, second: object) -> bool:
 
 
 def test_precisions_that_the_table_does_not_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for precision in ("bf16-true", "16-true", "64-true"):
+    for precision in ("bf16-true", "64-true"):
         assert main(command("fit", "giant_synthetic", f"--trainer.precision={precision}")) == 2
         assert f"--trainer.precision {precision} converts" in capsys.readouterr().err
 
@@ -137,12 +138,12 @@ def test_other_graphs_are_evaluated_without_the_table_of_the_training() -> None:
     """Evaluation reads no table, so that rows of other segments are no obstacle."""
     checkpoint_of("with_table", 1)
     Path("which.yaml").write_text("ckpt_path: with_table/last.ckpt\n")
-    more = ["--config=which.yaml", "--model.table=true", "--data.max_nodes=7"]
+    more = ["--config=which.yaml", "--model.table=true", "--data.max_nodes=40"]
     assert main(command("test", "alexnet_layout", *more)) == 0
 
 
 def test_a_loss_that_compares_configurations_of_a_graph_needs_several(capsys: pytest.CaptureFixture[str]) -> None:
-    for loss in ("pairwise_hinge", "diff_mat", "list_mle"):
+    for loss in ("pairwise_hinge", "list_mle"):
         few = ["--data.configs_per_graph=1", f"--model.loss={loss}", "--trainer.fast_dev_run=1"]
         assert main(command("fit", "giant_synthetic", *few)) == 2
         assert "use --model.loss squared_error" in capsys.readouterr().err.splitlines()[-1]
@@ -155,15 +156,14 @@ def test_a_configuration_that_names_no_checkpoint_is_refused(words: str, capsys:
     assert "gst test needs --ckpt_path: without it the model is untrained" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["fit", "test"])
+@pytest.mark.parametrize("verb", rest_in_e2e(["fit", "test"], ["fit"]))
 def test_an_unreadable_checkpoint_is_one_line_before_anything_is_started(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({"state_dict": {"weight": torch.ones(9999)}}, "whole.ckpt")
     torch.save([1], "list.ckpt")
     torch.save({"epoch": 1}, "weightless.ckpt")
-    damaged = {"empty": b"", "text": b"some text", "zeros": bytes(3000), "cut": Path("whole.ckpt").read_bytes()[:20000],
-               "random": np.random.default_rng(0).bytes(300), "more": np.random.default_rng(1).bytes(300)}  # fmt: skip
+    damaged = {"cut": Path("whole.ckpt").read_bytes()[:20000], "random": np.random.default_rng(0).bytes(300)}
     for name, content in damaged.items():
         Path(f"{name}.ckpt").write_bytes(content)
     for name in (*damaged, "list", "weightless", "missing"):
@@ -203,10 +203,10 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     "flags",
     [
         ["--model.estimate=fresh", "--model.num_fresh=1"],
-        [],
-        ["--model.table=true"],
+        pytest.param([], marks=pytest.mark.e2e),
+        pytest.param(["--model.table=true"], marks=pytest.mark.e2e),
         ["--model.table=true", "--model.keep_probability=0.5"],
-        ["--model.table=true", "--trainer.callbacks+=gst.training.HeadFinetuning"],
+        pytest.param(["--model.table=true", "--trainer.callbacks+=gst.training.HeadFinetuning"], marks=pytest.mark.e2e),
         ["--model.table=true", "--model.keep_probability=0.5", "--trainer.callbacks+=gst.training.HeadFinetuning"],
     ],
     ids=["GST-One", "GST", "GST+E", "GST+ED", "GST+EF", "GST+EFD"],

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 from offline_runs import read_runs
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
 from gst.cli.command_line import _parser, main
 from gst.training.sweeps import Sweep, metric_of, read_sweep
@@ -110,6 +109,8 @@ def parsed(words: list[str]) -> dict[str, Any]:
 def test_every_key_and_value_of_a_shipped_file_means_something_to_its_command(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from wandb.sdk.launch.sweeps.utils import load_sweep_config  # costs seconds
+
     monkeypatch.chdir(ROOT)
     sweep = read_sweep(path)
     assert sweep.name == path.stem and load_sweep_config(str(path))["command"] == list(sweep.command)
@@ -126,6 +127,8 @@ def test_a_key_that_is_none_is_refused_by_the_parser(name: str, monkeypatch: pyt
 
 
 def test_flags_are_those_that_the_agent_of_wandb_makes() -> None:
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+
     values = {"a.b": True, "lr": 1e-5, "n": 3, "name": "x y", "none": None}
     parameters = {name: {"value": value} for name, value in values.items()}
     sweep = read_sweep(Path(sweep_file(parameters=parameters, command=["${env}", "${interpreter}", "${args}"])))

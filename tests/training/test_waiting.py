@@ -39,12 +39,23 @@ def wait_alone(rank: int, world_size: int) -> str:
     return "nothing happened"
 
 
-def test_all_processes_log_the_same(tmp_path: Path) -> None:
-    assert in_processes(2, share, tmp_path) == [{"mean": 0.5, "sum": 3.0, "max": 1.0}] * 2
+def both(rank: int, world_size: int) -> tuple[dict[str, float], str]:
+    return share(rank, world_size), wait_alone(rank, world_size)
 
 
-def test_a_collective_that_takes_too_long_names_the_process_and_the_place(tmp_path: Path) -> None:
-    said, _ = in_processes(2, wait_alone, tmp_path)
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, float], str]]:
+    return in_processes(2, both, tmp_path_factory.mktemp("meetings"))
+
+
+def test_all_processes_log_the_same(answers: list[tuple[dict[str, float], str]]) -> None:
+    assert [logged for logged, _ in answers] == [{"mean": 0.5, "sum": 3.0, "max": 1.0}] * 2
+
+
+def test_a_collective_that_takes_too_long_names_the_process_and_the_place(
+    answers: list[tuple[dict[str, float], str]],
+) -> None:
+    said = answers[0][1]
     assert said.startswith("process 0 of 2 waited too long for the others in ")
     assert "(wait_alone)" in said and "--collective_timeout" in said and "\n" not in said
 

@@ -24,7 +24,7 @@ import gst
 from gst.execution import on_accelerator
 from gst.execution.plain import COMPILED, PYTORCH
 from gst.placement.api import place as placing
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import Step, capture, outputs_differ, training_step
 from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy

@@ -15,7 +15,7 @@ from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
 from gst.placement import finals
 from gst.placement.fleet import host
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import capture_module, resolve
 from gst.util.compiled import compiler
 from gst.util.progress import no_progress

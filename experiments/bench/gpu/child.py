@@ -17,12 +17,12 @@ import torch
 
 from experiments.bench.gpu.host_outputs import differs_from_host
 from experiments.bench.gpu.plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
+from gst.execution.costs import Pairs
 from gst.execution.event_times import event_times_us
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
 from gst.execution.on_accelerator import Run, as_written, one_graph, whole
-from gst.execution.pair_records import Pairs
 from gst.lowering.calls import eager
 from gst.lowering.plan import ExecutionError
 from gst.programs import Program, capture, differ_beyond_rounding, resolve

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gst.execution.pair_records import Pairs
+from gst.execution.costs import Pairs
 from gst.simulation.share_fit import LEAST_PAIRS, Timed, fitted_factors, pair_us
 from gst.simulation.simulator import shares_of
 

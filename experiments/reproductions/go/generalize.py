@@ -8,8 +8,8 @@ its best, and the tuned policy until it is as good: with the plans that list sch
 
 Simulated. The plans of one pass are those that list schedules make of the policy's probabilities; a uniform policy
 through the same decoder does as well. It learns by imitation of what annealing finds
-(`gst.placement.policies.pretraining`). Policies are kept in `--policies`, so that the command goes on where it was
-stopped.
+(`experiments.reproductions.go.pretraining`). Policies are kept in `--policies`, so that the command goes on where it
+was stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench.placement_simulated import first_as_good
+from experiments.reproductions.go.pretraining import examples, fine_tune, load_policy, save_policy, zero_shot
 from gst.machine.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
@@ -33,15 +34,7 @@ from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, go
 from gst.placement.policies.hdp import hdp
-from gst.placement.policies.pretraining import (
-    Example,
-    examples,
-    fine_tune,
-    imitate,
-    load_policy,
-    save_policy,
-    zero_shot,
-)
+from gst.placement.policies.imitation import Example, imitate
 from gst.placement.task import Task
 from gst.programs import traced
 

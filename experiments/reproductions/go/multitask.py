@@ -31,8 +31,8 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted
+from gst.placement.planning import TASKS
 from gst.placement.policies.go import go
-from gst.placement.settings import TASKS
 from gst.programs import traced
 
 

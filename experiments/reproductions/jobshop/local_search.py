@@ -13,7 +13,7 @@ from typing import no_type_check
 import numpy as np
 
 from experiments.reproductions.jobshop.graph import heads_and_tails, link
-from gst.placement.search.windows import uniform
+from gst.placement.search.moves import uniform
 from gst.util.compiled import compiled
 
 

@@ -11,7 +11,7 @@ from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.schedules import Schedule, run_by_ready, run_first_come, run_in_order
 from gst.placement.baselines.arrays import moved, upward_rank
 from gst.placement.search import windows
-from gst.placement.search.windows import MOST_MOVED, rotate, step_from, take_back, uniform
+from gst.placement.search.moves import MOST_MOVED, rotate, step_from, take_back, uniform
 from gst.util.compiled import compiled
 from gst.util.progress import Progress, no_progress
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from experiments.reproductions.public_problems.list_schedule import Rule, place_in_order
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.schedules import Schedule
-from gst.placement.baselines.arrays import downward_rank, optimistic_costs, upward_rank
-from gst.placement.baselines.list_schedule import Rule, place_in_order, places, scheduled
+from gst.placement.baselines.arrays import downward_rank, optimistic_costs, places, scheduled, upward_rank
 from partitioners import has_metis, partition
 
 WHOLE = 10**8  # sum of the integer weights that METIS is given

@@ -26,9 +26,8 @@ from gst.lowering.plan import Plan, priority_of
 from gst.machine.devices import machine_record, parse_bytes
 from gst.placement.api.plan_trace import trace_of, trace_of_task
 from gst.placement.baselines.arrays import moved
-from gst.placement.objectives import Objective, SimulatedObjective
+from gst.placement.objectives import Objective, Planned, SimulatedObjective
 from gst.placement.planning import check_fits, plan_all
-from gst.placement.settings import Planned
 from gst.placement.task import save_plan
 from gst.simulation.copies import Copies
 from gst.util.progress import Bars, Progress, no_progress

@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with placement and placement.tar.xz")
     parser.add_argument("--problems", type=Path, default=Path("experiments/results/public_graphs_all.json"))
-    parser.add_argument("--weights", type=Path, help="of gst train-policy, in place of those shipped")
+    parser.add_argument("--weights", type=Path, help="of train-policy, in place of those shipped")
     parser.add_argument("--seconds", type=float, default=1.0, help="of search for each method")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="", help="problems whose family or name has this")

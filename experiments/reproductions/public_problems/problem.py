@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.formats import PublicGraph
-from gst.placement.baselines.arrays import Arrays, edge_lists, mean_times
-from gst.placement.baselines.list_schedule import Scheduled, scheduled
+from gst.placement.baselines.arrays import Arrays, Scheduled, edge_lists, mean_times, scheduled
 from gst.placement.machines import machine
 from gst.simulation.simulator import neighbour_lists
 

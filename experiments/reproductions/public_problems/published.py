@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, refusal
 from gst.lowering.plan import Plan
-from gst.placement.search.windows import uniform
+from gst.placement.search.moves import uniform
 from gst.simulation.simulator import neighbour_lists
 from gst.util.compiled import compiled
 

@@ -69,7 +69,7 @@ class State(Evolving):
             curve = tuple((int(at), float(value)) for at, value in arrays["curve"].tolist())
             seconds = float(arrays["seconds"][0])
         except (KeyError, TypeError, ValueError, IndexError):
-            raise ValueError(f"{path}: not a state of gst train-policy; give another --out") from None
+            raise ValueError(f"{path}: not a state of train-policy; give another --out") from None
         vectors = (weights, average, first, second)
         if any(vector.shape != (NUM_WEIGHTS,) or not np.isfinite(vector).all() for vector in vectors):
             raise ValueError(f"{path}: of a policy with other features; give another --out")

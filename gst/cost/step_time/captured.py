@@ -135,12 +135,10 @@ def batch_of(program: Program) -> tuple[int, int]:
 
 def is_training(program: Program) -> bool:
     """True if the program computes gradients."""
-    return any("backward" in str(each.target) or _renews(program, node) for node, each in enumerate(program.operations))
-
-
-def _renews(program: Program, node: int) -> bool:
-    operation = program.operations[node]
-    return operation.kind == "operation" and int(program.parameter_home[node]) >= 0 and not operation.is_view
+    return any(
+        "backward" in str(each.target) or (each.kind == "operation" and int(home) >= 0 and not each.is_view)
+        for each, home in zip(program.operations, program.parameter_home, strict=True)
+    )
 
 
 def parameter_bytes(program: Program) -> float:
@@ -154,10 +152,7 @@ def parameter_bytes(program: Program) -> float:
 
 
 def peak_memory(operations: list[Operation]) -> tuple[float, float]:
-    """Return the bytes of the parameters that are read, and the peak bytes of all other values.
-
-    Each value is freed after its last use; inputs and results of the step count while they are used.
-    """
+    """Return the bytes of parameters that are read, and the peak of other values, each freed after its last use."""
     last: dict[int, int] = {}
     size: dict[int, float] = {}
     parameters: dict[int, float] = {}

@@ -1,7 +1,4 @@
-"""Estimate of a program's time on a machine that is not here.
-
-It rests on the program's kernels, the machine's peak rates, and a model of published step times.
-"""
+"""Estimate of a program's time on a machine that is not here, from its kernels, peak rates and published step times."""
 
 from __future__ import annotations
 
@@ -40,13 +37,7 @@ SHORTEST = {False: 0.002, True: 0.0005}  # ms of a kernel of XLA on a GPU and on
 
 
 class Cost(NamedTuple):
-    """Total time of the kernels of one class.
-
-    Args:
-        kind: one of `gst.cost.step_time.kernels.CLASSES`.
-        kernels: their number.
-        milliseconds: of all.
-    """
+    """Number and total time of the kernels of one class of `gst.cost.step_time.kernels.CLASSES`."""
 
     kind: str
     kernels: int
@@ -57,8 +48,6 @@ class Estimate(NamedTuple):
     """Time of a step on a machine.
 
     Args:
-        program, machine: their names.
-        milliseconds: of one step.
         interval: least and most milliseconds; it holds 90 % of programs like those that were measured.
         costs: by class of kernels, the costliest first; they add up to `milliseconds`.
         parameter_bytes: of weights and buffers.
@@ -93,10 +82,8 @@ def estimate(
     Args:
         program: a model, which is captured without gradients; a captured step; a GraphNet sample; or an XLA program
             (`gst.cost.step_time.xla.read_xla`), which has its own types and compiler.
-        inputs: examples of what a model is called with.
         on: name of the machine (`gst.cost.step_time.machines.MACHINES`), or a `.json` file with its peak rates.
         precision: `fp32` as captured; `half`: weights and inputs of 16 bits; `amp`: under autocast to 16 bits.
-        is_compiled: by TorchInductor.
         batch: samples of a step, of a GraphNet sample; others have theirs.
 
     Raises:
@@ -150,11 +137,8 @@ def estimate(
 def operation_times_us(program: Program, on: str) -> Float64[np.ndarray, " nodes"]:
     """Estimate the microseconds of each operation of a captured program, run alone in fp32; 0 for views and inputs.
 
-    None is less than at the machine's peak rates. Efficiencies are those of `estimate` without its trees, which correct
-    whole image models: for other programs the sum is that of `estimate`.
-
-    Raises:
-        ValueError: the machine is unknown.
+    None is less than at the machine's peak rates. Trees, which correct whole image models, are left out. An unknown
+    machine raises ValueError.
 
     Examples:
         >>> import torch
@@ -239,11 +223,7 @@ def _predicted(
 
 
 def _efficiencies(setting: Setting, side: int, machine: Machine, model: Model) -> Float64[np.ndarray, "terms classes"]:
-    """Return the weights of terms by class of kernels.
-
-    The tables hold image models at large batches, which say little about launches: elsewhere a launch takes at most
-    `MOST_LAUNCH` times `LAUNCH`.
-    """
+    """Return the weights of terms by class of kernels; a launch is bounded, which image models tell little about."""
     weights = model.weights_of(setting).reshape(TERMS, len(CLASSES)).copy()
     if not side:
         weights[3] = np.minimum(weights[3], MOST_LAUNCH[machine.is_cpu])

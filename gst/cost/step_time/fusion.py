@@ -16,13 +16,7 @@ MOST_NODES = 300  # to a convolution, above which it leaves the layout alone
 
 
 class Group(NamedTuple):
-    """Steps that run as one kernel.
-
-    Args:
-        label: class of the kernel.
-        steps: in order.
-        reads, writes: values that cross its border, by name.
-    """
+    """Steps that run as one kernel of the class `label`, and the values that cross its border, by name."""
 
     label: str
     steps: list[Step]
@@ -113,10 +107,7 @@ def _passes(step: Step) -> list[Step]:
 
 
 def grouped(steps: Sequence[Step], groups: Collection[Sequence[int]]) -> list[Group]:
-    """Make kernels of groups, each given by the places of its steps.
-
-    A kernel reads and writes the values that cross its border. Its label is the class of its product, if it has one.
-    """
+    """Make kernels of groups, each given by the places of its steps; a product gives a kernel its label."""
     readers: dict[int, set[int]] = {}
     for number, places in enumerate(groups):
         for value in (value for place in places for value in steps[place].reads):
@@ -140,10 +131,7 @@ def grouped(steps: Sequence[Step], groups: Collection[Sequence[int]]) -> list[Gr
 
 
 def _levels(steps: list[Step], is_product: list[bool]) -> list[int]:
-    """Count the products on the longest path to each step.
-
-    A pointwise step with one reader has the number of its reader, because a compiler computes it there.
-    """
+    """Count the products on the longest path to each step; a pointwise step with one reader counts as its reader."""
     depth: dict[int, int] = {}  # of each value
     readers: dict[int, set[int]] = {}
     level = []

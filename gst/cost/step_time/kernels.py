@@ -15,15 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from gst.cost.step_time.fusion import Group, fused, grouped
-from gst.cost.step_time.steps import (
-    CLASSES,
-    PRODUCTS,
-    REDUCTIONS,
-    Step,
-    groups_of,
-    is_nhwc,
-    steps_of,
-)
+from gst.cost.step_time.steps import CLASSES, PRODUCTS, REDUCTIONS, Step, groups_of, is_nhwc, steps_of
 from gst.data.graphnet import Operation, Value
 
 __all__ = ["CLASSES", "COLUMNS", "PRODUCTS", "Kernels", "kernels_of", "kernels_of_groups"]
@@ -69,13 +61,9 @@ def kernels_of(
     """Return the kernels that run `operations`.
 
     Args:
-        precision: `fp32`; `half`: weights and inputs of 16 bits; `amp`: 32 bits under autocast to 16.
-        is_compiled: by TorchInductor.
+        precision: `fp32`; `half`: weights and inputs of 16 bits; `amp`: 32 bits under autocast to 16; else ValueError.
+        is_compiled: by TorchInductor, for a CPU if `is_cpu`.
         is_channels_last: True if images lie in NHWC, as the strides of `operations` show.
-        is_cpu: compiled for a CPU.
-
-    Raises:
-        ValueError: there is no such precision.
     """
     if precision not in ("fp32", "half", "amp"):
         raise ValueError(f"precision is {precision!r}; choose fp32, half, amp")
@@ -85,11 +73,7 @@ def kernels_of(
 
 
 def kernels_of_groups(groups: Sequence[Sequence[Operation]]) -> Kernels:
-    """Return the kernels of operations that a compiler has grouped: one for each group that moves data.
-
-    Raises:
-        ValueError: none does.
-    """
+    """Return the kernels of groups of operations, one for each that moves data; raise ValueError if none does."""
     number = {id(operation): place for place, group in enumerate(groups) for operation in group}
     steps, width, full = steps_of([operation for group in groups for operation in group], "fp32")
     places: dict[int, list[int]] = {}

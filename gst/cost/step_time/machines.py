@@ -17,7 +17,6 @@ class Machine(NamedTuple):
         bandwidth: GB/s of its memory.
         cache: MB of the last level.
         cores: streaming multiprocessors, or cores of a CPU.
-        is_cpu: it is a CPU.
     """
 
     half: float

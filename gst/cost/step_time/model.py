@@ -2,11 +2,7 @@
 
 time = sum over classes and terms of (time at peak rates) x weight, weight >= 0     [terms: products, bytes, launches]
 log time += trees(shares of the classes, descriptors of the kernels, setting, rates of the machine)
-
-A network gives each kernel a weight of its own (`Network`); other trees correct its sum. The
-logarithms of the two are averaged, by `NETWORK`.
-
-`model_card.md` describes its training data and errors.
+A `Network` weights each kernel; other trees correct its sum, and `NETWORK` is its share. See `model_card.md`.
 """
 
 from __future__ import annotations
@@ -36,12 +32,9 @@ class Trees(NamedTuple):
     """Regression trees whose predictions are added, as arrays of all nodes.
 
     Args:
-        base: constant of the sum.
         feature: column that each node compares; -1 at a leaf.
         threshold: rows up to this value go left.
         left, right: children of each node.
-        value: of each leaf.
-        roots: node at which each tree begins.
     """
 
     base: float
@@ -73,7 +66,6 @@ class Network(NamedTuple):
         lowest, highest: range of the results of each class and term in training; results are clipped to it.
         classes, tables: code of each class of kernels and of each table.
         base, scale: added logarithms of each class and term, and of each table.
-        first, second, last: matrices, one output a column, with their biases.
     """
 
     least: Float64[np.ndarray, " descriptors"]
@@ -116,8 +108,7 @@ def network_times(
     """Predict milliseconds by term and class of kernels, flattened, averaged over networks: (rows, TERMS * classes).
 
     Args:
-        programs: kernels and batch of each row.
-        settings: of each row.
+        programs, settings: kernels and batch, and the setting, of each row.
         tables: places of the tables that a setting is like.
         machine: of all rows; None = that of the setting.
     """
@@ -142,11 +133,9 @@ class Model(NamedTuple):
     """Trained model of step times.
 
     Args:
-        settings: of the tables it was trained on.
         weights: of every term of these tables: (tables, terms).
         pools: kinds of tables, see `kind_of`, and the weights of each.
         boosted: sets of trees that correct the sum over classes.
-        networks: over kernels; their times are averaged.
         corrected: sets of trees that correct the sum over kernels.
         widths: half width of an interval of log time for each kind of table; for machines never measured, in addition.
     """
@@ -228,7 +217,6 @@ class Model(NamedTuple):
 
         Args:
             terms, columns, numbers: results of `gst.cost.step_time.rows.row_of`, row by row.
-            programs: kernels and batch of each row.
             machine: of all rows; None = that of the setting.
         """
         logs = [
@@ -263,11 +251,7 @@ def tree_columns(
 
 
 def load(path: Path) -> Model:
-    """Read a model from a file such as `weights.pt`.
-
-    Raises:
-        ValueError: the file holds none.
-    """
+    """Read a model from a file such as `weights.pt`; raise ValueError if it holds none."""
 
     def wide(tensor: torch.Tensor) -> Any:
         return tensor.numpy().astype(np.float64 if tensor.is_floating_point() else np.int64)

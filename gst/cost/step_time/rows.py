@@ -30,9 +30,7 @@ class Setting(NamedTuple):
         machine: a name such as `rtx3090` or `cpu-i9_10940x`.
         mode: `infer` or `train`.
         precision: `amp`, `half` or `fp32`; see `kernels_of`.
-        is_channels_last: True if the layout is NHWC.
         torch: version times 100, such as 291 for 2.9.1.
-        is_compiled: by TorchInductor.
     """
 
     machine: str
@@ -122,10 +120,7 @@ def row_of(
 def kernel_descriptors(
     kernels: Kernels, batch: int, setting: Setting, machine: Machine | None = None
 ) -> Float64[np.ndarray, "kernels descriptors"]:
-    """Return the inputs of a network for each kernel: shapes and work, relative to the machine's rates; the setting.
-
-    No absolute rate is among them, so that a network carries over to other machines.
-    """
+    """Return the inputs of a network for each kernel: shapes, work and setting, but no absolute rate of a machine."""
     machine = machine or machine_of(setting.machine)
     named = dict(zip(COLUMNS, kernels.columns.T.astype(np.float64), strict=True))
     times = np.where(kernels.grows > 0, batch, 1.0)

@@ -143,12 +143,7 @@ def steps_of(operations: Sequence[Operation], precision: str) -> tuple[list[Step
 
 
 def cast_kind(dtype: torch.dtype) -> str:
-    """Return the kind of the operation that casts to `dtype`.
-
-    Examples:
-        >>> [cast_kind(each) for each in (torch.bfloat16, torch.float32, torch.int64)]
-        ['half', 'float', 'to']
-    """
+    """Return the kind of the operation that casts to `dtype`: half, float or to."""
     return {2: "half", 4: "float"}.get(dtype.itemsize, "to") if dtype.is_floating_point else "to"
 
 
@@ -166,12 +161,8 @@ def label_of(operation: Operation) -> str:
 
 
 def _wanted(kind: str, value: Value) -> tuple[int, ...] | None:
-    """Return the strides of the copy that a kernel makes of an operand; None if it reads the operand in place.
-
-    Products read contiguous matrices or their transposes, convolutions images in NCHW or NHWC, and normalizations
-    contiguous elements.
-    """
-    shape, strides = value.shape, value.strides
+    """Return the strides of the copy that a kernel makes of an operand; None if it reads the operand in place."""
+    shape, strides = value.shape, value.strides  # products also read transposes, and convolutions NHWC
     if kind in ("linear", "matmul") and len(shape) >= 2 and strides[-2] < strides[-1]:
         shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
     if kind == "conv2d" and is_nhwc(value):

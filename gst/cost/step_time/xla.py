@@ -30,7 +30,6 @@ class XlaProgram:
     """An XLA program as operators.
 
     Args:
-        name: of the module.
         groups: operators of each kernel of a compiled module; of one that is not, one group for each loop body.
         repeats: how often each group runs.
         is_compiled: its fusions are those of XLA.
@@ -38,7 +37,6 @@ class XlaProgram:
         batch: first dimension of the largest input that is no weight; 1 without any.
         side: side of the images among its inputs, 0 without any.
         is_training: True if it returns arrays of the shapes of most of its weights, as gradients have.
-        parameter_bytes: of the inputs that are weights.
         unknown_loops: loops whose trip count the module does not tell; they count once.
     """
 
@@ -65,9 +63,9 @@ class XlaProgram:
         return 2 * sum(each.reads[0].dtype.itemsize == 2 for each in products) > len(products)
 
     def activation_bytes(self) -> float:
-        """Return the peak bytes of values other than weights; an upper bound if the module is not compiled.
+        """Return the peak bytes of values other than weights, each freed after its last use; none within a fusion.
 
-        Each value is freed after its last use, and values within a fusion take no memory.
+        It is an upper bound if the module is not compiled.
         """
         owners = {value.name: value for operation in self.operations for value in (*operation.writes, *operation.reads)
                   if value.name == value.storage}  # fmt: skip
@@ -92,11 +90,7 @@ class XlaProgram:
         return peak_memory(steps)[1]
 
     def kernels(self) -> Kernels:
-        """Return the kernels that run it.
-
-        Raises:
-            ValueError: it moves no data, or runs more than `MOST_KERNELS`.
-        """
+        """Return the kernels that run it; raise ValueError if there are none, or more than `MOST_KERNELS`."""
         busy = [place for place, group in enumerate(self.groups) if not all(each.is_view for each in group)]
         if not busy:
             raise ValueError(f"{self.name} has no operation that moves data")

@@ -29,10 +29,9 @@ LETTERS = ("lhs_contracting", "rhs_contracting", "lhs_batch", "rhs_batch")
 
 
 class Shapes(NamedTuple):
-    """Tensors of an operator in the shapes of FX sources.
+    """Tensors of an operator in the shapes of FX sources: (batch, rows, inner), NCHW, OIHW.
 
     Args:
-        reads, writes: its tensors; those of products are (batch, rows, inner), NCHW, OIHW.
         constants: stride of a convolution.
         images: batch and side of the images that a convolution of two dimensions reads; None of others.
     """
@@ -71,11 +70,7 @@ def is_product(each: Any) -> bool:
 
 
 def shapes_of(each: Any, kind: str, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> Shapes:
-    """Return the tensors of an instruction in the shapes of the operator of its kind.
-
-    Raises:
-        ValueError: dimensions that it names are not there, or sizes that should agree do not.
-    """
+    """Return the tensors of an instruction in the shapes of its operator; raise ValueError if they contradict."""
     if is_convolution(each):
         return _convolution(each, reads, writes[:1])
     if is_product(each):
@@ -143,6 +138,7 @@ def _convolution(each: Any, reads: tuple[Value, ...], writes: tuple[Value, ...])
     A gradient has the products of its convolution and gets the shapes of that convolution. The gradient of weights has
     a window larger than its result, and the gradient of the input of a strided convolution has holes.
     """
+    # a gradient of weights has a window larger than its result, one of the input of a strided convolution has holes
     numbers, window = each.convolution_dimension_numbers, each.window.dimensions
     source = [numbers.input_batch_dimension, numbers.input_feature_dimension, *numbers.input_spatial_dimensions]
     kernel = [

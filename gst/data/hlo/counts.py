@@ -57,11 +57,7 @@ def counts_of(module: Any) -> Counts:
 
 
 def entry_of(module: Any) -> Any:
-    """Return the computation that a module begins with.
-
-    Raises:
-        ValueError: it has no computation.
-    """
+    """Return the computation that a module begins with; raise ValueError if it has none."""
     if not module.computations:
         raise ValueError("the module has no computation; the file is damaged")
     by_id = {each.id: each for each in module.computations}
@@ -111,11 +107,7 @@ def _counts(instruction: Any, shapes: dict[int, Any], done: dict[int, Counts]) -
 
 
 def dimensions_of(shape: Any, places: list[int]) -> list[int]:
-    """Return the sizes of the named dimensions.
-
-    Raises:
-        ValueError: the shape has no such dimension.
-    """
+    """Return the sizes of the named dimensions; raise ValueError if the shape lacks one."""
     sizes = list(shape.dimensions)
     if places and not 0 <= min(places) <= max(places) < len(sizes):
         raise ValueError(f"an instruction names dimension {max(places)} of an array of {len(sizes)} dimensions")

@@ -1,19 +1,15 @@
 """Protobuf messages of XLA modules and their tuning data, with the fields that `gst.data.hlo` needs.
 
-Names, numbers and types of the fields are those of `xla/service/hlo.proto` and `xla/xla_data.proto` of openxla/xla and
-of `tpu_graphs/proto/tuning.proto` of google-research-datasets/tpu_graphs. Protobuf skips fields that a message does not
-declare, so files of older and newer versions of XLA are read alike.
+Fields are named and numbered as in `xla/service/hlo.proto` and `xla/xla_data.proto` of openxla/xla and in
+`tpu_graphs/proto/tuning.proto` of google-research-datasets/tpu_graphs. Protobuf skips fields that are not declared, so
+files of older and newer versions of XLA are read alike.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import (  # type: ignore[import-untyped]
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-)
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 
 _SCHEMA = """
 message Layout

@@ -26,8 +26,7 @@ DEFAULT = -1  # no layout asked for: the compiler chooses
 
 
 def read_hlo(path: Path | str, merge: bool = True) -> Graph:
-    """Read an XLA program: HLO text, StableHLO text where jaxlib is installed, or the protobuf of an
-    `HloModuleProto`, an `HloProto` or a TpuGraphs `ModuleTuningData`.
+    """Read an XLA program, from a file that `gst.data.hlo.modules.read_module` reads.
 
     Nodes, opcodes, edges and the 140 node features are those that TpuGraphs publishes of the same module. Tuning data
     have configurable nodes, configurations and runtimes in ns; failed runs are left out. Other modules get one
@@ -75,12 +74,7 @@ def _encoded(
     """Encode the instructions of all computations as node features, edges and opcodes, in the order of the module.
 
     Edges lead from producer to consumer, ordered by consumer, then producer, each once; an instruction that calls a
-    computation consumes what its root produces. In a module operands stand before their users and computations before
-    their callers, so that a cycle shows as an instruction that uses a later one.
-
-    Raises:
-        ValueError: an instruction uses one that does not come before it, a computation lacks its root, an id is used
-            twice, or the numbers of an instruction are impossible; the message names it.
+    computation consumes what its root produces. Operands stand before their users, computations before their callers.
     """
     num_nodes = sum(len(computation.instructions) for computation in module.computations)
     features = np.empty((num_nodes, len(NODE_FEATURES)), np.float32)
@@ -125,11 +119,7 @@ def _producers(instruction: Any, positions: dict[int, int], roots: dict[int, int
 
 
 def _features(instruction: Any, is_root: bool) -> list[int]:
-    """Return the columns `NODE_FEATURES` of one `HloInstruction`.
-
-    Raises:
-        ValueError: a list is longer than any array has dimensions, a size is negative, or a product exceeds 64 bits.
-    """
+    """Return the columns `NODE_FEATURES` of one `HloInstruction`."""
     shape, slices = instruction.shape, instruction.slice_dimensions
     window, padding = instruction.window.dimensions, instruction.padding_config.dimensions
     convolution = instruction.convolution_dimension_numbers
@@ -195,9 +185,6 @@ def _configurations(
     """Return the configurations of the runs that did not fail, padded with -1, and their runtimes in ns.
 
     Without such a run there is one configuration, the default, with the runtime NaN.
-
-    Raises:
-        ValueError: a run does not configure each of the nodes, or a layout is impossible.
     """
     runs = [run for run in tuning.runs if not run.error and run.profile.compute_time_ns > 0]
     for run in runs:
@@ -213,9 +200,7 @@ def _configurations(
 
 def _fill(row: Int8[np.ndarray, "18"], node: Any) -> None:
     if len(node.tensors) > TENSORS:
-        raise ValueError(
-            f"a configuration has layouts of {len(node.tensors)} tensors of a node, want at most {TENSORS}"
-        )
+        raise ValueError(f"a configuration has layouts of {len(node.tensors)} tensors, want at most {TENSORS}")
     for start, tensor in zip(range(0, len(row), DIMENSIONS), node.tensors, strict=False):
         dims = tensor.dims[:DIMENSIONS]
         if any(not -1 <= dim < 127 for dim in dims):

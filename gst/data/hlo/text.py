@@ -176,10 +176,7 @@ def _declare(tokens: Tokens, scope: Scope, name: str, number: int) -> None:
 
 
 def _opcode_and_stage(printed: str) -> tuple[str, str]:
-    """Split the shorthand `slice-start` into `slice`, `start`; other opcodes, such as `copy-start`, have no stage.
-
-    XLA prints so an `async-start` that calls a computation of one slice.
-    """
+    """Split the shorthand `slice-start` into `slice`, `start`; other opcodes, such as `copy-start`, have no stage."""
     match = _SHORTHAND.fullmatch(printed)
     if match and not opcode_number(printed) and opcode_number(match[1]):
         return match[1], match[2]
@@ -187,13 +184,7 @@ def _opcode_and_stage(printed: str) -> tuple[str, str]:
 
 
 def _wrapped(instruction: Any, number: int) -> Any:
-    """Return the computation, with the id `number`, that a start in shorthand wraps.
-
-    `instruction`, parsed as the wrapped one, becomes an `async-start` that calls it.
-
-    Raises:
-        ValueError: its shape is not a tuple of the operands, the result and additions of the backend.
-    """
+    """Make of `instruction`, a start in shorthand, an `async-start`; return the computation `number` that it calls."""
     if len(instruction.shape.tuple_shapes) < 2:
         raise ValueError(f"{instruction.name!r} has no tuple of operands and result as its shape")
     operands, result, *_ = instruction.shape.tuple_shapes
@@ -218,10 +209,7 @@ def _wrapped(instruction: Any, number: int) -> Any:
 
 
 def _shape(tokens: Tokens, shape: Any, depth: int = 0) -> None:
-    """Parse `f32[8,<=4]{1,0:T(8,128)}` or a tuple of shapes, `(f32[8]{0}, token[])`, into a `Shape`.
-
-    `<=` marks the upper bound of a dynamic size.
-    """
+    """Parse `f32[8,<=4]{1,0:T(8,128)}` (`<=` bounds a dynamic size) or a tuple of shapes, `(f32[8]{0}, token[])`."""
     if tokens.token == "(":
         shape.element_type = ELEMENT_TYPES["tuple"]
         if depth == DEEPEST_TUPLE:
@@ -272,7 +260,7 @@ def _numbers(tokens: list[str]) -> list[int]:
 
 
 def _list(field: str) -> Attribute:
-    """Return a parser of an attribute that is a list of numbers."""
+    """Return a parser of a list of numbers."""
     return lambda instruction, tokens: getattr(instruction, field).extend(_numbers(tokens))
 
 
@@ -292,7 +280,7 @@ def _text(field: str) -> Attribute:
 
 
 def _backend_config(instruction: Any, tokens: list[str]) -> None:
-    """Parse JSON, printed with or without quotes around it."""
+    """Parse JSON, with or without quotes around it."""
     instruction.backend_config = "".join(tokens).strip('"').replace('\\"', '"').encode()
 
 

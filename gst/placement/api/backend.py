@@ -1,13 +1,8 @@
 """`torch.compile(model, backend="gst")`: each graph that Dynamo captures runs by the fastest variant or plan.
 
-PyTorch finds the backend by name once gst is installed (entry point group `torch_dynamo_backends`); gst need not be
-imported. Dynamo guards shapes, dtypes and modes, and asks for another graph where they change. The first call of a
-graph chooses, on copies of its inputs, so that nothing is trained or changed meanwhile:
-
-- Inference (without gradients, changed inputs and random numbers, of fixed shapes) is placed by `gst.place`: on the
-  cores if the graph is in the host's memory, on its accelerator and the cores if it is there. Its outputs must be where
-  the graph as written leaves them.
-- Everything else runs as written or by Inductor, forward and backward pass, whichever is faster beyond noise.
+The first call of a graph chooses, on copies of its inputs. Inference (no gradients, changed inputs, random numbers or
+dynamic shapes) is placed by `gst.place`; everything else runs as written or by Inductor, whichever is faster. PyTorch
+finds the backend by its entry point (`torch_dynamo_backends`); gst need not be imported.
 """
 
 from __future__ import annotations
@@ -78,10 +73,8 @@ class _Chosen:
     """A graph whose first call chooses how it runs.
 
     Args:
-        graph: as written.
         is_weight: True for each input that is a parameter or a buffer of a module; empty if the graph may not be placed
             as inference.
-        seconds: see `backend`.
         compiled: the graph by Inductor, or the reason if there is none; None = made with the first call.
     """
 
@@ -125,10 +118,6 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> list[Any]:
     """Return the outputs of a call, the gradients of its inputs, and the inputs' values after it.
 
     It runs on copies of the inputs, with random numbers from a seed; the generator of the process is left as it was.
-
-    Examples:
-        >>> outcome(lambda x: (x * x,), [torch.tensor([3.0])], seed=0)
-        [tensor([9.]), tensor([3.])]
     """
     copies = [_copy(each) for each in inputs]
     with seeded(seed, _accelerators(inputs)):
@@ -202,7 +191,6 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
-    """Copy a graph, so that a compiler may change it."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return copy
@@ -213,11 +201,8 @@ def _inference(
 ) -> Function:
     """Place a graph by `gst.place` with its current weights; other weights run the graph as written.
 
-    Args:
-        outputs: of the graph as written.
-
     Raises:
-        ValueError: its tensors are on several devices, or the winner leaves its outputs on another device.
+        ValueError: its tensors are on several devices, or the winner leaves its outputs elsewhere than `outputs`.
     """
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
@@ -240,11 +225,7 @@ def _inference(
 
 
 def _devices(inputs: Sequence[Any]) -> list[str]:
-    """Return names of devices for a graph: cores and their sets, and the accelerator that holds its tensors.
-
-    Raises:
-        ValueError: its tensors are on several devices.
-    """
+    """Return names of devices for a graph: cores and their sets, and the accelerator that holds its tensors."""
     places = {each.device for each in inputs if isinstance(each, Tensor)}
     if len(places) > 1:
         raise ValueError(f"its tensors are on {_words(sorted(map(str, places)))}")

@@ -20,17 +20,15 @@ from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
 from gst.placement.api.drawing import contributions, explanation, plan_drawing
-from gst.placement.api.plan_trace import trace_of_task
-from gst.placement.api.streams import plan_streams
+from gst.placement.api.plan_trace import plan_streams, trace_of_task
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.loop import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
 from gst.placement.machines import machine
-from gst.placement.planning import place_simulated
+from gst.placement.planning import PlacementResult, Settings, place_simulated
 from gst.placement.profiling import COSTS, cached_task, profiled_task
 from gst.placement.search.measured import RAN, Trial
-from gst.placement.settings import PlacementResult, Settings
 from gst.placement.task import save_plan
 from gst.placement.task_file import task_reader
 from gst.programs import Program, kind_for
@@ -158,12 +156,7 @@ def _place_measured(
 
 
 def keep_best(program: Program, log: Path, path: Path) -> str:
-    """Write the fastest plan that a search measured so far; return a sentence about it, empty if there is none.
-
-    Args:
-        log: measurements of the search.
-        path: file of the plan.
-    """
+    """Write the fastest plan in the `log` of a search to `path`; return a sentence about it, empty if there is none."""
     samples: dict[str, list[float]] = {}
     plans: dict[str, Plan] = {}
     for record in Log(log).read():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gst.execution.plain import PYTORCH
 from gst.machine.devices import Device
 from gst.placement.machines import machine
-from gst.placement.settings import Settings
+from gst.placement.planning import Settings
 from gst.programs import Program
 from gst.whole_model.choosing import Candidates
 from gst.whole_model.variants import Variant
@@ -45,19 +45,12 @@ def no_headroom(
     Args:
         variants: of the whole model, with their times.
         devices: of plans; if one is an accelerator nothing is known beforehand.
-        cores: number of their cores.
-        settings: whose tasks may include fusion.
         left: share of the seconds, 0 .. 1.
         chain: see `chain_share`.
 
     Examples:
-        >>> variants = Candidates({}, {}, {"pytorch": 5.0, "pytorch, 1 thread": 8.0, "frozen": 2.0})
-        >>> no_headroom(variants, (), cores=2, settings=Settings(), left=1.0)
-        'one core takes 8.00 ms as written, so none is likely to take less than 3.60 ms'
         >>> variants = Candidates({}, {}, {"pytorch": 5.0, "pytorch, 1 thread": 8.0})
-        >>> no_headroom(variants, (), 2, Settings(), left=1.0, chain=0.5)
-        ''
-        >>> no_headroom(variants, (), 2, Settings(), left=1.0, chain=1.0)
+        >>> no_headroom(variants, (), cores=2, settings=Settings(), left=1.0, chain=1.0)
         '100% of the work is one chain of operations, which takes 5.00 ms on all cores as written'
     """
     if any(device.kind != "cpu" for device in devices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,7 +31,6 @@ from gst.programs import Program, kind_for
 from gst.programs.traces import traced
 from gst.util.progress import Progress, no_progress
 
-Job = tuple["Future[list[Measurement]]", Log, Sequence[tuple[str, Plan]]]
 AT_ONCE = 4  # plans that are timed alternately; the log holds all of them before the next four begin
 
 
@@ -47,9 +46,8 @@ class MeasuringSettings:
         plan_files: plans to measure before random ones.
         num_random: number of plans of `random_plans`.
         repetitions: timed runs of each plan.
-        seed: of the random plans.
         memory_limit, time_limit_s: of each run, see `IsolatedExecutor`.
-        patience_s: seconds to wait for quiet cores before the profile and before each four plans, see `LoadGate`.
+        patience_s: seconds to wait for quiet cores before the profile and before each four plans.
         resume: go on with the files in `out`.
     """
 
@@ -81,10 +79,7 @@ class MeasuringSettings:
 
 
 def measure_program(settings: MeasuringSettings, progress: Progress = no_progress) -> dict[str, Any]:
-    """Measure plans of a program in a child process and make a dataset of those that ran.
-
-    Returns:
-        See `summary`.
+    """Measure plans of a program in a child process, make a dataset of those that ran, and return its `summary`.
 
     Raises:
         ValueError: `out` holds measurements and `resume` is not set, or they are of another program, other devices or
@@ -124,10 +119,8 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
 def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progress = no_progress) -> dict[str, Any]:
     """Measure the same plans on every kind of host that has the devices; hosts of a kind share the work.
 
-    The files of each kind are in `out/KIND`. The `machine` of a measurement has its `kind` and `host`.
-
     Args:
-        settings: devices are those of the hosts.
+        settings: devices are those of the hosts; the files of each kind are in `out/KIND`.
         address: of the cluster, see `gst.placement.fleet.cluster.joined`.
 
     Returns:
@@ -157,12 +150,18 @@ def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progre
             from_files = [load_plan(path, program, fleet.devices) for path in settings.plan_files]
             described = (settings, out / fleet.kind.key, program, fleet.devices, fleet.kind.machine)
             left.append(_plans_left(*described, from_files, fleet.costs))
-        jobs: list[Job] = []
+        by_future = {}
         for fleet, plans in zip(fleets, left, strict=True):
             for start in range(0, len(plans), AT_ONCE):
                 few = plans[start : start + AT_ONCE]
-                jobs.append((fleet.submit([plan for _, plan in few]), Log(out / fleet.kind.key / LOG), few))
-        _write_as_they_come(jobs, program, progress)
+                by_future[fleet.submit([plan for _, plan in few])] = Log(out / fleet.kind.key / LOG), few
+        done, total = 0, sum(map(len, left))
+        progress("measuring", done, total)
+        for future in as_completed(by_future):
+            log, few = by_future[future]
+            _write(log, program.key, few, future.result())
+            done += len(few)
+            progress("measuring", done, total)
     by_kind = {fleet.kind.key: {"hosts": fleet.kind.num_hosts, **summary(out / fleet.kind.key)} for fleet in fleets}
     return {"program": settings.program, "key": program.key, "kinds": by_kind}
 
@@ -171,8 +170,8 @@ def _plans_left(
     settings: MeasuringSettings, out: Path, program: Program, devices: tuple[Device, ...], machine: dict[str, Any],
     from_files: Sequence[Plan], profile: Callable[[], Costs],
 ) -> list[tuple[str, Plan]]:  # fmt: skip
-    """Return plans from files and random ones, with their kinds, that the log in `out` lacks; begin a new log with a
-    profile if there is none.
+    """Return plans from files and random ones, with their kinds, that the log in `out` lacks; begin a new log if
+    needed.
 
     Raises:
         ValueError: the log is of another program, other devices, another memory limit or machine.
@@ -204,7 +203,6 @@ def _finite(
 
 
 def _write(log: Log, program_key: str, few: Sequence[tuple[str, Plan]], measurements: Sequence[Measurement]) -> None:
-    """Append a row for each plan."""
     for (kind, plan), measurement in zip(few, measurements, strict=True):
         log.append({"program": program_key, "kind": kind, "plan": plan.to_dict(), "measurement": measurement.to_dict()})
 
@@ -229,14 +227,3 @@ def summary(out: Path) -> dict[str, Any]:
         "quiet": sum(each.quiet for each in measured.measurements) / len(measured.measurements),
         "dataset": str(dataset), "machine": measured.header["machine"],
     }  # fmt: skip
-
-
-def _write_as_they_come(jobs: Sequence[Job], program: Program, progress: Progress) -> None:
-    total, done = sum(len(few) for _, _, few in jobs), 0
-    by_future = {future: (log, few) for future, log, few in jobs}
-    progress("measuring", done, total)
-    for future in as_completed(by_future):
-        log, few = by_future[future]
-        _write(log, program.key, few, future.result())
-        done += len(few)
-        progress("measuring", done, total)

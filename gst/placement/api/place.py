@@ -23,7 +23,7 @@ from gst.machine.topology import shared_domains
 from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.loop import SHARE, place_measured
-from gst.placement.settings import BUDGET, Settings
+from gst.placement.planning import BUDGET, Settings
 from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.tracing import capture
 from gst.util.progress import Bars, Progress, notice
@@ -49,23 +49,21 @@ def place(
         print(placed.explain())
         y = placed.module()(x)
 
-    On the CPU a model is tried as written, compiled and frozen, on all cores and on one; a step as written and
-    compiled. Frozen means that weights are constants, for a model in evaluation mode whose parameters require no
-    gradient. A variant with other outputs is left out. Plans are searched for where they could be faster.
+    A model is tried as written, compiled and frozen (weights are constants, for a model in evaluation mode whose
+    parameters require no gradient), on all cores and on one; a step as written and compiled. A variant with other
+    outputs is left out. Plans are searched for where they could be faster.
 
     If the devices hold an accelerator, plans are compared with variants on the first one: as written, recorded as one
-    graph, and compiled in two modes, or three with 240 s or more (`max-autotune` takes minutes). A model that is
-    elsewhere is copied to it; the copy follows its weights, but no attribute or hook that changes later. All are timed
-    with inputs in the accelerator's memory, and leave their outputs there. Where a model cannot run there as a whole,
-    plans are compared with variants where it is.
+    graph, and compiled. A model that is elsewhere is copied to it; the copy follows its weights, but no attribute or
+    hook that changes later. Outputs stay there. Where a model cannot run there as a whole, plans are compared with
+    variants where it is.
 
     Args:
         model: for inference (call `model.eval().requires_grad_(False)` first, if it is not to be trained), or a `Step`
             (`gst.programs.training_step` makes one), which has its own inputs.
         example_inputs: of the model's calls; one tensor, or several in a sequence.
         devices: names, or one text with commas between them, see `gst devices`. If None, cores and their sets if
-            weights and example inputs are in the host's memory, all devices if they are on an accelerator. Variants as
-            written and compiled keep the number of threads that PyTorch has.
+            weights and example inputs are in the host's memory, all devices if they are on an accelerator.
         budget: number of plans that may be measured; 0 = baselines alone.
         out: directory for measurements, from which the same call goes on; a temporary one if None.
         memory_limit: bytes of the values of a run on each device under a plan; variants have no limit.
@@ -155,7 +153,6 @@ def _by_plans(
     parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
     runs: Mapping[str, GuardedRun], reasons: Mapping[str, str], seconds: float,
 ) -> Placed:  # fmt: skip
-    """Search for plans, and measure them and the variants."""
     here: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in runs.items()}
     here |= {name: partial(failing, reason) for name, reason in reasons.items()}
     with tempfile.TemporaryDirectory() as temporary:
@@ -167,7 +164,7 @@ def _by_plans(
 
 
 def _captured(model: nn.Module, step: Step, inputs: Sequence[Any], kind: str) -> tuple[Program | None, str]:
-    """Capture the program of a model for a kind of device; None and the reason if it can only be run whole.
+    """Capture the program of a model; None and the reason if it can only be run whole.
 
     Raises:
         ValueError: it cannot be captured, and its outputs or its state change from call to call.
@@ -207,10 +204,6 @@ def own_devices(values: Any) -> list[Device]:
 
     Args:
         values: weights and example inputs, in tuples, lists and dictionaries.
-
-    Examples:
-        >>> {device.kind for device in own_devices([torch.ones(2), {"seed": torch.tensor(0)}])}
-        {'cpu'}
     """
     places = [each.device for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
     devices, place = discover(), next((each for each in places if each.type != "cpu"), None)
@@ -229,10 +222,6 @@ def unused_accelerators(devices: Iterable[Device]) -> list[str]:
 
 class PlacedFunction:
     """A function that its first call places, see `placed`; later calls run its fastest variant or plan.
-
-    Args:
-        function: of tensors in tuples, lists and dictionaries.
-        options: keyword arguments of `gst.place`.
 
     Attributes:
         placed: the result of the first call, with `explain()` and `save(path)`; None before it.
@@ -281,9 +270,6 @@ def placed(function: Callable[..., Any] | None = None, **options: Any) -> Any:
             ...
             return loss, new_state
 
-        for x, y in batches:
-            loss, state = step(state, x, y)
-
     Inputs of other shapes or dtypes run the function as written, with one warning.
 
     Args:
@@ -299,8 +285,8 @@ def placed(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         ... def step(state, x):
         ...     loss = (state["weight"] * x).square().mean()
         ...     return loss, {"weight": state["weight"] - 0.1 * (2 * state["weight"] * x.square()).mean()}
-        >>> step.__name__, step.placed is None  # nothing is placed before the first call
-        ('step', True)
+        >>> step.placed is None  # nothing is placed before the first call
+        True
     """
     if function is None:
         return functools.partial(PlacedFunction, options=options)

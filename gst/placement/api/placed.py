@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -38,7 +36,6 @@ class Placed:
     """A model or step with its fastest whole-model variant or plan.
 
     Args:
-        model: the model or step to place.
         inputs: example inputs of its calls.
         devices: used by plans.
         result: measurements, see `gst.placement.planning.placed_result`; `unused_accelerators` names accelerators that
@@ -63,9 +60,8 @@ class Placed:
 
     @property
     def winner(self) -> str:
-        """Name of the fastest: a variant of `runs` (`pytorch` is the model as written) or `plan`.
-
-        The simplest wins where differences are noise.
+        """Name of the fastest: a variant of `runs` (`pytorch` is the model as written) or `plan`; the simplest where
+        differences are noise.
         """
         winner = str(self.result["winner"])
         return winner if winner in self.runs else PLAN
@@ -102,10 +98,9 @@ class Placed:
         return "\n".join([*lines, explanation(self.task, self.plan, self.result)])
 
     def save(self, path: Path | str) -> None:
-        """Write the winner, its plan, the measurements and the example inputs to one file.
+        """Write the winner, its plan, the measurements and the example inputs to one file, for `gst.load(path, model)`.
 
-        `gst.load(path, model)` makes it run again. The file has no weights and no code: save `model.state_dict()`
-        yourself. It is that of `torch.save`: JSON and tensors.
+        The file has no weights and no code: save `model.state_dict()` yourself. It is that of `torch.save`.
 
         Raises:
             ValueError: an input is neither a tensor nor a number, a truth value, a text or None.
@@ -131,47 +126,13 @@ class Placed:
         with atomic_path(Path(path)) as partial:
             torch.save({"placed": json.dumps(record), "tensors": tensors}, partial)
 
-    def device_map(self) -> dict[str, str]:
-        """Return the device of each module with parameters, where they are read, for Accelerate's `dispatch_model`.
-
-        Raises:
-            ValueError: it is no model with parameters, or parameters of one module are on several devices, so that a
-                map of modules is not enough.
-        """
-        places: dict[str, set[str]] = {}
-        by_name = {device.name: device for device in self.devices}
-        for number, (name, value) in enumerate(self.parameters.items()):
-            reading = {str(value.device)}
-            if self.plan is not None and self.program is not None:
-                indices = self.plan.placement[readers(self.program, number)].tolist()
-                reading = {str(by_name[self.plan.devices[index]].torch_device) for index in indices}
-            places.setdefault(name.rpartition(".")[0], set()).update(reading)
-        if not places:
-            raise ValueError("a device map is of modules; this plan is of a step, or the model has no parameters")
-        for module, several in places.items():
-            if len(several) > 1:
-                names = ", ".join(sorted(several))
-                raise ValueError(f"parameters of {module or 'the model'} are on {names}; run the plan by module()")
-        return {module: one.pop() for module, one in places.items()}
-
-
-def readers(program: Program, parameter: int) -> Int64[np.ndarray, " readers"]:
-    """Return the operations that read a parameter or a view of it, in order; its own nodes if there are none.
-
-    Args:
-        parameter: its input node.
-    """
-    mine, (producers, consumers) = program.parameter_home == parameter, program.graph.edges
-    reading = np.unique(consumers[mine[producers] & ~mine[consumers]])
-    return reading if reading.size else np.flatnonzero(mine)
-
 
 class PlacedModule(nn.Module):
     """Runs a placed model, for one caller at a time, by one of `Placed.runs` or by its plan.
 
     Another kind of call (shape, dtype, gradients, autocast, training mode, or new weights where they are constants)
     runs the model as written, with one warning. Threads of a plan start with the first call, and end with `close` or
-    with this object, which holds nothing of the other variants.
+    with this object.
     """
 
     def __init__(self, placed: Placed, run: str) -> None:
@@ -211,10 +172,8 @@ class PlacedModule(nn.Module):
 
 
 class _PlanRun:
-    """Runs a plan of a program for inputs that the guard accepts.
-
-    Args:
-        placed: gives devices and parameters; nothing else of it is held.
+    """Runs a plan of a program for inputs that the guard accepts; holds devices and parameters, not the other
+    variants.
     """
 
     def __init__(self, placed: Placed, program: Program, plan: Plan, guard: Guard) -> None:

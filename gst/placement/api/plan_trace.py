@@ -1,4 +1,4 @@
-"""A plan's simulated timeline as a Chrome trace for ui.perfetto.dev: a row for each device, and copies of values."""
+"""Stream program of a plan, and its simulated timeline as a Chrome trace for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -8,14 +8,35 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
+from gst.lowering.stream_program import StreamProgram
 from gst.placement.task import Task
 from gst.programs.features import kind_of
 from gst.simulation.copies import Copies, copies_of
 
 
+def plan_streams(task: Task, plan: Plan) -> StreamProgram:
+    """Return the stream program of a plan for a captured program, lowered in the order of its simulation.
+
+    Examples:
+        >>> import torch
+        >>> from gst.placement.machines import machine
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), (torch.zeros(8),))
+        >>> task = machine("cores:2").task(program)
+        >>> plan_streams(task, Plan(task.names, np.array([0, 0, 1]))).num_events
+        2
+    """
+    assert task.program is not None, "costs alone have no stream program"
+    rank = np.empty(task.num_nodes, np.int64)
+    rank[task.simulator.run(plan).order] = np.arange(task.num_nodes)
+    costs = task.costs
+    return stream_program(task.program, plan, task.devices, costs.storages, costs.own_bytes, rank)
+
+
 def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
-    """Return the simulated run of a plan, for `gst.util.writing.write_json`.
+    """Return the simulated run of a plan, a row for each device, for `gst.util.writing.write_json`.
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single

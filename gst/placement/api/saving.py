@@ -35,17 +35,15 @@ Result = TypeVar("Result")
 def load(path: Path | str, model: nn.Module | Step) -> Placed:
     """Make a model that `Placed.save` wrote run again, without measurements.
 
-    The file names the winner; `model` has its code and its weights: the module as it was placed (or the `Step`), with
-    any weights, in the same mode. The winner is compiled for it, which takes as long as before, or less if compilers
-    find it in their caches. Its outputs are compared with the model's on random inputs, on the accelerator if it was
-    placed on one.
-
         gst.place(model, x).save("model.placed")
         fast = gst.load("model.placed", model).module()
 
+    The winner is compiled again, and its outputs are compared with the model's on random inputs, on the accelerator
+    if it
+    was placed on one.
+
     Args:
-        path: of the file.
-        model: as it was given to `gst.place`.
+        model: as it was given to `gst.place`, in the same mode, with any weights.
 
     Raises:
         ValueError: the file is damaged, of another version of this format or of torch, or of a model with other
@@ -120,7 +118,6 @@ def _winner(
 
 
 def _runs_on(path: Path, on_device: DeviceCopy, names: Sequence[str], guard: Guard) -> dict[str, GuardedRun]:
-    """Make the variants of these names on an accelerator."""
     written = on_device.refused(guard)
     runs = {}
     for name in names:
@@ -154,11 +151,7 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
-    """Read the record and the tensors of a file.
-
-    Raises:
-        ValueError: it is no such file, or of another version.
-    """
+    """Read the record and the tensors of a file; `ValueError` if it is no such file, or of another version."""
     content = read_tensors(path)
     try:
         record, tensors = parse_json(content["placed"]), content["tensors"]

@@ -1,22 +1,19 @@
-"""Arrays of a placement problem for compiled schedulers and bounds; ranks of operations."""
+"""Arrays of a placement problem for compiled schedulers and bounds, places of groups, and ranks of operations."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from gst.simulation.simulator import neighbour_lists
 from gst.util.compiled import compiled
 
 
 class EdgeLists(NamedTuple):
-    """Edges from both of their ends, in compressed rows.
-
-    Args:
-        indptr, consumers, out_edges: consumers of each node, and the number of each amount that moves to them.
-        producer_indptr, producers, in_edges: producers of each node, likewise.
+    """Edges from both of their ends, in compressed rows: consumers and producers of each node, and the number of each
+    amount that moves to or from them.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
@@ -46,20 +43,15 @@ def edge_lists(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, by_node: boo
 
 
 class Arrays(NamedTuple):
-    """Operations, devices and links. Nodes are in topological order.
+    """Operations, devices and links. Nodes are in topological order; the first six fields are those of `EdgeLists`.
 
     Args:
-        indptr, consumers, out_edges, producer_indptr, producers, in_edges: see `EdgeLists`; numbers of `amounts`.
         times: of each node on each device; infinite where it cannot run.
         amounts: one for each edge, or for each node whose readers all read the whole value.
         fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
         table: time of each amount between two kinds of devices, instead of these two; may have no entries.
-        kind: of each device.
-        groups: of each node; the nodes of a group are on one device.
-        member_indptr, members: nodes of each group.
-        sizes: bytes of each group.
-        memory: of each device.
-        limits: bytes of each memory.
+        groups: of each node; the nodes of a group (`members`) are on one device.
+        sizes, limits: bytes of each group and of each memory.
         file_rank: position of each node in the file.
     """
 
@@ -84,6 +76,65 @@ class Arrays(NamedTuple):
     file_rank: Int64[np.ndarray, " nodes"]
 
 
+class Scheduled(NamedTuple):
+    """Operations and the devices that run them, with the cores of each device in compressed rows.
+
+    Args:
+        computed: false for inputs and constants, which take no time.
+        use: true where a device takes a core.
+    """
+
+    arrays: Arrays
+    computed: Bool[np.ndarray, " nodes"]
+    use: Bool[np.ndarray, "devices cores"]
+    core_indptr: Int64[np.ndarray, " devices_plus_one"]
+    cores: Int64[np.ndarray, " uses"]
+
+
+class Places(NamedTuple):
+    """Devices of groups so far, and copies of values; schedulers write all but `times`.
+
+    Args:
+        times: of each group on each device; infinite where it may not go.
+        room: bytes left in each memory.
+        device: of each group; -1 = undecided.
+        arrived: arrival of the copy of each value in each memory; infinite before there is one.
+        lane_free: end of the last copy from each memory; no entries where links never queue.
+        lane_next: of the same length, for intermediate results.
+    """
+
+    times: Float64[np.ndarray, "devices groups"]
+    room: Float64[np.ndarray, " memories"]
+    device: Int64[np.ndarray, " groups"]
+    arrived: Float64[np.ndarray, "values memories"]
+    lane_free: Float64[np.ndarray, " lanes"]
+    lane_next: Float64[np.ndarray, " lanes"]
+
+
+def places(
+    times: Float64[np.ndarray, "devices groups"],
+    room: Float64[np.ndarray, " memories"],
+    device: Int64[np.ndarray, " groups"] | None = None,
+    queued: int = 0,
+) -> Places:
+    """Return the places of groups before anything has run; all are undecided if `device` is None.
+
+    Args:
+        queued: number of values whose copies queue.
+    """
+    lanes = len(room) if queued else 0
+    decided = np.full(times.shape[1], -1) if device is None else device
+    return Places(times, room, decided, np.full((queued, lanes), np.inf), np.zeros(lanes), np.zeros(lanes))
+
+
+def scheduled(
+    arrays: Arrays, use: Bool[np.ndarray, "devices cores"], computed: Bool[np.ndarray, " nodes"] | None = None
+) -> Scheduled:
+    """Return `Scheduled` of arrays and cores; all nodes are computed if `computed` is None."""
+    every = np.ones(arrays.times.shape[1], bool) if computed is None else computed
+    return Scheduled(arrays, every, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1].astype(np.int64))
+
+
 def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarray, " nodes"]:
     """Return the mean time of each node over the devices that can run it; 0 if none can.
 
@@ -98,7 +149,7 @@ def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarra
 @compiled
 @no_type_check
 def moved(edge, here, there, arrays):
-    """Return the time of amount number `edge` from a device to another; `arrays` are `Arrays`."""
+    """Return the time of amount number `edge` from a device to another."""
     if here == there:
         return 0.0
     if len(arrays.table):
@@ -108,14 +159,68 @@ def moved(edge, here, there, arrays):
 
 @compiled
 @no_type_check
+def arrives(node, device, arrays, places, home, end, is_placed):
+    """Return the time at which all values that a node reads are on a device. Where copies queue, a value crosses to
+    another memory once, after the copies that left its memory before; copies are made if `is_placed`.
+    """
+    latest, there, queues = 0.0, arrays.memory[device], len(places.lane_free) > 0
+    places.lane_next[:] = places.lane_free
+    for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
+        producer = arrays.producers[position]
+        lane = arrays.memory[home[producer]]
+        arrival = end[producer]
+        if not queues or lane == there:
+            arrival += moved(arrays.in_edges[position], home[producer], device, arrays)
+        elif places.arrived[producer, there] < np.inf:
+            arrival = places.arrived[producer, there]
+        else:
+            arrival = max(arrival, places.lane_next[lane])
+            arrival += moved(arrays.in_edges[position], home[producer], device, arrays)
+            places.lane_next[lane] = arrival
+            if is_placed:
+                places.arrived[producer, there] = arrival
+        latest = max(latest, arrival)
+    if is_placed:
+        places.lane_free[:] = places.lane_next
+    return latest
+
+
+@compiled
+@no_type_check
+def free_at(device, what, free):
+    """Return the time at which the last core of a device is free."""
+    latest = 0.0
+    for position in range(what.core_indptr[device], what.core_indptr[device + 1]):
+        latest = max(latest, free[what.cores[position]])
+    return latest
+
+
+@compiled
+@no_type_check
+def may_take(device, group, arrays, places):
+    """True if a group is on a device or can still go there."""
+    if places.device[group] >= 0:
+        return places.device[group] == device
+    return places.times[device, group] < np.inf and arrays.sizes[group] <= places.room[arrays.memory[device]]
+
+
+@compiled
+@no_type_check
+def take(device, group, arrays, places):
+    """Put a group on a device, if it is not there already."""
+    if places.device[group] < 0:
+        places.device[group] = device
+        places.room[arrays.memory[device]] -= arrays.sizes[group]
+
+
+@compiled
+@no_type_check
 def upward_rank(times, transfers, lists):
     """Return the time from the start of each node to the end along its longest path. (Topcuoglu, Hariri and Wu, IEEE
     TPDS 13(3), 2002, equation 8)
 
     Args:
-        times: of each node, mean over devices for the rank of HEFT.
-        transfers: of each number of the lists; zeros count operations alone.
-        lists: `EdgeLists` or `Arrays`.
+        transfers: of each number of `lists`, `EdgeLists` or `Arrays`; zeros count operations alone.
     """
     rank = np.zeros(len(times))
     for node in range(len(times) - 1, -1, -1):
@@ -129,8 +234,7 @@ def upward_rank(times, transfers, lists):
 @compiled
 @no_type_check
 def downward_rank(times, transfers, lists):
-    """Return the time from the beginning to the start of each node along its longest path (ibid., equation 9).
-    Arguments are those of `upward_rank`."""
+    """Return the time from the beginning to the start of each node along its longest path (ibid., equation 9)."""
     rank = np.zeros(len(times))
     for node in range(len(times)):
         for position in range(lists.producer_indptr[node], lists.producer_indptr[node + 1]):

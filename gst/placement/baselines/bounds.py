@@ -1,4 +1,4 @@
-"""Lower bounds of the makespan: chains of operations with transfers, and work that the devices share; certificates."""
+"""Lower bounds of the makespan by chains of operations and by work that devices share; certificates of plans."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan
-from gst.placement.baselines.arrays import Arrays, moved
-from gst.placement.baselines.list_schedule import Scheduled
+from gst.placement.baselines.arrays import Arrays, Scheduled, moved
 from gst.placement.baselines.list_schedules import task_scheduled
 from gst.placement.task import Task
 from gst.reporting.charts import brief
@@ -28,9 +27,8 @@ NUM_SHOWN = 8  # memories
 def lower_bound_us(task: Task) -> float:
     """Return microseconds that every plan takes at least, whatever its order: the bound of `chains_and_work`.
 
-    Devices that share cores are one resource, of which an operation takes time x cores; devices that are alike are one
-    resource too. The work of an operation is the least that it costs on any of them, at prices at which all cores
-    together cost 1 a microsecond. Every such price is sound.
+    Devices that share cores, or are alike, are one resource, of which an operation takes time x cores. Its work is the
+    least that it costs at prices at which all cores together cost 1 a microsecond. Every such price is sound.
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
@@ -51,24 +49,13 @@ def certificate_of(
 ) -> dict[str, Any]:
     """Return the lower bound, the gap of a plan to it, and its memory, by the costs of its task.
 
-    Operations take their times alone and the shortest delay between two of them. The bound leaves out what concurrent
-    operations cost each other.
-
     Args:
         peak_bytes: of each memory, by the race checker; those of the simulated run if None.
         least_us: `lower_bound_us(task)`, if known.
 
     Returns:
         `lower_bound` and `plan` (ms), `gap` (a share; None without a bound), `peak_bytes` and `limit_bytes` of each
-        memory, `memory_by` ('checker' or 'simulator'), and `is_fused`: the plan compiles groups of operations, and the
-        bound is of plans that do not.
-
-    Examples:
-        >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.policies.generated_tasks import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
-        >>> certificate_of(task, single(task, 0))["gap"] >= 0
-        True
+        memory, `memory_by` ('checker' or 'simulator'), and `is_fused`: the bound is of plans that fuse nothing.
     """
     run, contention = task.simulator.run(plan), task.contention
     delay = max(min(contention.switch_us, contention.hand_over_us, contention.wake_us), 0.0)
@@ -121,10 +108,7 @@ def classes(
     Args:
         limits: of the memory of each device.
         links: of each two devices.
-
-    Examples:
-        >>> classes(np.ones((3, 2)), np.array([1.0, 1.0, 2.0]), (1 - np.eye(3),), np.eye(3, dtype=bool)).tolist()
-        [0, 0, 1]
+        use: true where a device takes a core.
     """
     shares = (use.astype(np.int64) @ use.T).sum(1) > use.sum(1)
     result = np.full(len(times), -1)
@@ -223,13 +207,7 @@ def window_bound(
 @compiled
 @no_type_check
 def heads(times, devices, arrays):
-    """Return (devices, nodes) the least time before each node starts on each of some devices (see `_least`).
-
-    Args:
-        times: of each node on each device; infinite where it cannot run.
-        devices: numbers of the devices.
-        arrays: `Arrays`.
-    """
+    """Return (devices, nodes) the least time before each node starts on each of some devices; see `_least`."""
     order = np.arange(times.shape[1])
     return _least(arrays.producer_indptr, arrays.producers, arrays.in_edges, order, False, times, devices, arrays)
 
@@ -237,7 +215,7 @@ def heads(times, devices, arrays):
 @compiled
 @no_type_check
 def tails(times, devices, arrays):
-    """Return (devices, nodes) the least time after each node ends; arguments as of `heads`."""
+    """Return (devices, nodes) the least time after each node ends."""
     order = np.arange(times.shape[1])[::-1].copy()
     return _least(arrays.indptr, arrays.consumers, arrays.out_edges, order, True, times, devices, arrays)
 
@@ -248,10 +226,6 @@ def _least(indptr, others, edges, order, backwards, times, devices, arrays):
     """Return heads, or tails if `backwards`. An operation starts when the values of its producers are there: some
     producers are on the same device, one after the other, and the others pay a transfer, by the best choice
     (Papadimitriou and Yannakakis, SIAM J. Computing 19(2), 1990).
-
-    Args:
-        indptr, others, edges: producers of each node (consumers if `backwards`).
-        order: nodes, producers first (consumers if `backwards`).
     """
     nodes, count = len(order), len(devices)
     head = np.zeros((count, nodes))

@@ -6,17 +6,16 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.lowering.plan import Plan, priority_of
-from gst.placement.baselines.arrays import edge_lists
+from gst.placement.baselines.arrays import edge_lists, places, scheduled
 from gst.placement.baselines.list_kernels import place_the_rest
-from gst.placement.baselines.list_schedule import places, scheduled
 from gst.placement.baselines.list_schedules import in_groups, task_scheduled
 from gst.placement.baselines.units import limits_bytes, smallest_units
 from gst.placement.task import Task
 
 
 class ComputedOperations:
-    """The computed operations of a task, in its smallest units. Inputs and constants are there from the start, and
-    follow the first operation that reads them.
+    """Computed operations of a task, in its smallest units. Inputs and constants follow the first operation that reads
+    them.
 
     Attributes:
         nodes: numbers of the operations in the task.
@@ -48,8 +47,7 @@ class ComputedOperations:
         self.transfers: Float64[np.ndarray, " computed"] = fixed.mean() + per_byte.mean() * arrays.amounts[self.nodes]
 
     def plan(self, home: Int64[np.ndarray, " computed"], order: Int64[np.ndarray, " computed"]) -> Plan | None:
-        """Return the plan of the task with this placement and order; None if unread inputs and constants do not fit the
-        memories."""
+        """Return the plan of the task with this placement and order; None if the rest does not fit the memories."""
         placement, device = np.full(self._task.num_nodes, -1), np.full(self._units.count, -1)
         placement[self.nodes] = home
         device[self._units.of[self.nodes]] = home

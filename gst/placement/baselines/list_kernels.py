@@ -1,4 +1,4 @@
-"""List schedulers by time, compiled: earliest time first, and operations on several cores. Device -1 = no place."""
+"""List schedulers, compiled: in order, earliest time first, and operations on several cores. Device -1 = no place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Int64
 
-from gst.placement.baselines.list_schedule import arrives, free_at, may_take, take
+from gst.placement.baselines.arrays import arrives, free_at, may_take, take
 from gst.simulation.queues import pop, push
 from gst.util.compiled import compiled
 
@@ -39,6 +39,50 @@ def place_the_rest(placement, arrays, places):
         if best >= 0:
             take(best, groups[node], arrays, places)
             placement[node] = best
+
+
+@compiled
+@no_type_check
+def place_in_order(order, what, places, home):
+    """Place nodes in the order given, each on the device where its group would finish first: HEFT, if the order is
+    that of upward ranks. Operations that take no time need no core.
+
+    Args:
+        order: all nodes, producers before consumers.
+        what: `Scheduled`.
+        places: `Places`, written.
+        home: device of each computed node, written.
+
+    Returns:
+        True if every node has a device that can run it, within the limits of the memories.
+    """
+    arrays, groups = what.arrays, what.arrays.groups
+    end, free = np.zeros(len(order)), np.zeros(what.use.shape[1])
+    for node in order:
+        if not what.computed[node]:
+            continue
+        group = groups[node]
+        best, least, best_start = -1, np.inf, 0.0
+        for device in range(len(what.use)):
+            if not may_take(device, group, arrays, places):
+                continue
+            took = arrays.times[device, node]
+            start = arrives(node, device, arrays, places, home, end, False)
+            if took > 0:
+                start = max(start, free_at(device, what, free))
+            if places.device[group] < 0:
+                took = places.times[device, group]
+            if start + took < least:
+                best, least, best_start = device, start + took, start
+        if best < 0:
+            return False
+        take(best, group, arrays, places)
+        arrives(node, best, arrays, places, home, end, True)
+        took = arrays.times[best, node]
+        home[node], end[node] = best, best_start + took
+        for position in range(what.core_indptr[best], what.core_indptr[best + 1] if took > 0 else 0):
+            free[what.cores[position]] = end[node]
+    return True
 
 
 @compiled
@@ -162,7 +206,7 @@ def earliest_first(order, task, places, favourite):
 @compiled
 @no_type_check
 def with_widths(order, task, places, threads, worthwhile, crowd):
-    """Place operations event by event in time.
+    """Place operations event by event in time; returns as `earliest_first`.
 
     The first ready operation in `order` chooses among the devices that are worthwhile for its unit and those that leave
     each ready operation its share of the cores, `crowd` times. It takes the device of the earliest end; idle time of
@@ -171,10 +215,6 @@ def with_widths(order, task, places, threads, worthwhile, crowd):
 
     Args:
         task: with the helpers' delay in `times`, and without delays of threads in `fixed`.
-        worthwhile: devices for each unit, at least one.
-
-    Returns:
-        Device of each node, and its turn; -1 for nodes that are not computed.
     """
     arrays, groups, times = task.arrays, task.arrays.groups, task.arrays.times
     use, worker, own_core = task.use, threads.worker, threads.own_core

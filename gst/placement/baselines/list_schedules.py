@@ -13,9 +13,17 @@ from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan, priority_of
-from gst.placement.baselines.arrays import Arrays, edge_lists, mean_times, upward_rank
-from gst.placement.baselines.list_kernels import Threads, earliest_first, place_the_rest, with_widths
-from gst.placement.baselines.list_schedule import Places, Rule, Scheduled, place_in_order, places, scheduled
+from gst.placement.baselines.arrays import (
+    Arrays,
+    Places,
+    Scheduled,
+    edge_lists,
+    mean_times,
+    places,
+    scheduled,
+    upward_rank,
+)
+from gst.placement.baselines.list_kernels import Threads, earliest_first, place_in_order, place_the_rest, with_widths
 from gst.placement.baselines.units import (
     Rooms,
     Units,
@@ -80,20 +88,20 @@ def rank_us(task: Task) -> Float64[np.ndarray, " nodes"]:
 
 
 def longest_first(task: Task) -> Order:
-    """Return nodes by upward rank, the greatest first; program order among equals."""
+    """Return nodes by upward rank, the greatest first."""
     return np.argsort(-rank_us(task), kind="stable")
 
 
 def heft(task: Task, narrow: bool = False) -> Plan | None:
     """Place by Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002).
 
-    The operation of greatest upward rank is next, on the device where it would finish first, after the others there; a
-    run fills gaps by itself. A device of several cores is free when all of them are. Programs are placed by operations
-    and by colocation groups; the plan that simulates faster is returned, None if none keeps the memory limits.
+    The operation of greatest upward rank is next, on the device where it would finish first, after the others there. A
+    device of several cores is free when all of them are. Programs are placed by operations and by colocation groups;
+    the
+    plan that simulates faster is returned, None if none keeps the memory limits.
 
     Args:
-        narrow: use the devices of fewest threads alone; otherwise nearly everything goes to the widest device, which
-            is the fastest for each single operation.
+        narrow: use the devices of fewest threads alone; otherwise nearly everything goes to the widest device.
     """
     threads = np.array([device.threads for device in task.devices])
     allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
@@ -108,8 +116,7 @@ def _heft(
     each, undecided = _undecided(task, each, parts, room)
     undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
     home = np.full(task.num_nodes, -1)
-    rule = Rule(fill=False, by_group=True, is_view_free=True)
-    if not place_in_order(order, each, undecided, rule, np.zeros((0, 0)), home, np.zeros(task.num_nodes)):
+    if not place_in_order(order, each, undecided, home):
         return None
     place_the_rest(home, each.arrays, undecided)
     return task.plan(home, priority_of(order)) if (home >= 0).all() else None
@@ -120,8 +127,7 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
     the m-ETF of Baechi (Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020).
 
     The ready operation and device that can start earliest are next; of equal starts the operation of greatest upward
-    rank. Where devices differ in speed, the time that the fastest device would save counts too. Programs are placed
-    by operations and by colocation groups, as by `heft`.
+    rank. Where devices differ in speed, the time that the fastest device would save counts too.
 
     Args:
         favourite: child of each node for which its device is kept free, or -1.
@@ -149,7 +155,7 @@ def moldable(task: Task) -> Plan | None:
 
     An operation may take several cores if that costs little more core time (time x cores) than one. Each of `SLACKS`
     is simulated, by upward rank and by program order, by `etf` and by events. The plan is never slower in simulation
-    than `heft`, `heft` on single cores, or any of the `quickest_devices` alone; None if none keeps the memory limits.
+    than `heft` or any of the `quickest_devices` alone; None if none keeps the memory limits.
     """
     each, parts = task_scheduled(task), smallest_units(task)
     plans = [heft(task), heft(task, narrow=True)]
@@ -202,9 +208,8 @@ MOST_EDGES = 10_000  # of the linear program
 def sct(task: Task) -> Plan | None:
     """Place by `etf` with favourite children (see `favourite_children`): the m-SCT of Baechi.
 
-    A task of more than `MOST_EDGES` edges is coarsened for the linear program: colocation groups, and groups that wait
-    for each other, become one node, with the longest edge between two. None if there are still too many edges, or if
-    no plan keeps the memory limits.
+    A task of more than `MOST_EDGES` edges is coarsened to colocation groups for the linear program. None if there are
+    still too many edges, or if no plan keeps the memory limits.
     """
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
     ends, times, transfer = pairs, task.times_us.min(0), mean_transfers_us(task)[pairs[0]]
@@ -228,11 +233,8 @@ def favourite_children(
     """Return the numbers of edges to a favourite child: a node has at most one, and is the one of at most one.
 
     With x = 0 if a consumer follows at once without a transfer and x = 1 otherwise, the least makespan on unlimited
-    devices is a linear program if x may lie between; edges with x < 1/2 lead to favourite children.
-
-    Args:
-        edges: producer -> consumer, each pair once, without cycles.
-        transfer_us: time of each edge between two devices.
+    devices is a linear program if x may lie between; edges with x < 1/2 lead to favourite children. `edges` have no
+    cycles and no duplicates.
     """
     nodes, count = len(times_us), edges.shape[1]
     if not count:

@@ -45,9 +45,8 @@ def layers(task: Task) -> Int64[np.ndarray, " nodes"]:
     of a layer belong to it.
 
     In a program a layer reads a parameter, or several in parallel. Other operations of the forward pass belong to the
-    last layer that they read, those of the backward pass to the first whose gradient they read, and inputs to the first
-    that reads them. In costs without a program the layer is the length of the longest path to a node; a colocation
-    group has its least one.
+    last layer that they read, those of the backward pass to the first whose gradient they read. In costs without a
+    program the layer is the length of the longest path to a node; a colocation group has its least one.
     """
     producers, consumers = neighbours(task)
     depth = _depths(task, producers) if task.program is None else _parameter_layers(task.program, producers, consumers)
@@ -110,7 +109,7 @@ WHOLE = 10**8  # sum of the integer weights that METIS is given
 
 def portfolio(task: Task) -> dict[str, Plan]:
     """Return every baseline by name. Each of the `quickest_devices` alone is included, even if it cannot run all; other
-    methods are left out if they find no plan within the memory limits (in simulation).
+    methods are left out if they find no plan within the memory limits.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -158,8 +157,10 @@ def topo(task: Task) -> Plan | None:
 def metis(task: Task, seed: int = 0) -> Plan | None:
     """Partition colocation groups by METIS (Karypis and Kumar, 1998), into 2 parts up to one for each of the `peers`.
 
-    Groups are weighted by profiled time, edges by transfer time (`numbers_of_parts`); groups leave a memory that is too
-    full. The plan that simulates fastest is returned, in program order or by upward rank; None without pymetis."""
+    Groups are weighted by profiled time, edges by transfer time. The plan that simulates fastest is returned, in
+    program
+    order or by upward rank; None without pymetis.
+    """
     if not has_metis():
         return None
     parts, devices = colocated(task), peers(task)
@@ -173,11 +174,11 @@ def metis(task: Task, seed: int = 0) -> Plan | None:
 
 
 def numbers_of_parts(most: int) -> list[int]:
-    """2, 3, ... 16, then each half as many again, and the most.
+    """Return 2, 3, ... 16, then each half as many again, and the most.
 
     Examples:
-        >>> numbers_of_parts(3), numbers_of_parts(1), numbers_of_parts(60)[14:]
-        ([2, 3], [1], [16, 24, 36, 54, 60])
+        >>> numbers_of_parts(3), numbers_of_parts(60)[14:]
+        ([2, 3], [16, 24, 36, 54, 60])
     """
     numbers = list(range(2, min(most, 16) + 1))
     while numbers and numbers[-1] * 3 // 2 < most:
@@ -198,7 +199,6 @@ def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assig
 
 
 def _times_us(task: Task, parts: Units) -> Float64[np.ndarray, " units"]:
-    """Return the time of each unit on the first peer if it can run there, otherwise on its fastest device."""
     times = parts.times_us[peers(task)[0]]
     return np.where(np.isfinite(times), times, parts.times_us.min(0))
 
@@ -206,9 +206,7 @@ def _times_us(task: Task, parts: Units) -> Float64[np.ndarray, " units"]:
 def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], full: bool, room: Rooms) -> Plan | None:
     """Give units in order to one peer after the other, a share of the weight each, as far as its memory has room.
 
-    Args:
-        full: a share may be exceeded by the heaviest unit, and the last peers may get little; otherwise devices share
-            out evenly what the earlier ones left.
+    If `full`, a share may be exceeded by the heaviest unit; otherwise devices share out evenly what earlier ones left.
     """
     devices, memory, left = peers(task), memory_of(task), room.copy()
     assignment = np.full(parts.count, devices[-1])

@@ -147,8 +147,7 @@ def use_bytes(task: Task, plan: Plan) -> Rooms:
 
 
 def quickest(task: Task, plans: Iterable[Plan | None]) -> Plan | None:
-    """Return the plan of least simulated makespan, the first of equal ones; None if there is none. The devices must be
-    able to run every plan."""
+    """Return the plan of least simulated makespan, the first of equal ones; None if there is none."""
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda plan: task.simulator.run(plan).makespan_us, default=None)
 
@@ -165,8 +164,8 @@ def fitted(task: Task, parts: Units, make: Callable[[Rooms], Plan | None]) -> Pl
 
     Args:
         parts: units that may move.
-        make: returns a plan whose units' `load_bytes` add up to at most this in each memory, or None. Loads are those
-            of program order; a plan that needs more is `relieved`, and made again with less room: the faster one wins.
+        make: returns a plan whose units' `load_bytes` add up to at most this in each memory, or None. A plan that needs
+            more in simulation is `relieved`, and made again with less room: the faster one wins.
     """
     limits, memory = limits_bytes(task), memory_of(task)
     plan = make(limits)
@@ -187,7 +186,8 @@ def fitted(task: Task, parts: Units, make: Callable[[Rooms], Plan | None]) -> Pl
 def relieved(task: Task, parts: Units, plan: Plan) -> Plan | None:
     """Move units out of the fullest memory, step by step, until a plan keeps the limits; None if no move helps.
 
-    Of the moves that help at least half as much as the best, in simulation, the one with the fastest plan is taken."""
+    Of the moves that help at least half as much as the best, the one with the fastest plan is taken.
+    """
     limits = limits_bytes(task)
     assignment = np.zeros(parts.count, np.int64)
     assignment[parts.of] = plan.placement
@@ -221,8 +221,8 @@ def _moves(
 ) -> Iterator[Assignment]:
     """Yield assignments in which some units of the worst memory go to another memory.
 
-    Their load is about the excess times `share`: consecutive units, or those that lose least time for their load. They
-    go to the fastest device of one of the two memories with the greatest share of their limit left."""
+    Their load is about the excess times `share`: consecutive units, or those that lose least time for their load.
+    """
     limits, memory = limits_bytes(task), memory_of(task)
     here = np.flatnonzero(memory[assignment] == worst)
     load, wanted = parts.load_bytes[here], share * (use[worst] - limits[worst])
@@ -249,8 +249,8 @@ def _moves(
 def repaired(task: Task, parts: Units, assignment: Assignment, room: Rooms) -> Assignment | None:
     """Move units that their device cannot run, or that a full memory cannot hold; None if there is no room for them.
 
-    Those that lose least time for their load leave first (of equal ones those of greatest load), to the fastest device
-    that has room (the one of most room among equals)."""
+    Those that lose least time for their load leave first, to the fastest device that has room.
+    """
     assignment, memory = assignment.copy(), memory_of(task)
     left = room - np.bincount(memory[assignment], parts.load_bytes, len(room))
     times = parts.times_us[assignment, np.arange(parts.count)]

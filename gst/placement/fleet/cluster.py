@@ -37,11 +37,11 @@ def is_fleet(workers: str) -> bool:
 def joined(address: str) -> Iterator[None]:
     """Join a Ray cluster as its controller, and leave it at the end, unless this process is in one already.
 
-    `ray` is the cluster that runs on this host; if there is none, one is started here, listens on the loopback address
-    alone and ends with this context. `ray://HOST:PORT` is the client server of any other.
+    `ray` is the cluster that runs on this host; without one, a cluster starts here, which listens on the loopback
+    address alone and ends with this context. `ray://HOST:PORT` is the client server of any other.
 
     Raises:
-        ValueError: Ray is not installed, or the cluster does not answer; the message says what to do.
+        ValueError: Ray is not installed, or the cluster does not answer.
     """
     if not is_fleet(address):
         raise ValueError(f"workers {address!r}: want 'ray' or 'ray://HOST:PORT'")
@@ -105,11 +105,7 @@ def _cluster_address_here() -> str | None:
 
 
 def _ip_address(address: str) -> str:
-    """Return the IP address of the host that answers at an address.
-
-    Raises:
-        ValueError: it is no address, or no host answers.
-    """
+    """Return the IP address of the host that answers at an address; raise ValueError without one."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"workers {address!r}: want ray://HOST:PORT, such as ray://127.0.0.1:10001")
@@ -164,7 +160,6 @@ class Kind:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts."""
         return len({worker.node for worker in self.workers})
 
     @property
@@ -188,8 +183,7 @@ def kinds_with(names: Sequence[str] | None) -> list[Kind]:
     """Start workers and return all kinds of hosts that have these devices, those of most hosts first.
 
     Raises:
-        ValueError: no host measures or is free, or none has the devices, or one runs another version of this package;
-            the message lists the hosts.
+        ValueError: no host is free or has the devices, or one runs another version of this package.
     """
     stopping, nodes = Event(), _nodes()
     node_ids = {str(node["NodeID"]) for node in nodes}
@@ -220,10 +214,8 @@ def select_kinds(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kin
 
 
 def kind_of_search(kinds: Sequence[Kind], log: Path | None) -> Kind:
-    """Return the kind of host for a search on `log`, and end the workers of other kinds.
-
-    Measurements of several kinds cannot be compared. So it is the kind with which the search began, or the first of
-    `kinds` if it begins now (`log` is None, or empty).
+    """Return the kind of host for a search on `log`, and end the workers of other kinds: the kind with which the search
+    began, or the first of `kinds` if it begins now (`log` is None, or empty).
 
     Raises:
         ValueError: it began on hosts of a kind that is missing, or without a cluster.

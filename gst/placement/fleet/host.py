@@ -51,14 +51,11 @@ class Host:
         return json.dumps({"machine": this_machine(), "devices": devices, "version": version(), "pid": os.getpid()})
 
     def begin(self, settings: str, program: list[Any]) -> str:
-        """Start a child for a program.
+        """Start a child for a program; return the `key` of the program.
 
         Args:
             settings: `digest` of the program, names of `devices`, `memory_limit` and `time_limit_s` of each run.
             program: reference of its files in the object store, which are fetched unless they are cached here.
-
-        Returns:
-            `key` of the program.
         """
         import ray
 
@@ -155,22 +152,11 @@ class RemoteWorker:
         return self._wait_for(self.actor.describe.remote(), limit_s)
 
     def begin(self, settings: dict[str, Any], program: Any) -> dict[str, Any]:
-        """See `Host.begin`; `program` is the reference of its files.
-
-        Raises:
-            ValueError: it does not run there.
-        """
+        """See `Host.begin`; `program` is the reference of its files."""
         return self._wait_for(self.actor.begin.remote(json.dumps(settings), [program]), START_LIMIT_S)
 
     def costs(self, program: Program, devices: Sequence[Device], repetitions: int, patience_s: float) -> Costs:
-        """See `IsolatedExecutor.costs`.
-
-        Args:
-            program: of this worker.
-            devices: of this worker.
-            repetitions: of each operation.
-            patience_s: seconds to wait for quiet cores.
-        """
+        """See `IsolatedExecutor.costs`; `patience_s` are seconds to wait for quiet cores."""
         arguments = {"repetitions": repetitions, "patience_s": patience_s}
         return costs_of(program, devices, self._ask({"costs": arguments}, START_LIMIT_S))
 
@@ -194,6 +180,7 @@ class RemoteWorker:
         Args:
             settings: `repetitions`, `warmup`, `patience_s`, and `with_steps`: None, or `skip_reason` of
                 `gst.execution.plain.steps_beside`, whose steps then alternate with the plans.
+            limit_s: seconds to wait for the answer.
         """
         answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)
         return [Measurement.from_dict(each) for each in answer["measurements"]]
@@ -238,11 +225,7 @@ PROGRAM_FILES = (*FILES, "checksums.json")
 
 
 def pack(program: Program) -> dict[str, bytes]:
-    """Return the files of `Program.save` by name.
-
-    Raises:
-        ValueError: an operation or argument has no form in a file.
-    """
+    """Return the files of `Program.save` by name."""
     with tempfile.TemporaryDirectory() as parent:
         directory = Path(parent) / "program"
         program.save(directory)

@@ -69,10 +69,8 @@ class Pool(Generic[Worker]):
             thread.join()
 
     def call(self, work: Callable[[Worker], Answer], first: bool = False) -> Future[Answer]:
-        """Do `work` when a worker is free, before all other jobs if `first`.
-
-        The future raises the exception of `work`, or ValueError if no worker is available any more.
-        """
+        """Do `work` when a worker is free, before all other jobs if `first`. The future raises the exception of `work`,
+        or ValueError if no worker is available any more."""
         answer: Future[Answer] = Future()
         with self._changed:
             is_lost = self._num_threads == 0
@@ -121,10 +119,8 @@ class Pool(Generic[Worker]):
                     self._done()
 
     def _another(self, stack: ExitStack) -> Worker | None:
-        """Replace a lost worker before the next job: other threads take lost jobs first, in case the host is at fault.
-
-        None if no job is left, or if it fails; the next job then gets the exception.
-        """
+        """Replace a lost worker before the next job, after other threads took lost jobs; None if that fails or no job
+        is left."""
         try:
             return stack.enter_context(self._make()) if self._jobs else None
         except Exception:
@@ -145,8 +141,7 @@ class Pool(Generic[Worker]):
 class Workers:
     """Child processes that run plans of one program, each driven by a thread. Use it as a context manager.
 
-    A measurement waits until its devices are free (`gst.machine.load`): plans on different GPUs are measured at once,
-    plans that use cores one after the other. A worker whose child dies starts another.
+    A measurement waits until its devices are free (`gst.machine.load`). A worker whose child dies starts another.
 
     Args:
         make: makes an executor, which a thread enters and keeps.
@@ -163,18 +158,14 @@ class Workers:
         self._pool.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._pool.__exit__(*error)
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
         """See `gst.placement.objectives.Measurer`."""
         return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans alternately when a worker is free; a plan that fails gets a measurement with the reason.
-
-        The future raises ValueError if one of them is no plan for the program, or no child starts.
-        """
+        """Measure plans alternately when a worker is free; a plan that fails gets a measurement with the reason. The
+        future raises ValueError if one of them is no plan for the program, or no child starts."""
         return self._pool.call(lambda executor: measure_plans(executor, plans, self._repetitions, gate=self._gate))

@@ -1,4 +1,4 @@
-"""Measurement of plans on hosts of one kind, with a second attempt for plans of lost and slow workers."""
+"""Measurement of plans on hosts of one kind, with a second attempt for plans of lost workers."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class FleetWorkers:
     """Processes on hosts of one kind that run plans of one program. Use it as a context manager.
 
     A worker that is lost, or exceeds the limits of its runs, is replaced on its host or on a newer one of the kind. Its
-    plans are measured once more (see `Attempts`). A plan that loses a second worker has the outcome 'failed', with a
-    reason that begins with `lost worker: `.
+    plans are measured once more. A plan that loses a second worker has the outcome 'failed', with a reason that begins
+    with `lost worker: `.
 
     Args:
         kind: of hosts; its workers are used up.
@@ -163,9 +163,6 @@ class FleetWorkers:
     ) -> list[Measurement]:
         """Measure plans and the step as written and compiled, which come last, alternately on one host.
 
-        Args:
-            skip_reason: see `gst.execution.plain.steps_beside`.
-
         Raises:
             ValueError: two workers were lost meanwhile.
         """
@@ -178,11 +175,8 @@ class FleetWorkers:
         return as_completed_batches(self.submit, batches)
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans alternately when a worker is free; a plan that fails, or loses two workers, has an outcome.
-
-        The `machine` of a measurement includes its `kind` and its `host`. The future raises ValueError if one of them
-        is no plan for the program, or there is no worker any more.
-        """
+        """Measure plans alternately when a worker is free; a plan that fails, or loses two workers, has an outcome. The
+        `machine` of a measurement includes its `kind` and its `host`."""
         return self._attempts.submit(plans)
 
     def _measure(self, worker: RemoteWorker, plans: Sequence[Plan]) -> list[Measurement]:
@@ -215,7 +209,6 @@ class FleetWorkers:
 
     @contextmanager
     def _worker(self) -> Iterator[RemoteWorker]:
-        """Start a worker for the program; afterwards its place is free for another."""
         place = self._free.pop()
         try:
             worker = replacement_worker(self.kind, place) if isinstance(place, str) else place

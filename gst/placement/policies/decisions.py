@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import product
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -13,7 +11,6 @@ from torch import Tensor
 
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan, ranks
-from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
 
@@ -34,11 +31,6 @@ def draw(log_probabilities: LogProbabilities, count: int, generator: torch.Gener
         name: torch.multinomial(each.detach().exp(), count, replacement=True, generator=generator).T
         for name, each in log_probabilities.items()
     }
-
-
-def most_likely(log_probabilities: LogProbabilities) -> Decisions:
-    """Decisions of one plan."""
-    return {name: each.argmax(1)[None] for name, each in log_probabilities.items()}
 
 
 def plans_of(task: Task, inputs: PolicyInputs, decisions: Decisions) -> list[Plan]:
@@ -76,21 +68,6 @@ def decisions_of(task: Task, inputs: PolicyInputs, plan: Plan) -> Decisions:
     return {"placement": torch.from_numpy(votes.argmax(1))[None], "schedule": torch.from_numpy(level)[None]}
 
 
-def canonical(inputs: PolicyInputs, plan: Plan) -> Plan:
-    """Rename equal devices of a plan in the order of first use, so that plans that differ only in such names are one.
-    Devices are equal if all their inputs of a policy are."""
-    slots, features = inputs.slots.numpy(), inputs.devices.numpy()
-    starts = np.flatnonzero(slots == 0)
-    kind = np.array([next(s for s in starts if np.allclose(features[s], each, atol=1e-4)) for each in features])
-    name = np.arange(len(slots))
-    used = list(dict.fromkeys(plan.placement.tolist()))
-    for start in starts:
-        alike = np.flatnonzero(kind == start).tolist()
-        in_order = [each for each in used if kind[each] == start]
-        name[in_order + [each for each in alike if each not in in_order]] = alike
-    return replace(plan, placement=name[plan.placement])
-
-
 def _fusion(
     task: Task, inputs: PolicyInputs, placement: Int64[np.ndarray, " nodes"], fuse: Int64[np.ndarray, " nodes"]
 ) -> Int64[np.ndarray, " nodes"]:
@@ -102,37 +79,3 @@ def _fusion(
     while (root != root[root]).any():
         root = root[root]
     return legalise(task.program, root, placement)
-
-
-STRENGTHS = (0.03, 0.1, 0.3, 1.0)
-"""By how much of its time an operation seems longer for each nat that a device is less likely than the likeliest."""
-
-NUM_NOISY = 4  # plans of each strength and schedule that noise is added for
-
-
-def list_decoded(
-    task: Task, inputs: PolicyInputs, placement: Float[Tensor, "groups devices"], generator: torch.Generator
-) -> Iterator[Plan]:
-    """Plans that HEFT and ETF make of times that the policy has changed.
-
-    A policy that decides all groups at once cannot see which device is free when; a list schedule can, but sees no
-    further than the operation at hand. So times are longer on devices that the policy finds unlikely, by each of
-    `STRENGTHS`, for its log probabilities as they are and with Gumbel noise, which draws from them (Maddison, Tarlow
-    and Minka, A* Sampling, NeurIPS 2014).
-
-    Args:
-        placement: log probabilities of devices.
-        generator: of the noise.
-
-    Yields:
-        Up to 40 plans, those without noise first; where the limits of memories leave no plan, none.
-    """
-    exponential = placement.new_empty((NUM_NOISY, *placement.shape)).exponential_(generator=generator)
-    for noise, strength in product((torch.zeros_like(placement), *-exponential.log()), STRENGTHS):
-        scores = (placement + noise).clamp(min=-20.0)
-        longer = 1 + strength * (scores.max(1, keepdim=True).values - scores)
-        times = task.times_us * longer[inputs.group].T.double().numpy()
-        changed = replace(task, costs=replace(task.costs, times_us=times))
-        for plan in (heft(changed), etf(changed)):
-            if plan is not None:
-                yield plan

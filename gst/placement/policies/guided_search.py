@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,9 +13,9 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Budgeted
 from gst.placement.policies.decisions import decisions_of
 from gst.placement.policies.go import GO
+from gst.placement.policies.imitation import Example, imitate
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import CLIP, KL_LIMIT, MAX_GRADIENT
-from gst.placement.policies.pretraining import Example, imitate, load_policy, zero_shot
 from gst.placement.search.annealing import anneal
 from gst.placement.search.neighbourhoods import State
 from gst.placement.task import Task
@@ -29,40 +27,25 @@ BATCH = 32  # outcomes, at least, that the policy learns from at once
 NODE_STEPS = 300_000  # nodes times batches that the policy learns from, so that large graphs take no longer
 IMITATION_STEPS = 30
 IMITATION_NODES = 100_000  # nodes times steps, at most, of a warm start
-NUM_ZERO_SHOT = 2  # plans of a pretrained policy to start from
 TRIES = 8  # draws of a step, at most, before one that changes nothing is returned
 
 
-def guided_search(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
-    *, pretrained: GO | Path | str | None = None,
-) -> None:  # fmt: skip
+def guided_search(task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress) -> None:
     """Improve the best plan of the portfolio; the result is never worse than the portfolio within the budget.
 
-    The objective is asked about the portfolio first, and about plans of a pretrained policy if there is one. The policy
-    (`GO`) then imitates the best of them (the warm start of DOPPLER, ICLR 2026) and proposes steps to simulated
-    annealing, from whose outcomes it goes on learning (a policy that guides a search, as in REGAL, Paliwal et al., ICLR
-    2020). Where no plan runs or there is one device, annealing goes on alone.
-
-    Args:
-        task: to place.
-        objective: asked until nothing is left.
-        seed: of everything that is drawn.
-        progress: called with the number of steps done.
-        pretrained: a policy, which stays as it is, or the file of one.
+    The objective is asked about the portfolio first. A policy (`GO`) then imitates the best of it (the warm start of
+    DOPPLER, ICLR 2026) and proposes steps to simulated annealing, from whose outcomes it goes on learning (a policy
+    that guides a search, as in REGAL, Paliwal et al., ICLR 2020). Where no plan runs or there is one device, annealing
+    goes on alone.
     """
-    policy = load_policy(pretrained) if isinstance(pretrained, Path | str) else pretrained
-    starts = list(portfolio(task).values())
-    if policy is not None:
-        starts += zero_shot(policy, task, seed=seed).plans[:NUM_ZERO_SHOT]
-    objective(list({plan.key: plan for plan in starts}.values()))
+    objective(list({plan.key: plan for plan in portfolio(task).values()}.values()))
     best = objective.best
     if best is None or len(task.devices) < 2 or not objective.left:
         if objective.left:
             anneal(task, objective, seed, progress)
         return
     inputs = policy_inputs(task)
-    learner = GO(channels=32, encoder_layers=2, seed=seed) if policy is None else copy.deepcopy(policy)
+    learner = GO(channels=32, encoder_layers=2, seed=seed)
     example = Example.of(inputs, decisions_of(task, inputs, best))
     imitate(learner, [example], min(IMITATION_STEPS, IMITATION_NODES // task.num_nodes), seed=seed)
     guide = Guide(learner, inputs, max(BATCH, objective.left * task.num_nodes // NODE_STEPS), seed)

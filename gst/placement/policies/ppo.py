@@ -1,8 +1,7 @@
-"""Proximal policy optimisation for plans: one step, any number of graphs of any size, decisions clipped one by one."""
+"""Proximal policy optimisation for plans of graphs of any size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +9,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from gst.lowering.plan import Plan
 from gst.placement.objectives import Objective
 from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
-from gst.util.progress import Progress, no_progress
 
 CLIP = 0.2  # of the ratio of probabilities of one decision (Schulman et al. 2017, equation 7)
 KL_LIMIT = 0.05  # nats a decision, mean over decisions, that a policy may move in one step
@@ -29,9 +26,7 @@ class Lesson:
     """A graph to learn on.
 
     Args:
-        task: what is placed where.
-        inputs: of it, as the policy reads them.
-        objective: who says how long plans take.
+        objective: gives the runtimes of plans.
         reference_ms: the unit of its rewards; the median of its first batch if NaN.
         mean_reward: running mean over its batches; NaN before the first.
     """
@@ -45,18 +40,16 @@ class Lesson:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Plans that were drawn for a graph, and how they did.
+    """Plans that were drawn for a graph.
 
     Args:
         before: log probabilities that they were drawn by.
-        advantages: how much better each did than the others, in standard deviations.
+        advantages: of each plan over the others, in standard deviations.
     """
 
     lesson: Lesson
     before: LogProbabilities
     decisions: Decisions
-    plans: list[Plan]
-    runtimes_ms: Float64[np.ndarray, " plans"]
     advantages: Float[Tensor, " plans"]
 
 
@@ -78,51 +71,44 @@ class PPO:
     """
 
     def __init__(
-        self,
-        policy: nn.Module,
-        learning_rate: float = 1e-3,
-        epochs: int = 4,
-        entropy: tuple[float, float] = (5e-2, 5e-4),
-        seed: int = 0,
-    ) -> None:
+        self, policy: nn.Module, learning_rate: float = 1e-3, epochs: int = 4,
+        entropy: tuple[float, float] = (5e-2, 5e-4), seed: int = 0,
+    ) -> None:  # fmt: skip
         self.policy, self.epochs, self.entropy = policy, epochs, entropy
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def step(self, lessons: Sequence[Lesson] | Lesson, samples: int, done: float = 0.0) -> list[Batch]:
-        """Draw `samples` plans for each graph, ask how long they take, and learn from the answers.
+    def step(self, lesson: Lesson, samples: int, done: float = 0.0) -> None:
+        """Draw `samples` plans for a graph, ask how long they take, and learn from the answers.
 
         Args:
             done: share of the training that is over, 0 to 1.
         """
-        batches = [self._ask(each, samples) for each in ([lessons] if isinstance(lessons, Lesson) else lessons)]
+        batch = self._ask(lesson, samples)
         first, last = self.entropy
         for _ in range(self.epochs):
             self.optimizer.zero_grad()
-            worth = first * (last / first) ** done
-            if np.mean([self._accumulate(batch, worth, len(batches)) for batch in batches]) > KL_LIMIT:
+            if self._accumulate(batch, first * (last / first) ** done) > KL_LIMIT:
                 break
             nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT)
             self.optimizer.step()
-        return batches
 
     def _ask(self, lesson: Lesson, samples: int) -> Batch:
         with torch.no_grad():
             before = self.policy(lesson.inputs)
         decisions = draw(before, samples, self.generator)
-        plans = plans_of(lesson.task, lesson.inputs, decisions)
-        runtimes = lesson.objective(plans)
-        return Batch(lesson, before, decisions, plans, runtimes, advantages(lesson, runtimes))
+        runtimes = lesson.objective(plans_of(lesson.task, lesson.inputs, decisions))
+        return Batch(lesson, before, decisions, advantages(lesson, runtimes))
 
-    def _accumulate(self, batch: Batch, entropy: float, num_batches: int) -> float:
-        """Add the gradient of one batch; returns how far the policy has moved from the one that drew it."""
+    def _accumulate(self, batch: Batch, entropy: float) -> float:
+        """Compute the gradient of a batch; return how far the policy has moved from the one that drew it."""
         now = self.policy(batch.lesson.inputs)
         loss, moved = torch.zeros(()), 0.0
         for name, before in batch.before.items():
             loss = loss - clipped_gain(before, now[name], batch.decisions[name], batch.advantages)
             loss = loss + entropy * (now[name].exp() * now[name]).sum(1).mean()
             moved += float((before.exp() * (before - now[name].detach())).sum(1).mean()) / len(batch.before)
-        (loss / num_batches).backward()
+        loss.backward()
         return moved
 
 
@@ -146,32 +132,3 @@ def advantages(lesson: Lesson, runtimes_ms: Float64[np.ndarray, " plans"]) -> Fl
     above = rewards - expected
     scale = above.std() if count > 1 else 1.0
     return torch.from_numpy(above / (scale + 1e-6)).float()
-
-
-def train(
-    policy: nn.Module, lessons: Sequence[Lesson], iterations: int, samples: int, seed: int = 0, at_once: int = 4,
-    learning_rate: float = 1e-3, entropy: tuple[float, float] = (5e-2, 5e-4),
-    progress: Progress = no_progress,
-) -> list[dict[str, float]]:  # fmt: skip
-    """Train a policy on several graphs, a few of them in each iteration, all of them in turn.
-
-    Args:
-        lessons: graphs with their runtimes.
-        samples: plans of each graph in an iteration.
-        at_once: graphs in an iteration.
-
-    Returns:
-        For each iteration the mean `reward` and the share of plans that `failed`.
-    """
-    learner, generator = PPO(policy, learning_rate, entropy=entropy, seed=seed), np.random.default_rng(seed)
-    history, waiting = [], list[int]()
-    for iteration in range(iterations):
-        while len(waiting) < min(at_once, len(lessons)):
-            waiting += generator.permutation(len(lessons)).tolist()
-        chosen, waiting = waiting[:at_once], waiting[at_once:]
-        batches = learner.step([lessons[each] for each in chosen], samples, iteration / iterations)
-        runtimes = np.concatenate([batch.runtimes_ms / batch.lesson.reference_ms for batch in batches])
-        rewards = np.where(np.isnan(runtimes), FAILED, -np.sqrt(runtimes))
-        history.append({"reward": float(rewards.mean()), "failed": float(np.isnan(runtimes).mean())})
-        progress("learning to place", iteration + 1, iterations)
-    return history

@@ -21,11 +21,10 @@ from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
-from gst.placement.objectives import Budgeted, InProgramOrder, Measurer, Objective
+from gst.placement.objectives import Budgeted, InProgramOrder, Measurer, Objective, Planned, restrict
 from gst.placement.search.annealing import anneal
 from gst.placement.search.random_plans import crossover, mutate
 from gst.placement.search.surrogates import ScreenedObjective, Surrogate
-from gst.placement.settings import Planned, restrict
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
@@ -100,7 +99,7 @@ class Search:
         starts: plans by name, baselines above all, which are measured first.
         budget: plans to measure, `starts` included.
         evaluations: plans that annealing may ask the simulator about in each round, and as many the corrected one.
-        tasks: the decisions to make, see `gst.placement.settings.restrict`.
+        tasks: the decisions to make, see `gst.placement.objectives.restrict`.
         rounds: fits of the surrogate.
         seed: of everything that is drawn.
         progress: called at each step.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
-DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of `gst bench simulator`
+DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of experiments/bench/simulator
 PENALTIES = np.logspace(-2, 4, 13)
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
 FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound

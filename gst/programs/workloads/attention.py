@@ -97,11 +97,10 @@ SLACK = 1.25  # capacity of an expert, over its fair share
 
 
 class Mixture(nn.Module):
-    """Every token is sent to the two experts that its gate prefers, as far as these have room.
+    """Sends every token to the two experts that its gate prefers, as far as these have room; the rest skips them.
 
-    Shapes do not depend on values (Lepikhin et al., 2020, arXiv 2006.16668, Algorithm 1): a product with a matrix of
-    zeros and ones brings tokens to the places of an expert, and one with the gates brings the results back. What an
-    expert has no room for passes by on the residual connection.
+    Shapes do not depend on values (Lepikhin et al., 2020, arXiv 2006.16668, Algorithm 1): matrices of zeros and ones
+    bring tokens to the places of an expert, and the gates bring the results back.
     """
 
     def __init__(self, width: int, experts: int) -> None:
@@ -173,7 +172,7 @@ class RelativeAttention(nn.Module):
 
 
 def _shifted(scores: Float[Tensor, "batch heads length seen"]) -> Float[Tensor, "batch heads length seen"]:
-    """Row i moved length - 1 - i to the left, so that column k holds the distance from i to k (appendix B)."""
+    """Move row i by length - 1 - i to the left, so that column k holds the distance from i to k (appendix B)."""
     batch, heads, length, seen = scores.shape
     padded = torch.cat([scores.new_zeros(batch, heads, length, 1), scores], dim=-1)
     return padded.view(batch, heads, seen + 1, length)[:, :, 1:].reshape(batch, heads, length, seen)

@@ -24,9 +24,8 @@ PUBLISHED = {"bert-base-uncased": "bert", "distilbert-base-uncased": "distilbert
 
 
 def hugging_face(name: str, arguments: dict[str, Any] | None = None) -> TrainingStep:
-    """Return a training step of a language model (masked where the library has that, else causal, else from one
-    sequence to another), or of a classifier of images. The model is in evaluation mode, as dropout would draw random
-    numbers.
+    """Return a training step of a language model (masked, else causal, else from one sequence to another), or of a
+    classifier of images, in evaluation mode.
 
     Args:
         name: a model type of the library ('gpt2', 'bert', 't5', 'vit'), or a name in `PUBLISHED`.
@@ -94,7 +93,6 @@ def _config(transformers: Any, name: str, changes: dict[str, Any]) -> Any:
 
 
 def _families(transformers: Any) -> dict[Any, tuple[Any, tuple[str, ...]]]:
-    """Return, for each family of models, its configurations and the names of the models' inputs."""
     return {  # masked first: encoders like BERT are among the causal models too, as decoders of something else
         transformers.AutoModelForMaskedLM: (transformers.MODEL_FOR_MASKED_LM_MAPPING, ("input_ids",)),
         transformers.AutoModelForCausalLM: (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, ("input_ids",)),

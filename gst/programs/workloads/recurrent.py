@@ -60,7 +60,7 @@ class UnrolledLanguageModel(nn.Module):
 def mean_cross_entropy(
     logits: list[Float[Tensor, "batch vocabulary"]], targets: Int64[Tensor, "steps batch"]
 ) -> Float[Tensor, ""]:
-    """Of each step by itself, so that a step's loss waits for no other step."""
+    """Return the mean of the losses of all steps, each by itself, so that a step's loss waits for no other step."""
     losses = [functional.cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
     return torch.stack(losses).mean()
 
@@ -69,9 +69,7 @@ def rnnlm(
     layers: int = 4, hidden: int = 256, steps: int = 8, batch: int = 32, vocabulary: int = 1000,
     optimizer: str = "sgd", seed: int = 0,
 ) -> TrainingStep:  # fmt: skip
-    """An LSTM language model (Zaremba et al., 2014, arXiv 1409.2329, without dropout), unrolled: cell (layer, step)
-    needs (layer - 1, step) and (layer, step - 1).
-    """
+    """An LSTM language model (Zaremba et al., 2014, arXiv 1409.2329, without dropout), unrolled in time."""
     generator = torch.Generator().manual_seed(seed)
     model = drawn(lambda: UnrolledLanguageModel(layers, hidden, vocabulary), generator)
 

@@ -24,6 +24,7 @@ def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> Non
     assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
 
 
+@pytest.mark.e2e
 def test_the_allocator_benchmark_times_a_step_both_ways() -> None:
     result = allocator.bench([TINY], repetitions=2)
     row = result["workloads"][TINY]

@@ -15,6 +15,7 @@ def numbers(record: Any) -> list[float]:
     return [record] if isinstance(record, float) else []
 
 
+@pytest.mark.e2e
 def test_every_tier_and_dtype_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer repetitions of smaller pulls; what they come to is not judged here."""
     monkeypatch.setattr(table, "SMALL", 3)

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.decisions import canonical, decisions_of, draw, most_likely, plans_of
+from gst.placement.policies.decisions import decisions_of, draw, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, RecurrentAttention, go
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
@@ -191,7 +191,7 @@ def test_fusion_needs_a_program() -> None:
     task = generated_task(0, num_nodes=50)
     inputs, policy = policy_inputs(task), GO(("placement", "fusion"), channels=16)
     with pytest.raises(ValueError, match="no program"), torch.no_grad():
-        plans_of(task, inputs, most_likely(policy(inputs)))
+        plans_of(task, inputs, draw(policy(inputs), 1, torch.Generator()))
 
 
 def test_a_plan_becomes_decisions_and_the_same_plan_again() -> None:
@@ -201,10 +201,6 @@ def test_a_plan_becomes_decisions_and_the_same_plan_again() -> None:
     plan = plans_of(task, inputs, drawn)[0]
     again = decisions_of(task, inputs, plan)
     assert torch.equal(again["placement"], drawn["placement"])
-    renamed = canonical(inputs, plan)
-    assert canonical(inputs, renamed).placement.tolist() == renamed.placement.tolist()
-    took = SimulatedObjective(task)([plan, renamed])
-    assert took[0] == pytest.approx(took[1])
 
 
 def test_nothing_is_placed_where_it_cannot_run() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,15 +17,14 @@ from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.guided_search import Guide, guided_search
 from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.pretraining import save_policy
 from gst.placement.search.annealing import anneal
 from gst.placement.search.neighbourhoods import Neighbourhood, State
 from gst.placement.task import Task
 
 
-def searched(task: Task, budget: int, seed: int = 0, **settings: object) -> Budgeted:
+def searched(task: Task, budget: int, seed: int = 0) -> Budgeted:
     budgeted = Budgeted(SimulatedObjective(task), budget)
-    guided_search(task, budgeted, seed, **settings)  # type: ignore[arg-type]
+    guided_search(task, budgeted, seed)
     return budgeted
 
 
@@ -117,12 +115,3 @@ def test_annealing_takes_steps_of_a_policy_and_tells_it_the_outcomes() -> None:
     by_itself = Budgeted(runtime, 400)
     anneal(task, by_itself, start=[start])
     assert by_itself.curve != budgeted.curve
-
-
-def test_a_pretrained_policy_is_read_and_left_as_it_was(tmp_path: Path) -> None:
-    task, policy = generated_task(5, num_nodes=60, num_devices=2), GO(channels=16)
-    save_policy(policy, tmp_path / "policy.pt")
-    weights = {name: each.clone() for name, each in policy.state_dict().items()}
-    by_file, by_hand = (searched(task, 150, pretrained=each) for each in (tmp_path / "policy.pt", policy))
-    assert by_file.curve == by_hand.curve and by_file.num_asked == 150
-    assert all(torch.equal(each, weights[name]) for name, each in policy.state_dict().items())

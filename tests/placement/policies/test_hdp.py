@@ -35,11 +35,11 @@ def sharp(nodes: int) -> HDP:
 
 def test_plans_are_drawn_as_often_as_they_are_likely() -> None:
     policy = sharp(2)
-    pairs = list(frequencies(policy, every([2] * 4), 20_000))
+    pairs = list(frequencies(policy, every([2] * 4), 8_000))
     assert abs(sum(probability for _, probability in pairs) - 1) < 1e-5
     assert max(probability for _, probability in pairs) > 0.12
     for frequency, probability in pairs:
-        assert abs(frequency - probability) < 5 * np.sqrt(probability / 20_000) + 1e-4
+        assert abs(frequency - probability) < 5 * np.sqrt(probability / 8_000) + 1e-4
 
 
 def test_groups_and_devices_each_have_their_probability() -> None:

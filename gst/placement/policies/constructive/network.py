@@ -10,8 +10,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from gst.placement.baselines.arrays import downward_rank, mean_times, optimistic_costs, upward_rank
-from gst.placement.baselines.list_schedule import Scheduled
+from gst.placement.baselines.arrays import Scheduled, downward_rank, mean_times, optimistic_costs, upward_rank
 from gst.util.compiled import compiled
 from gst.util.untrusted import read_arrays
 from gst.util.writing import atomic_path

@@ -20,7 +20,7 @@ from gst.placement.policies.constructive.network import (
     NUM_PRIORITIES,
     OUTPUT,
 )
-from gst.placement.search.windows import uniform
+from gst.placement.search.moves import uniform
 from gst.util.compiled import compiled
 
 PAIRS, MOST_WINDOW = 32, 8

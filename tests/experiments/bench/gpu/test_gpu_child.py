@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from experiments.bench.gpu import child, host_outputs, lines, plans
+from gst.execution.costs import Pair, Pairs
 from gst.execution.on_accelerator import Run, whole
-from gst.execution.pair_records import Pair, Pairs
 from gst.lowering.calls import eager
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task

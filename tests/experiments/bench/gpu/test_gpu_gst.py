@@ -93,6 +93,7 @@ def test_a_job_that_did_not_end_is_a_failure() -> None:
     assert gst_jobs.line("score", {"failed": "no end within 2 s"}) == "score            failed: no end within 2 s"
 
 
+@pytest.mark.e2e
 def test_the_jobs_run_where_pymetis_and_wandb_are_absent() -> None:
     ran = subprocess.run([sys.executable, "-c", BODY], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
