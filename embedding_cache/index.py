@@ -11,14 +11,7 @@ from embedding_cache.storage import compiled
 
 
 class WriteOrder(NamedTuple):
-    """The slots in use as a ring, from the least to the most recently written: `after[0]` is the oldest slot and
-    `before[0]` the newest, as slot 0 belongs to no key. A write, with the eviction it may cause, takes the same time
-    however many slots there are.
-
-    Args:
-        key_of: the key that has each slot.
-        before, after: the neighbours of each slot in the ring.
-    """
+    """The slots in use as a ring by time of writing: `after[0]` is the oldest, `before[0]` the newest; 0 has no key."""
 
     key_of: Int32[np.ndarray, " slots"]
     before: Int32[np.ndarray, " slots"]
@@ -26,14 +19,10 @@ class WriteOrder(NamedTuple):
 
 
 class KeyIndex:
-    """Keys 0..num_keys-1 -> slots of rows, at 4 bytes per key and 8 per slot.
+    """Keys 0..num_keys-1 -> slots of at most `capacity` rows, at 4 bytes per key and 8 per slot.
 
     Slot 0 is a row of zeros that no key owns: keys never written point at it, so that one gather answers for known
     and unknown keys alike. Slots 1..rows_in_use are taken, without gaps.
-
-    Args:
-        num_keys: keys there may be.
-        capacity: most rows at a time; None for as many as keys.
     """
 
     def __init__(self, num_keys: int, capacity: int | None) -> None:
@@ -57,11 +46,7 @@ class KeyIndex:
     def look_up(
         self, keys: Int64[np.ndarray, " keys"], now: int
     ) -> tuple[Int32[np.ndarray, " keys"], Int64[np.ndarray, " keys"], Bool[np.ndarray, " keys"]]:
-        """Slots (0 where nothing was written), ages at step `now` (-1 there), and whether anything was written.
-
-        Raises:
-            ValueError: a key is out of range.
-        """
+        """Return slots and ages at step `now` (0 and -1 if never written), and known flags; or raise ValueError."""
         fault, *result = _look_up(self._slot_of, self._written, keys, now)
         if fault >= 0:
             self._refuse(keys, fault)
@@ -69,11 +54,7 @@ class KeyIndex:
         return slots, ages, is_known
 
     def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
-        """The slots of keys about to be written, and how many of them have none yet.
-
-        Raises:
-            ValueError: a key is out of range or repeated.
-        """
+        """Return the slots of keys about to be written, and the number of those without one; or raise ValueError."""
         fault, slots, num_new = _find(self._slot_of, keys)
         if fault >= 0:
             self._refuse(keys, fault)
@@ -82,12 +63,7 @@ class KeyIndex:
     def assign(
         self, keys: Int64[np.ndarray, " keys"], before: Int32[np.ndarray, " keys"], step: int
     ) -> Int32[np.ndarray, " keys"]:
-        """The slots that keys are written to at `step`; new ones get one, from others if `capacity` is reached.
-
-        Args:
-            keys: distinct, at most `most_rows`; room was made for those that are new.
-            before: their slots, from `find`.
-        """
+        """Return the slots for writing at most `most_rows` distinct `keys`; `before` are their slots, from `find`."""
         if self._order is None:
             slots, self.rows_in_use = _assign(self._slot_of, keys, before, self.rows_in_use)
         else:
@@ -167,8 +143,7 @@ def _look_up(slot_of, written, keys, now):
 @compiled
 @no_type_check
 def _find(slot_of, keys):
-    """-1, or the position of the first key that is out of range or repeated; the slots, and the number of new keys.
-    While the loop runs a key it has passed holds -1 - slot, by which it knows the key when it comes again."""
+    """-1, or the position of the first key that is out of range or repeated; the slots, and the number of new keys."""
     slots = np.empty(len(keys), np.int32)
     fault, num_new, passed = -1, 0, 0
     for i in range(len(keys)):
@@ -200,8 +175,7 @@ def _assign(slot_of, keys, before, in_use):
 @compiled
 @no_type_check
 def _assign_by_write(slot_of, order, keys, in_use, capacity):
-    """The slots that distinct `keys`, at most `capacity`, are written to in their order, and how many are in use. A new
-    key takes a free slot, or the oldest one from the key that has it; `slot_of` follows."""
+    """Return the slots of distinct `keys`, new ones free or the oldest, and the number of slots in use."""
     key_of, before, after = order
     slots = np.empty(len(keys), np.int32)
     for i in range(len(keys)):

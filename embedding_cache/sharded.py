@@ -1,8 +1,7 @@
 """One table over many processes: each keeps the rows of its own keys, and rows move in one collective a step.
 
-Key k is kept by process k % world_size, as its key k // world_size. What each process asks for and writes in a step is
-known to all of them (whoever draws steps from a shared seed can tell), so no list of keys is ever sent: a pull is one
-`all_to_all_single` of rows, a push is another one, and an `all_reduce` of one flag decides whether it is written.
+Key k belongs to process k % world_size, as its key k // world_size. Every process knows all keys of a step, so that no
+list of keys is sent: pull and push are one `all_to_all_single` of rows each, and an `all_reduce` decides the write.
 """
 
 from __future__ import annotations
@@ -60,12 +59,7 @@ class ShardedTable(nn.Module):
         return self.channels * self.shard.dtype.itemsize
 
     def request(self, keys: Entries, asker: Entries, wanted: Chosen) -> Pulled:
-        """Begin to fetch what is known of `keys`, after all that was pushed before.
-
-        Args:
-            keys: of all processes; each process asks for those with its rank in `asker`.
-            wanted: of which the rows are to be sent, and not only whether they are known.
-        """
+        """Begin to fetch known flags of the `keys` with this rank in `asker`, and rows of those `wanted`."""
         self.wait()
         owner = keys % self.world_size
         asked = _of(owner, self.rank, asker)
@@ -84,15 +78,16 @@ class ShardedTable(nn.Module):
         self, keys: Entries, sender: Entries, rows: Float[Tensor, "sent channels"], step: int,
         refused: Callable[[Tensor], None] = lambda places: None,
     ) -> Pushed:  # fmt: skip
-        """Begin to write a row per key, without its gradient. The next `request`, or `wait`, finishes it, unless a
-        condition of the result has failed in any process by then. Of a key that comes more than once the first row is
-        written.
+        """Begin to write a row per key, without its gradient; the next `request`, or `wait`, finishes it.
+
+        Nothing is written if a condition of the result has failed in any process by then. Of a key that comes more
+        than once the first row is written.
 
         Args:
             keys: of all processes, or at least those that this process sends or keeps.
-            sender: which process has the row of each key.
+            sender: process that has the row of each key.
             rows: those of this process, in the order of its keys.
-            refused: called with the positions of its rows that are not finite, if there are any, which are not written.
+            refused: called with the positions of its rows that are not finite, which are not written.
         """
         self.wait()
         owner = keys % self.world_size
@@ -152,8 +147,7 @@ class ShardedTable(nn.Module):
         }
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For `state_dict`, which is therefore collective too. The first process gets what a single table with all rows
-        would return, and holds it in its memory; the others get the same without rows."""
+        """Return the state of a single table with all rows on the first process, without rows on the others."""
         self.wait()
         state = self.shard.get_extra_state()
         keys = state["keys"] * self.world_size + self.rank
@@ -166,11 +160,10 @@ class ShardedTable(nn.Module):
         return settings | gathered | self.ranges.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """For `load_state_dict`: of a whole table, however many processes saved it, keep this process's rows. Not
-        collective.
+        """Keep this process's rows of a whole table, however many processes saved it. Not collective.
 
         Raises:
-            ValueError: what `EmbeddingTable` refuses.
+            ValueError: `EmbeddingTable` refuses the state.
         """
         check_state(state, self.shard.channels, self.shard.dtype, self.shard.dataset)
         self._revoke()
@@ -187,8 +180,7 @@ class ShardedTable(nn.Module):
             self._written.require(torch.tensor(False))
 
     def _holds_everywhere(self, conditions: list[Tensor]) -> bool:
-        """True if the conditions of all processes hold. A process without any takes part too, so that all of them make
-        the same collective calls whatever gradients they computed."""
+        """True if the conditions of all processes hold, also of those without any."""
         own = [torch.tensor(True), *conditions]
         flag = torch.stack([each.to(self._device) for each in own]).all().to(torch.uint8)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.group)
@@ -240,11 +232,7 @@ class ShardedTable(nn.Module):
 
 
 class Pulled:
-    """Requested rows on their way to this process.
-
-    Attributes:
-        unknown: after `wait`, which of the keys asked for or kept by this process have no row.
-    """
+    """Requested rows on their way to this process. After `wait`, `unknown` marks the keys without a row."""
 
     def __init__(
         self, table: ShardedTable, buffer: Tensor, work: Any, mine: Entries, owner: Entries, wanted: Chosen,
@@ -254,8 +242,7 @@ class Pulled:
         self._mine, self._owner, self._wanted, self.unknown = mine, owner, wanted, unknown
 
     def wait(self) -> tuple[Float[Tensor, "wanted channels"], Bool[Tensor, " keys"]]:
-        """Rows of the wanted keys of this process, zeros where nothing is known; whether each of its keys is known.
-        In the order of the keys; rows are on the table's device."""
+        """Return rows of the wanted keys of this process (zeros if unknown), and known flags, in the order of keys."""
         self._work[0].wait()
         table, rows, flags, start = self._table, [], [], 0
         for num_rows, num_keys in table._counts(self._owner, self._wanted):
@@ -272,14 +259,9 @@ class Pulled:
 
 
 class Pushed:
-    """Rows on their way to this process, which keeps them.
+    """Rows on their way to this process, which keeps them at `places` among all keys of the push.
 
-    Attributes:
-        places: of each row among all keys of the push.
-        finite: which of the rows that this process sent are finite.
-        refused: called with the positions of the others.
-        conditions: of this process, which all have to hold for any process to write the rows.
-    """
+    The `conditions` of all processes have to hold; `finite` marks the sent rows that are, `refused` gets the others."""
 
     def __init__(
         self, buffer: Tensor, work: Any, places: Entries, keys: Entries, step: int, finite: OnHost,

@@ -26,12 +26,10 @@ from torch import Tensor
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `kernel` on its first call and keep the machine code for later processes, disk permitting.
+    """Compile `kernel` on its first call and keep the machine code for later processes.
 
-    Write `@no_type_check` under this decorator: numba must see the bare function, not one wrapped by the
-    shape checker that the tests install. numba raises RuntimeError when neither the package's folder nor
-    the user's cache folder can be written (a read-only container); the kernel is then compiled once per
-    process.
+    Write `@no_type_check` under this decorator: numba must see the bare function, not a wrapper of the tests' shape
+    checker. Without a folder that can be written (RuntimeError) each process compiles anew.
     """
     try:
         return numba.njit(cache=True, nogil=True)(kernel)
@@ -125,8 +123,7 @@ def gather(rows, slots, out):
 @compiled
 @no_type_check
 def gather_streaming(rows, slots, out):
-    """`gather` of rows of whole lines into an `out` that begins at one and is larger than the caches: written through
-    them, it would be read from memory before it is written there."""
+    """Gather rows of whole lines into an aligned `out` larger than the caches: past them it is not read first."""
     words, per_line = rows.shape[1], LINE // rows.itemsize
     for i in range(len(slots)):
         later = slots[min(i + AHEAD, len(slots) - 1)]
@@ -171,8 +168,7 @@ HUGE_PAGE = 2 << 20  # bytes
 
 
 def ordinary(rows: Tensor, num_rows: int) -> Tensor:
-    """In huge pages where they pay: random rows of a large table miss the processor's list of small ones, and a
-    gather then takes up to twice the time."""
+    """Allocate in huge pages if they pay: a gather from a large table of small ones takes up to twice the time."""
     length = num_rows * rows.shape[1] * rows.element_size()
     if length < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         larger = rows.new_empty(num_rows, rows.shape[1])
@@ -193,12 +189,11 @@ def pinned(rows: Tensor, num_rows: int) -> Tensor:
 
 
 class MappedFile:
-    """A file without a name in `directory`, mapped into memory. The system keeps in memory what is used and frees
-    the room on the disk with the last tensor over it, even if the process is killed.
+    """A file without a name in `directory`, mapped into memory. The system keeps used pages in memory, and frees the
+    disk with the last tensor over it, even if the process is killed.
 
     Raises:
-        OSError: the directory cannot be made or written, or there is no room on its disk (asked for as rows grow,
-            so that writing a row cannot fail).
+        OSError: the directory cannot be written, or its disk is full (checked as rows grow, not as they are written).
     """
 
     def __init__(self, directory: Path) -> None:
@@ -278,8 +273,7 @@ class AcceleratorRows:
 
 
 class HostRows:
-    """Rows in the host's memory, wherever `grow_rows` takes it from, for a table whose results go to `device`.
-    Slots, positions of rows, are on the host.
+    """Rows in the host's memory, allocated by `grow_rows`, for a table whose results go to `device`.
 
     One thread copies: on the machines measured a second one waited for the same memory.
     """
@@ -311,8 +305,7 @@ class HostRows:
         return host.to(self._device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
-        """`gather` of a large part of all rows, once, into the memory of the host: into huge pages, which the system
-        hands over faster than as many small ones."""
+        """Gather a large part of all rows, once, into huge pages of the host."""
         return self.gather(slots, ordinary(self._rows[:0], len(slots)))
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
@@ -356,10 +349,8 @@ Finished = tuple[Tensor | None, "torch.cuda.Event | None"]
 
 
 class Background:
-    """Runs jobs one after another, in the order they are given.
-
-    With CUDA a job sees all that the caller's stream was given before the job, and whoever waits for a job makes
-    their stream wait for the job's; the host does not wait for the accelerator.
+    """Runs jobs one after another. With CUDA a job sees all earlier work of the caller's stream, and the stream of a
+    waiting caller waits for the job's; the host does not wait for the accelerator.
     """
 
     def __init__(self, device: torch.device) -> None:

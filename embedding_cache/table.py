@@ -19,7 +19,6 @@ from embedding_cache.storage import Background, Prefetched, Tier, rows_for
 
 class KeyRanges:
     """Consecutive keys of a table, allocated by name to each of its users. A user has a slot: a number under which its
-    ranges are found again after saving and loading.
 
     Examples:
         >>> class User: ...
@@ -44,13 +43,10 @@ class KeyRanges:
         return last
 
     def first_key(self, slot: int, name: str, size: int, about: str = "") -> int:
-        """The first of `size` keys that belong to `name` in `slot` alone.
-
-        Args:
-            about: what the name stands for, to tell apart two things of one name.
+        """Return the first of `size` keys that belong to `name` in `slot` alone.
 
         Raises:
-            ValueError: the name has another size, or stands for something else.
+            ValueError: the name has another size, or is one of another thing (`about`).
         """
         first, *known = self._ranges.setdefault(f"{slot} {name}", (self.num_keys, size, about))
         if known != [size, about]:
@@ -74,16 +70,13 @@ class KeyRanges:
 class EmbeddingTable(nn.Module):
     """Historical embedding table: key -> row, with the step each row was written at.
 
-    Memory is taken for the keys in use, not for all that may be.
+    Memory is taken for the keys in use, not for all that may be. A module, so that `state_dict` carries it in
+    checkpoints; it has no parameters and no buffers, so `.to()`, `.half()` and DistributedDataParallel leave it as it
+    was made.
 
-    A module, so that `state_dict` carries it in checkpoints; it has no parameters and no buffers, so `.to()`,
-    `.half()` and DistributedDataParallel leave it where and as it was made.
-
-    The clock is the caller's step: `step` is the greatest one pushed (0 at first), and a row's age is the
-    step asked about minus the step the row was written at.
-
-    `prefetch` and `write_back` are `pull` and `push` that move the rows in the background. Whatever is called next sees
-    the table as if they had not: they are checked, and take their place among all calls, before they return.
+    The clock is the caller's step: `step` is the greatest one pushed (0 at first), and a row's age is the step asked
+    about minus the step the row was written at. `prefetch` and `write_back` are `pull` and `push` that move the rows in
+    the background; later calls see the table as if they had not.
 
     Args:
         num_keys: keys are 0..num_keys-1.
@@ -94,11 +87,10 @@ class EmbeddingTable(nn.Module):
             directly (ordinary memory where there is none); "disk": in a file that the system maps into memory.
         path: the directory for that file, which has no name there and is gone with the table.
         capacity: most rows kept; then a new one takes the place of the least recently written. None: one per key.
-        dataset: what the keys number (a content hash, say). A saved table of another dataset is refused.
+        dataset: identifies the things that keys number (a content hash, say). A table of another one is refused.
 
     Raises:
-        ValueError: a size below 1, more keys than int32 slots, a dtype that is not floating, an unknown tier, or
-            `path` without the tier "disk" or the reverse.
+        ValueError: a size, a dtype or a tier is not possible, or `path` is given without the tier "disk".
         OSError: the file cannot be made.
 
     Examples:
@@ -153,17 +145,11 @@ class EmbeddingTable(nn.Module):
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
     ) -> tuple[Float[Tensor, "keys channels"], Int64[Tensor, " keys"], Bool[Tensor, " keys"]]:
-        """Rows of `keys`, their ages, and whether they were ever written. Keys may repeat.
+        """Return rows of `keys` (zeros if never written), their ages (-1 then) and known flags. Keys may repeat.
 
         Args:
-            keys: each 0..num_keys-1.
-            step: now, at least `self.step`, which is meant where none is given.
+            step: now, at least `self.step`, the default.
             out: written and returned as the rows. Pulls of many MB are faster into memory that is used again.
-
-        Returns:
-            rows: a copy, zeros where nothing was ever written.
-            ages: steps since the row was written; -1 where nothing was. Like `is_known`, where `keys` are.
-            is_known: whether anything was, and was not evicted since.
 
         Raises:
             ValueError: a key is out of range, `step` lies before the last push, or `out` does not fit.
@@ -182,8 +168,7 @@ class EmbeddingTable(nn.Module):
         return self._look_up(keys)[2]
 
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
-        """Write one row per key, without its gradient. A row that is not finite in the table's dtype is not written:
-        the old one stays.
+        """Write one row per key, without its gradient, except rows that are not finite in the table's dtype.
 
         Args:
             keys: each 0..num_keys-1 and at most once. Beyond `capacity` keys the first are not kept.
@@ -191,9 +176,8 @@ class EmbeddingTable(nn.Module):
             step: now, at least 0; `self.step` becomes the greater of the two.
 
         Raises:
-            ValueError: a key is out of range or repeated, the rows do not fit, or `step` is negative. The
-                table is then as it was.
-            OSError: the disk is full. The table is then as it was.
+            ValueError: a key is out of range or repeated, the rows do not fit, or `step` is negative.
+            OSError: the disk is full. After an error the table is as it was.
         """
         self._settle()
         self._background.wait()
@@ -206,12 +190,9 @@ class EmbeddingTable(nn.Module):
         step: int,
         refused: Callable[[Tensor], None] = lambda places: None,
     ) -> Staged:
-        """`push` when the table is next looked at, unless a condition of what is returned has failed by then: a step
-        that turns out to be void leaves the table as it was.
+        """Push when the table is next looked at, unless a condition of the result has failed by then.
 
-        Args:
-            refused: called with the positions of rows that are not finite, if there are any, which are not written.
-        """
+        `refused` gets the positions of rows that are not finite, which are not written."""
         check_push(keys, rows, step, self.channels)
         self._settle()
         rows = rows.detach().to(self.dtype)
@@ -229,12 +210,9 @@ class EmbeddingTable(nn.Module):
         self._background.wait()
 
     def resize(self, num_keys: int) -> None:
-        """Make room for keys 0..num_keys-1; rows keep their keys.
-
-        Raises:
-            ValueError: fewer keys than there are, or more than int32 slots.
-        """
-        check_resize(self.num_keys, num_keys)
+        """Make room for keys 0..num_keys-1, at least as many as now (ValueError); rows keep their keys."""
+        if not self.num_keys <= num_keys <= MAX_KEYS:
+            raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{MAX_KEYS}: tables only grow")
         self._settle()
         self._index.resize(num_keys)
         self.num_keys = num_keys
@@ -249,14 +227,7 @@ class EmbeddingTable(nn.Module):
         return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
 
     def statistics(self) -> dict[str, float]:
-        """Return the numbers to log.
-
-        Returns:
-            age_mean, age_max: steps, over the rows in use, as of `self.step`; -1 without any.
-            share_unknown: share of all keys without a row, 0..1.
-            rows_in_use: rows.
-            bytes: of the index and the storage, spare capacity included.
-        """
+        """Return mean and greatest age in steps (-1 without rows), the share of keys without a row, rows and bytes."""
         ages = self._index.ages(self.step)
         return {
             "age_mean": float(ages.mean()) if len(ages) else -1.0,
@@ -280,12 +251,11 @@ class EmbeddingTable(nn.Module):
         return state | self.ranges.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """For `load_state_dict`: replaces everything. A table with fewer keys grows to the saved number, one of another
-        tier keeps its tier, and one with room for fewer rows keeps those written last.
+        """Replace everything. The table keeps its tier, grows to the saved number of keys, and with a capacity keeps
+        the rows written last.
 
         Raises:
-            ValueError: the state is of a table of other channels, dtype or dataset, or it is damaged; the table is then
-                as it was.
+            ValueError: the state is damaged or of other channels, dtype or dataset; the table is as it was.
         """
         check_state(state, self.channels, self.dtype, self.dataset)
         num_keys = max(self.num_keys, state["num_keys"])
@@ -317,7 +287,8 @@ class EmbeddingTable(nn.Module):
         check_keys(keys)
         self._settle()
         now = self.step if step is None else step
-        check_now(now, self.step)
+        if now < self.step:
+            raise ValueError(f"step is {now}; wanted at least {self.step}, the last pushed: pass a later one")
         if out is not None:
             check_out(out, (len(keys), self.channels), self.dtype, self.device)
         slots, ages, is_known = self._index.look_up(keys.cpu().contiguous().numpy(), now)
@@ -357,13 +328,7 @@ class EmbeddingTable(nn.Module):
         return partial(self._rows.scatter, self._reserve(numbers, step), rows)
 
     def _reserve(self, keys: Int64[np.ndarray, " keys"], step: int) -> Int32[np.ndarray, " keys"]:
-        """The slots that `keys` are written to at `step`. Storage grows by doubling, so that n pushes copy O(n) rows in
-        all.
-
-        Raises:
-            ValueError: a key is out of range or repeated; nothing was changed.
-            OSError: there is no room; nothing was changed.
-        """
+        """Return the slots for writing `keys` at `step`. Storage grows by doubling: n pushes copy O(n) rows in all."""
         before, num_new = self._index.find(keys)
         needed = 1 + min(self.rows_in_use + num_new, self._index.most_rows)
         if needed > self._rows.num_rows:
@@ -427,16 +392,6 @@ def check_table(num_keys: int, channels: int, dtype: torch.dtype, tier: str, pat
         raise ValueError(f"tier is {tier!r} and path is {path!r}; wanted path= with the tier 'disk' and with no other")
     if capacity is not None and capacity < 1:
         raise ValueError(f"capacity is {capacity}; wanted at least 1 row, or None for one per key")
-
-
-def check_resize(now: int, wanted: int) -> None:
-    if not now <= wanted <= MAX_KEYS:
-        raise ValueError(f"num_keys is {wanted}; wanted {now}..{MAX_KEYS}: tables only grow")
-
-
-def check_now(step: int, last: int) -> None:
-    if step < last:
-        raise ValueError(f"step is {step}; wanted at least {last}, the last pushed: pass a later one")
 
 
 def check_keys(keys: Tensor) -> None:

@@ -11,12 +11,13 @@ Examples:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gst.util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
-    from gst import cost, data, execution, machine, nn, placement, programs
+    from gst import cost, data, nn, placement, programs
     from gst.cost.step_time.estimate import estimate
     from gst.data.frameworks import collate, from_dgl, from_networkx
     from gst.data.pyg import from_pyg
@@ -30,36 +31,16 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = (
-    "cost",
-    "data",
-    "execution",
-    "lowering",
-    "machine",
-    "nn",
-    "placement",
-    "programs",
-    "simulation",
-    "whole_model",
-)
-_HOMES = {
-    "EmbeddingTable": "embedding_cache",
-    "Graph": "gst.graphs.graph",
-    "GraphSegmentTraining": "gst.method.estimator",
-    "SegmentBatch": "gst.method.batch",
-    "SegmentedGraph": "gst.graphs.segments",
-    "collate": "gst.data.frameworks",
-    "estimate": "gst.cost.step_time.estimate",
-    "from_dgl": "gst.data.frameworks",
-    "from_networkx": "gst.data.frameworks",
-    "from_pyg": "gst.data.pyg",
-    "load": "gst.placement.api.saving",
-    "open_store": "gst.graphs.store",
-    "place": "gst.placement.api.place",
-    "placed": "gst.placement.api.place",
-    "prepare": "gst.graphs.store",
-    "segment": "gst.graphs.segments",
-}
+_HOMES = dict.fromkeys(
+    ("cost", "data", "execution", "lowering", "machine", "nn", "placement", "programs", "simulation", "whole_model"), ""
+) | {
+    "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
+    "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
+    "__version__": "gst.util.process", "collate": "gst.data.frameworks", "estimate": "gst.cost.step_time.estimate",
+    "from_dgl": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",
+    "load": "gst.placement.api.saving", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
+    "placed": "gst.placement.api.place", "prepare": "gst.graphs.store", "segment": "gst.graphs.segments",
+}  # fmt: skip
 
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph",
@@ -68,14 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"gst.{name}")
-    if name == "__version__":
-        return import_module("gst.util.process").version()
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazy_names("gst", _HOMES)
 
 
 def __dir__() -> list[str]:

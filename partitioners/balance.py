@@ -20,13 +20,11 @@ def largest_part(
     tolerance: float = 0.1,
     node_weights: Int64[np.ndarray, " nodes"] | None = None,
 ) -> int:
-    """Most that a part may hold, in nodes or in their weight: the mean plus `tolerance` of it, rounded up.
+    """Return the most that a part may hold, in nodes or in their weight: the mean plus `tolerance` of it, rounded up.
 
-    It is raised where indivisible nodes leave no choice: to what placing the heaviest nodes first, each on the
-    lightest part, reaches. For equal nodes that is the mean rounded up; a single node heavier than the mean and
-    its tolerance is then alone in its part, and its weight is the bound. In general it exceeds the best possible
-    by at most a third (Graham 1969, "Bounds on multiprocessing timing anomalies", theorem 2). And it is lowered
-    to what is left when every other part holds one node.
+    Indivisible nodes may raise it to the result of placing the heaviest nodes first, each on the lightest part: at most
+    a third above the best possible (Graham 1969, "Bounds on multiprocessing timing anomalies", theorem 2). It is at
+    most the rest when every other part holds one node.
 
     Raises:
         ValueError: `num_parts` is not in 1..num_nodes, `tolerance` is negative, or a weight is below 1.
@@ -81,14 +79,11 @@ def repair(
     largest: int,
     node_weights: Int64[np.ndarray, " nodes"] | None = None,
 ) -> Int64[np.ndarray, " nodes"]:
-    """A copy of `parts` in which no part is empty or holds more than `largest`; changed only as far as need be.
+    """Return a copy of `parts` in which no part is empty or holds more than `largest`, with few changes.
 
-    Empty parts take the upper half (by node id) of those with most nodes. Nodes of oversized parts then move to
-    the neighbouring part with room they share most edges with; what finds none goes wherever there is room.
-    Before that, nodes so heavy that there may be no room for them are spread over the parts.
-
-    Args:
-        largest: in nodes, or in their weight where `node_weights` are given; `largest_part` is always enough.
+    Empty parts take the upper half (by node id) of those with most nodes. Nodes so heavy that there may be no room for
+    them are spread over the parts. Nodes of oversized parts then move to the neighbouring part with room that they
+    share most edges with, or wherever there is room. `largest_part` is always enough for `largest`.
 
     Raises:
         ValueError: `num_parts` is more than the nodes there are, or `largest` too little to hold them.
@@ -179,11 +174,7 @@ def _beyond(
 @compiled
 @no_type_check
 def _overflow(csr, node_weights, parts, sizes, largest):
-    """Move nodes out of oversized parts across their borders, breadth first. Changes `parts` and `sizes`.
-
-    A part that receives nodes never grows beyond `largest` and so never gives any. Each node is looked
-    at once: the work is linear in nodes and edges, whatever the hubs.
-    """
+    """Move nodes out of oversized parts across their borders, breadth first, in linear time. In place."""
     starts, neighbours, weights = csr
     num_nodes = len(parts)
     shared = np.zeros(len(sizes), np.int64)  # edges from the node at hand into each part, else zeros
@@ -266,19 +257,12 @@ def sift_down(heap, slots, keys, length, slot):
 
 
 def unplaceable(node_weights: Int64[np.ndarray, " nodes"], num_parts: int, largest: int) -> Bool[np.ndarray, " nodes"]:
-    """Mark the nodes that may find no room: all others lie in parts of at most `largest`, none lighter than the mean.
-
-    Any other node always has room on the lightest part, so only these ask for care.
-    """
+    """Mark the nodes that may find no room on the lightest part, while no other part holds more than `largest`."""
     return node_weights + (node_weights.sum() - node_weights) // num_parts > largest
 
 
 def heaviest_first(node_weights: Int64[np.ndarray, " nodes"], num_parts: int) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node: the heaviest first, each on the part that is lightest by then; none stays empty.
-
-    The heaviest part exceeds the best possible by at most a third (Graham 1969, "Bounds on multiprocessing
-    timing anomalies", theorem 2), and the mean by less than the heaviest node.
-    """
+    """Return the part of each node: the heaviest first, each on the lightest part (Graham 1969, theorem 2)."""
     parts = np.zeros(len(node_weights), np.int64)
     order = np.argsort(-node_weights, kind="stable")
     place_on_lightest(order, node_weights, parts, np.zeros(num_parts, np.int64))
@@ -305,12 +289,7 @@ ROUNDS = 4  # of local moving after a repair
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One call of `partition`, its arguments checked.
-
-    Args:
-        edges: node ids, as the caller gave them.
-        num_nodes, num_parts, seed, tolerance, node_weights, edge_weights, time_limit: as in `partition`.
-    """
+    """One call of `partition`, its arguments checked."""
 
     edges: Int64[np.ndarray, "2 edges"]
     num_nodes: int
@@ -319,7 +298,6 @@ class Problem:
     tolerance: float = 0.1
     node_weights: Int64[np.ndarray, " nodes"] | None = None
     edge_weights: Int64[np.ndarray, " edges"] | None = None
-    time_limit: float | None = None
 
     @cached_property
     def csr(self) -> Csr:
@@ -365,15 +343,9 @@ class Problem:
 def move_locally(csr, node_weights, labels, sizes, smallest, largest, rounds):
     """Give nodes, by ascending id, the label among their neighbours that they share most edges with. In place.
 
-    A label is taken only while its size, the weight of its nodes, stays at most `largest`, and left only while it
-    stays at least `smallest`; among equals a node keeps its own, then takes the smallest, then the one met first.
-    A round looks at the nodes next to what has moved since they were looked at last; the rounds end early once
-    fewer than 1 % of all nodes move.
-    int32 labels are quicker: what limits the speed is how many of them the processor's cache holds.
-
-    Args:
-        labels: of each node; integers of any width.
-        sizes: weight of the nodes of each label.
+    A label's size, the weight of its nodes, stays between `smallest` and `largest`; among equals a node keeps its own
+    label, then takes the smallest, then the one met first. A round looks at the nodes next to those that have moved
+    since; the rounds end once fewer than 1 % of all nodes move. int32 `labels` are quicker: more fit into the caches.
     """
     starts, neighbours, weights = csr
     num_nodes = len(starts) - 1

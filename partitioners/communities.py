@@ -17,13 +17,7 @@ ROUNDS_OF_REFINEMENT = 4
 
 
 class Level(NamedTuple):
-    """A graph of the hierarchy.
-
-    Args:
-        csr: its edges.
-        node_weights: summed over the nodes of the given graph that each node stands for.
-        community: which of its nodes each node of the finer graph became; None for the given graph itself.
-    """
+    """A graph of the hierarchy, and the node of it that each node of the finer graph became."""
 
     csr: Csr
     node_weights: Int64[np.ndarray, " nodes"]
@@ -31,12 +25,12 @@ class Level(NamedTuple):
 
 
 def communities(problem: Problem) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node, by local moving of nodes on every level of a hierarchy of communities.
+    """Return the part of each node, by local moving of nodes on every level of a hierarchy of communities.
 
-    As in Louvain's method, nodes join the neighbouring community they share most edges with, while it stays
-    under a bound on size, and communities become the nodes of a coarser graph. Parts grow on the coarsest one;
-    then nodes move between parts on every level, from coarse to fine. After Meyerhenke, Sanders and Schulz,
-    "Partitioning complex networks via size-constrained clustering" (2014), sections 3 and 4.
+    As in Louvain's method, nodes join the neighbouring community they share most edges with, within a bound on size,
+    and communities become the nodes of a coarser graph. Parts grow on the coarsest one; then nodes move between parts
+    on every level. After Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained
+    clustering" (2014), sections 3 and 4.
     """
     levels = _coarsened(problem)
     parts = grow(levels[-1].csr, levels[-1].node_weights, problem.num_parts, problem.largest)
@@ -68,10 +62,9 @@ def _coarsened(problem: Problem) -> list[Level]:
 def contract(
     csr: Csr, node_weights: Int64[np.ndarray, " nodes"], labels: Int[np.ndarray, " nodes"]
 ) -> tuple[Csr, Int64[np.ndarray, " labels"], Int[np.ndarray, " nodes"]]:
-    """The graph of labels, the weight of each of its nodes, and which of them each node became.
+    """Return the graph of labels, the weight of each of its nodes, and the one that each node became.
 
-    Its nodes are numbered in the order in which labels first appear; edges between two labels become one, of
-    their summed weight, edges within a label vanish; neighbours of a node are not sorted.
+    Nodes are numbered in the order in which labels first appear; edges between two labels become one of summed weight.
     """
     compact, num_labels = _compact(labels)
     arrays, label_weights = _contract(csr, node_weights, compact, num_labels)
@@ -137,11 +130,10 @@ def _contract(csr, node_weights, labels, num_labels):
 def grow(
     csr: Csr, node_weights: Int64[np.ndarray, " nodes"], num_parts: int, largest: int
 ) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node; a first guess for local moving, its sizes only near the mean.
+    """Return the part of each node: a first guess for local moving, its sizes only near the mean.
 
-    A part takes the node with the greatest share of its edges inside the part, those into earlier parts counted
-    half, until it holds its share of what was left. The next one begins beside it, with the node most enclosed
-    by all parts so far. Nodes that were too heavy when their turn came go to the lightest part.
+    A part takes the node with the greatest share of its edges inside the part, those into earlier parts counted half,
+    until it holds its share of the rest. Nodes that were too heavy go to the lightest part.
     """
     parts, sizes = _grow(csr, node_weights, num_parts, largest)
     rest = np.flatnonzero(parts < 0)

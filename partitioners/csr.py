@@ -12,13 +12,11 @@ from jaxtyping import Int64
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `kernel` on its first call and keep the machine code for later processes, disk permitting.
+    """Compile `kernel` on its first call and keep the machine code for later processes.
 
-    Write `@no_type_check` under this decorator: numba must see the bare function, not one wrapped by the
-    shape checker that the tests install. numba raises RuntimeError when neither the package's folder nor
-    the user's cache folder can be written (a read-only container); the kernel is then compiled once per
-    process. What it keeps is out of date once a kernel changes that this one calls from another file: delete
-    the `__pycache__` folders then.
+    Write `@no_type_check` under this decorator: numba must see the bare function, not a wrapper of the tests' shape
+    checker. Without a folder that can be written (RuntimeError) each process compiles anew. Delete `__pycache__` after
+    a change of a kernel that another file's kernel calls.
     """
     try:
         return numba.njit(cache=True, nogil=True)(kernel)
@@ -27,11 +25,7 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checked_edges(edges: Any, num_nodes: int) -> Int64[np.ndarray, "2 edges"]:
-    """`edges` as a contiguous int64 array of node ids in 0..num_nodes-1; other integer types are converted.
-
-    Raises:
-        ValueError: no nodes, another shape, not integers, or an id out of range.
-    """
+    """Return `edges` as a contiguous int64 array of node ids; ValueError if they are none of 0..num_nodes-1."""
     if num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes}; wanted at least 1: skip empty graphs")
     array = np.asarray(edges)
@@ -61,11 +55,7 @@ def check_tolerance(tolerance: float) -> None:
 
 
 def checked_weights(weights: Any, count: int, name: str) -> Int64[np.ndarray, " weights"]:
-    """`weights` as a contiguous int64 array of `count` numbers >= 1; other integer types are converted.
-
-    Raises:
-        ValueError: another shape, not integers, below 1, or so large that sums in float64 would not be exact.
-    """
+    """Return `weights` as a contiguous int64 array; ValueError unless they are >= 1 and their sum is below 2**53."""
     array = np.asarray(weights)
     if array.shape != (count,):
         raise ValueError(f"{name} has shape {array.shape}; wanted ({count},): one weight each")
@@ -78,25 +68,12 @@ def checked_weights(weights: Any, count: int, name: str) -> Int64[np.ndarray, " 
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def check_time_limit(time_limit: float | None, method: str) -> None:
-    """Raises ValueError unless `time_limit` is None, or a number >= 0 for a method that can keep to it."""
-    if time_limit is not None and method != "auto":
-        raise ValueError(f"time_limit is {time_limit} for method {method!r}; only 'auto' keeps to one: leave it out")
-    if time_limit is not None and not time_limit >= 0:
-        raise ValueError(f"time_limit is {time_limit}; wanted a number of seconds >= 0: leave it out for no limit")
-
-
 class Csr(NamedTuple):
     """An undirected graph without self-loops or parallel edges; the same for any order of the edges.
 
-    The neighbours of node v are `neighbours[starts[v]:starts[v + 1]]`, ascending; each edge appears at both
-    of its ends, so the arrays hold twice the number of edges. Build it with `symmetric_csr`.
-
-    Args:
-        starts: where each node's neighbours begin; the last entry is their total number.
-        neighbours: node ids.
-        weights: how many of the given edges, in either direction, joined the two nodes, or the sum of their
-            weights; at least 1.
+    The neighbours of node v are `neighbours[starts[v]:starts[v + 1]]`, ascending; each edge appears at both of its
+    ends. `weights` are the number of given edges between two nodes, or the sum of their weights; at least 1. Build it
+    with `symmetric_csr`.
     """
 
     starts: Int64[np.ndarray, " nodes_plus_one"]
@@ -117,15 +94,12 @@ def symmetric_csr(
     num_nodes: int,
     edge_weights: Int64[np.ndarray, " edges"] | None = None,
 ) -> Csr:
-    """The undirected graph of `edges`, in time and memory linear in nodes and edges.
+    """Return the undirected graph of `edges`, in time and memory linear in nodes and edges.
 
-    Args:
-        edges: each edge once in either direction, or in both, or repeated; self-loops are dropped.
-        num_nodes: at least 1; nodes without edges count.
-        edge_weights: at least 1 each; every edge weighs 1 without them.
+    Edges may come in either direction, in both, or repeated; self-loops are dropped. Every edge weighs 1 by default.
 
     Raises:
-        ValueError: what `checked_edges` and `checked_weights` refuse.
+        ValueError: `checked_edges` or `checked_weights` refuses an argument.
 
     Examples:
         >>> graph = symmetric_csr(np.array([[0, 1, 1], [1, 0, 2]]), num_nodes=3)
@@ -141,9 +115,7 @@ def symmetric_csr(
 @compiled
 @no_type_check
 def _symmetrise(sources, targets, edge_weights, num_nodes):
-    """Two counting sorts. The second visits rows in ascending order, so it leaves every row sorted and puts
-    parallel edges next to each other, where they are merged as they are written. Without
-    `edge_weights` all are 1."""
+    """Two counting sorts; the second leaves every row sorted and merges parallel edges as it writes them."""
     weighted = edge_weights is not None
     starts = np.zeros(num_nodes + 1, np.int64)
     for edge in range(len(sources)):

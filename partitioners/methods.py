@@ -1,17 +1,23 @@
-"""Every partitioning method by its name, behind one call; METIS, and the method that tries the others."""
+"""Every partitioning method by its name, behind one call; METIS, the method that tries the others, and a cache."""
 
 from __future__ import annotations
 
-import math
+import hashlib
+import inspect
+import io
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Int64
 
 from partitioners.balance import Problem
 from partitioners.communities import communities
-from partitioners.csr import check_num_parts, check_time_limit, check_tolerance, checked_edges, checked_weights
+from partitioners.csr import check_num_parts, check_tolerance, checked_edges, checked_weights
 from partitioners.orders import contiguous, fennel, linear_deterministic_greedy, topological, uniform
 
 
@@ -36,11 +42,10 @@ def usual_method() -> str:
 
 
 def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node, few edges cut (parallel edges count each), with parts as uneven as the tolerance allows.
+    """Return the part of each node, few edges cut, with parts as uneven as the tolerance allows.
 
-    METIS wants both directions of every edge; one direction gives it a negative cut without an error, so
-    the graph is symmetrised first. It draws from one generator per process: run several in processes, not
-    in threads.
+    METIS wants both directions of every edge; one direction gives it a negative cut without an error. It draws from one
+    generator per process: run several in processes, not in threads.
     """
     import pymetis
 
@@ -62,24 +67,13 @@ HOPELESS = 1.5  # LDG at this many times the least cut: Fennel, which streams as
 
 
 def auto(problem: Problem) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node, by the method whose parts, balanced, cut least by weight; the earlier one in a tie.
-
-    In turn: contiguous, communities, LDG, Fennel (only where LDG came within 1.5 times the least cut so far),
-    topological, METIS. A method is left out where its expected time would take the sum beyond
-    `problem.time_limit`. That time is computed, not measured: from sizes, for METIS also from the least cut so
-    far, and constants measured on one core with graphs of a million nodes whose ids have no order. So the choice
-    depends on the arguments alone, and the limit is kept as closely as the machine resembles that one.
-    """
+    """Return the part of each node, by the method whose parts, balanced, cut least by weight; the earlier in a tie."""
     best = problem.balanced(contiguous(problem))
     least = problem.csr.cut(best)
-    time_left = math.inf if problem.time_limit is None else problem.time_limit
     cut_of: dict[Method, int] = {}
-    for method, expected_seconds in CANDIDATES.items():
-        seconds = expected_seconds(problem, least)
-        hopeless = method is fennel and cut_of.get(linear_deterministic_greedy, 0) > HOPELESS * least
-        if least == 0 or hopeless or seconds > time_left:
+    for method in (communities, linear_deterministic_greedy, fennel, topological, metis):
+        if least == 0 or (method is fennel and cut_of[linear_deterministic_greedy] > HOPELESS * least):
             continue
-        time_left -= seconds
         parts = problem.balanced(method(problem))
         cut_of[method] = problem.csr.cut(parts)
         if cut_of[method] < least:
@@ -88,26 +82,6 @@ def auto(problem: Problem) -> Int64[np.ndarray, " nodes"]:
 
 
 Method = Callable[[Problem], Int64[np.ndarray, " nodes"]]
-
-
-def _per_entry(seconds: float) -> Callable[[Problem, int], float]:
-    """Time linear in nodes and adjacencies."""
-    return lambda problem, least: seconds * (problem.num_nodes + len(problem.csr.neighbours))
-
-
-def _metis_seconds(problem: Problem, least: int) -> float:
-    """METIS refines along the border of its parts, so what it takes grows with the edges it cuts."""
-    edges_cut = len(problem.csr.neighbours) / 2 * least / max(1, problem.csr.weights.sum() / 2)
-    return 2e-7 * (problem.num_nodes + len(problem.csr.neighbours)) + 2.4e-5 * edges_cut
-
-
-CANDIDATES: dict[Method, Callable[[Problem, int], float]] = {
-    communities: _per_entry(2.6e-7),
-    linear_deterministic_greedy: _per_entry(7e-8),
-    fennel: _per_entry(7e-8),
-    topological: _per_entry(1.2e-7),
-    metis: _metis_seconds,
-}
 
 
 METHODS: dict[str, Method] = {
@@ -133,7 +107,6 @@ def partition(
     tolerance: float = 0.1,
     node_weights: Int64[np.ndarray, " nodes"] | None = None,
     edge_weights: Int64[np.ndarray, " edges"] | None = None,
-    time_limit: float | None = None,
 ) -> Int64[np.ndarray, " nodes"]:
     """Cut a graph into parts: the part of each node, none empty and none larger than `largest_part` allows.
 
@@ -142,14 +115,12 @@ def partition(
             "topological" and "auto", which heed directions.
         num_nodes: at least 1; nodes without edges belong to a part too.
         num_parts: 1..num_nodes; `num_parts_for` gives it from the most nodes a part may hold.
-        method: a key of `METHODS`. "auto" tries the others and keeps the least cut, in up to twice the time of
-            "metis"; "communities" cuts about as little as "metis" and is many times faster where hubs abound.
+        method: a key of `METHODS`. "auto" tries the others and keeps the least cut; "communities" cuts about as little
+            as "metis" and is many times faster where hubs abound.
         seed: at least 0; equal arguments give equal parts. Those of `SEEDED` depend on it.
-        tolerance: how much larger than the mean a part may be, as a share of it; at least 0.
-        node_weights: at least 1 each; what parts hold is then weight instead of nodes. Where a node outweighs
-            what the tolerance allows, `largest_part` says what is guaranteed instead.
-        edge_weights: at least 1 each: what cutting an edge costs; parallel edges add up.
-        time_limit: seconds that "auto" may take, as its docstring says; no limit by default.
+        tolerance: excess of a part over the mean, as a share of the mean; at least 0.
+        node_weights: at least 1 each; parts then hold weight instead of nodes.
+        edge_weights: at least 1 each: the cost of cutting an edge; parallel edges add up.
 
     Raises:
         ValueError: an argument is out of range; the message says which and what to ask for.
@@ -166,10 +137,91 @@ def partition(
     edges = checked_edges(edges, num_nodes)
     check_num_parts(num_nodes, num_parts)
     check_tolerance(tolerance)
-    check_time_limit(time_limit, method)
     if node_weights is not None:
         node_weights = checked_weights(node_weights, num_nodes, "node_weights")
     if edge_weights is not None:
         edge_weights = checked_weights(edge_weights, edges.shape[1], "edge_weights")
-    problem = Problem(edges, num_nodes, num_parts, seed, tolerance, node_weights, edge_weights, time_limit)
+    problem = Problem(edges, num_nodes, num_parts, seed, tolerance, node_weights, edge_weights)
     return problem.balanced(METHODS[method](problem))
+
+
+VERSION = 1  # of the methods: raise it when one of them gives other parts than before
+CHECKSUM_BYTES = 32  # behind the array, where np.load does not look
+
+
+def partition_cached(
+    directory: Path, edges: Int64[np.ndarray, "2 edges"], num_nodes: int, num_parts: int, **arguments: Any
+) -> Int64[np.ndarray, " nodes"]:
+    """Return the result of `partition` for the same arguments, read from `directory` if it was computed before.
+
+    A file is named by a hash of edges, sizes, weights and the other arguments, written beside its place, moved
+    there whole, and carries a checksum; one that was changed or cut short is computed and written again.
+    Processes may share the directory.
+
+    Raises:
+        ValueError: what `partition` refuses.
+        TypeError: an argument that `partition` does not have.
+        OSError: `directory` cannot be written.
+
+    Examples:
+        >>> chain = np.array([[0, 1, 2], [1, 2, 3]])
+        >>> partition_cached(Path("parts"), chain, num_nodes=4, num_parts=2).tolist()
+        [0, 0, 1, 1]
+        >>> len(list(Path("parts").iterdir()))  # the next call reads it
+        1
+    """
+    edges = checked_edges(edges, num_nodes)
+    key = _key(edges, num_nodes, num_parts, arguments)
+    path = directory / f"{key}.npy"
+    parts = _read_parts(path, key)
+    if parts is None:
+        parts = partition(edges, num_nodes, num_parts, **arguments)
+        _write_parts(path, key, parts)
+    return parts
+
+
+def _key(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, num_parts: int, arguments: dict[str, Any]) -> str:
+    call = inspect.signature(partition).bind(edges, num_nodes, num_parts, **arguments)
+    call.apply_defaults()
+    settings = call.arguments
+    arrays = {"edges": settings.pop("edges")}
+    for name, count in (("node_weights", num_nodes), ("edge_weights", edges.shape[1])):
+        weights = settings.pop(name)
+        if weights is not None:
+            arrays[name] = checked_weights(weights, count, name)
+    header = {"version": VERSION, **settings, **{name: array.shape for name, array in arrays.items()}}
+    digest = hashlib.blake2b(json.dumps(header, sort_keys=True, default=lambda number: number.item()).encode())
+    for array in arrays.values():
+        digest.update(array.data.cast("B") if array.size else b"")
+    return digest.hexdigest()[:32]
+
+
+def _checksum(key: str, content: bytes) -> bytes:
+    digest = hashlib.blake2b(key.encode(), digest_size=CHECKSUM_BYTES)
+    digest.update(content)
+    return digest.digest()
+
+
+def _read_parts(path: Path, key: str) -> Int64[np.ndarray, " nodes"] | None:
+    """The parts in a file that is there and whole, otherwise None; nothing is parsed before its checksum is right."""
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    content, checksum = stored[:-CHECKSUM_BYTES], stored[-CHECKSUM_BYTES:]
+    if checksum != _checksum(key, content):
+        return None
+    parts: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    return parts
+
+
+def _write_parts(path: Path, key: str, parts: Int64[np.ndarray, " nodes"]) -> None:
+    content = io.BytesIO()
+    np.save(content, parts, allow_pickle=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}-{uuid4().hex}")
+    try:
+        partial.write_bytes(content.getvalue() + _checksum(key, content.getvalue()))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

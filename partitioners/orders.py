@@ -18,11 +18,9 @@ def contiguous(problem: Problem) -> Int64[np.ndarray, " nodes"]:
 
 
 def ranges(weights: Int64[np.ndarray, " nodes"], num_parts: int) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node of a sequence, ascending, none empty.
+    """Return the part of each node of a sequence, ascending, none empty.
 
-    Part p begins with the first node whose middle lies beyond p / num_parts of all the weight, so a part weighs
-    about the mean, give or take half a node at both ends; with equal weights, sizes differ by at most one.
-    """
+    Part p begins with the first node whose middle lies beyond p / num_parts of all the weight."""
     num_nodes = len(weights)
     up_to = np.cumsum(weights)
     quotient, remainder = divmod(2 * int(up_to[-1]), num_parts)
@@ -44,11 +42,9 @@ def uniform(problem: Problem) -> Int64[np.ndarray, " nodes"]:
 
 
 def topological(problem: Problem) -> Int64[np.ndarray, " nodes"]:
-    """Part of each node, ascending along directed edges.
+    """Return the part of each node, ascending along directed edges, in the reverse postorder of a depth-first search.
 
-    The order is the reverse of that in which a depth-first search, children and starting nodes by ascending id,
-    leaves the nodes: topological where there are no cycles, and otherwise broken only by edges that lead back
-    to a node the search has not left yet. Depth first, chains and subtrees stay together.
+    The search takes children and starting nodes by ascending id. Depth first, chains and subtrees stay together.
     """
     order = _reverse_postorder(problem.edges[0], problem.edges[1], problem.num_nodes)
     parts = np.empty(problem.num_nodes, np.int64)
@@ -138,10 +134,8 @@ def _streamed(problem: Problem, fullness: float, crowding: float) -> Int64[np.nd
 def _stream(csr, node_weights, num_parts, largest, fullness, crowding):
     """Score of a part with room: shared * (1 - fullness * size) - node weight * crowding * sqrt(size).
 
-    The best wins, then the lightest, then the lowest. Among parts without a neighbour the lightest is best,
-    so a heap's top and the neighbours' parts are all there is to compare. Where no part has room, the lightest
-    is taken.
-    """
+    The best wins, then the lightest, then the lowest. Among parts without a neighbour the lightest is best, which a
+    heap tells. Where no part has room, the lightest is taken."""
     starts, neighbours, weights = csr
     num_nodes, sizes = len(starts) - 1, np.zeros(num_parts, np.int64)
     parts = np.full(num_nodes, -1, np.int64)

@@ -16,13 +16,10 @@ class Quality:
     """Edge cut and balance of a partition. Parallel edges count each, self-loops not at all.
 
     Args:
-        num_parts: number of parts, empty ones included.
-        edge_cut: share of edges between different nodes whose ends lie in different parts, by weight where edges
-            have one, 0..1; 0 without edges.
+        edge_cut: share of edges between different nodes whose ends lie in different parts, by weight, 0..1.
         balance: the largest part / the mean part, in nodes or in their weight; 1 is perfect.
-        smallest: nodes in the smallest part.
-        largest: nodes in the part with most nodes.
-        heaviest: weight of the heaviest part, `largest` without node weights; what `largest_part` bounds.
+        smallest, largest: nodes in the parts with fewest and with most nodes.
+        heaviest: weight of the heaviest part, `largest` without node weights; at most `largest_part`.
     """
 
     num_parts: int
@@ -40,17 +37,10 @@ def quality(
     node_weights: Int64[np.ndarray, " nodes"] | None = None,
     edge_weights: Int64[np.ndarray, " edges"] | None = None,
 ) -> Quality:
-    """Edge cut and balance of `parts`.
-
-    Args:
-        edges: node ids, in either direction or both.
-        parts: part of each node, 0..num_parts-1.
-        num_parts: needed only where the last parts may be empty; otherwise the greatest part named, plus one.
-        node_weights, edge_weights: at least 1 each; all 1 where left out.
+    """Return edge cut and balance of `parts`; `num_parts` is needed only where the last parts may be empty.
 
     Raises:
-        ValueError: edges name nodes without a part, a part is out of range, or weights are refused by
-            `checked_weights`.
+        ValueError: edges name nodes without a part, a part is out of range, or weights are refused.
 
     Examples:
         >>> quality(np.array([[0, 1, 2], [1, 2, 3]]), np.array([0, 0, 0, 1])).balance

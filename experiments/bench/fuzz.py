@@ -36,7 +36,7 @@ MODULES = (
     "gst/execution/measure.py", "gst/placement/task.py", "experiments/reproductions/elf/*.py",
     "experiments/reproductions/neusight/dataset.py", "experiments/reproductions/hlsyn/source/reader.py",
     "experiments/reproductions/timm/tables.py", "gst/cost/step_time/machines.py", "gst/programs/program.py",
-    "gst/programs/operation.py", "partitioners/cache.py", "gst/cost/model.py", "gst/training/rank.py",
+    "gst/programs/operation.py", "partitioners/methods.py", "gst/cost/model.py", "gst/training/rank.py",
 )  # fmt: skip
 TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py", "tests/data/test_hlo_text.py",

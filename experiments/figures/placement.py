@@ -75,6 +75,18 @@ def simulated_gpus() -> str:
     return table(["simulated", "best baseline above the lower bound", "annealing above it"], rows)
 
 
+def windows() -> str:
+    rows = [
+        [f"{each['num_nodes']:,}", f"{each['num_devices']}", f"{each['heft_ms']:.1f}", f"{each['etf_ms']:.1f}",
+         f"{each['whole_ms']:.1f} ({each['whole_s']:.0f} s)",
+         f"**{each['windows_ms']:.1f}** ({each['windows_s']:.0f} s)"]
+        for each in result("windows")["tasks"]
+    ]  # fmt: skip
+    over = [f"{result('windows')['geomean'][f'{name}_over_windows']:.3f}x" for name in ("heft", "etf", "whole")]
+    head = ["operations", "devices", "HEFT, ms", "ETF, ms", "whole plans (CPU)", "**windows** (CPU)"]
+    return table(head, [*rows, ["over windows, geometric mean", "", *over, ""]])
+
+
 def public_graphs() -> str:
     rows = [
         [name.removesuffix("_inference"), f"{each['nodes']}", f"{each['expert']:.1f}",
@@ -252,8 +264,8 @@ def doppler_policy() -> str:
 
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
-    "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "public graphs": public_graphs,
-    "public problems": public_problems, "certificates": certificates,
+    "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "windows": windows,
+    "public graphs": public_graphs, "public problems": public_problems, "certificates": certificates,
     "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
     "doppler": doppler, "doppler policy": doppler_policy, "search loop": search_loop,

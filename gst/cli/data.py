@@ -127,9 +127,6 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
     return {"root": root, "files": files}
 
 
-# Datasets by name ----------------------------------------------------------------------------------------------------
-
-
 def datasets(words: Sequence[str], arguments: Sequence[str] = (), **options: Any) -> Sequence[GraphSource]:
     """Return the datasets that the words of a command name, as `dataset`; `tpugraphs` names all its parts."""
     from gst.data.collections import USUAL_ROOT, parts_below

@@ -73,7 +73,6 @@ def findings() -> Iterator[Finding]:
     yield _metis()
     yield _compiler()
     yield from _devices()
-    yield _load()
     yield _threads()
     yield _bf16()
     yield from _disk()
@@ -156,16 +155,6 @@ def _cores_of_group() -> float | None:
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
-
-
-def _load() -> Finding:
-    from gst.machine.load import BUSY, LoadGate, LoadMeter
-
-    meter = LoadMeter()
-    LoadGate(interval_s=0.5, patience_s=0.0).wait()
-    share = meter.share()
-    advice = "measurements wait for quiet cores, and are labelled if there are none; stop other programs"
-    return _noted("load", f"others take {share:.0%} of the cores", advice if share > BUSY else "")
 
 
 def _threads() -> Finding:

@@ -67,7 +67,10 @@ def _estimate(options: argparse.Namespace) -> dict[str, Any]:
     print(f"{first.program}: {first.parameter_bytes / 2**20:,.1f} MiB of parameters, "
           f"at most {first.activation_bytes / 2**20:,.1f} MiB of other values")  # fmt: skip
     if isinstance(program, XlaProgram):
-        print(_counted(program))
+        fused = "fused by XLA" if program.is_compiled else "not compiled: fused by the rule of TorchInductor"
+        loops = f"; {program.unknown_loops} loops of unknown trip count, each counted once"
+        gflop = program.counts.flops / 1e9
+        print(f"{gflop:,.4g} GFLOP as XLA counts them; {fused}{loops if program.unknown_loops else ''}")
     print(f"{'machine':<16}{'ms':>10}{'90 % of such programs':>26}   costliest")
     for each in results:
         least, most = each.interval
@@ -95,15 +98,6 @@ def _check(options: argparse.Namespace, program: Program | FxSource | XlaProgram
             f"{options.program} is an XLA program: it has its own types and is compiled by XLA; leave --compile and "
             "--precision out"
         )
-
-
-def _counted(program: XlaProgram) -> str:
-    """Return the number of operations, and what is unknown of loops, in a sentence."""
-    fused = "fused by XLA" if program.is_compiled else "not compiled: fused by the rule of TorchInductor"
-    line = f"{program.counts.flops / 1e9:,.4g} GFLOP as XLA counts them; {fused}"
-    if program.unknown_loops:
-        line += f"; {program.unknown_loops} loops of unknown trip count, each counted once"
-    return line
 
 
 def _list() -> dict[str, Any]:

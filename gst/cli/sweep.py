@@ -62,7 +62,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _number(sweep: Sweep, asked: int | None) -> int:
-    """Number of trials: as given, else `run_cap` of the file, else the whole grid, else `USUAL_NUMBER`."""
+    """Return the number of trials: as given, else `run_cap` of the file, else the grid's, else `USUAL_NUMBER`."""
     if asked is not None and asked < 1:
         raise ValueError(f"--trials is {asked}; want 1 or more")
     everything = len(sweep.grid()) if sweep.method == "grid" else None
@@ -82,13 +82,12 @@ def _print(sweep: Sweep, trials: list[Trial], best: list[Trial]) -> None:
     width = max(len(sweep.metric), 9)
     print(f"trial  {sweep.metric:>{width}}  seconds  {sweep.goal}, the best first")
     for each in best[:SHOWN]:
-        tried = " ".join(f"{name}={_brief(each.parameters[name])}" for name in varied)
+        values = {name: each.parameters[name] for name in varied}
+        tried = " ".join(
+            f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+        )
         print(f"{each.number:>5}  {each.value:>{width}.4g}  {each.seconds:7.1f}  {tried}")
     for each in (each for each in trials if each.error):
         print(f"{each.number:>5}  failed: {each.error}")
     if best:
         print(f"The best again: WANDB_MODE=offline {shlex.join(sweep.words(best[0].parameters))}")
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -6,8 +6,9 @@ machines that are not here. Read `model.py` first. Each name is loaded when it i
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gst.util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gst.cost.metrics import kendall_tau, slowdown_at_k
@@ -15,14 +16,10 @@ if TYPE_CHECKING:
     from gst.cost.rescoring import Change, Rescorer
 
 _HOMES = {
-    "Change": "rescoring", "CostModel": "model", "Rescorer": "rescoring", "kendall_tau": "metrics",
-    "slowdown_at_k": "metrics",
+    "Change": "gst.cost.rescoring", "CostModel": "gst.cost.model", "Rescorer": "gst.cost.rescoring",
+    "kendall_tau": "gst.cost.metrics", "slowdown_at_k": "gst.cost.metrics",
 }  # fmt: skip
 
 __all__ = ["Change", "CostModel", "Rescorer", "kendall_tau", "slowdown_at_k"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gst.cost' has no attribute {name!r}")
-    return getattr(import_module(f"gst.cost.{_HOMES[name]}"), name)
+__getattr__ = lazy_names("gst.cost", _HOMES)

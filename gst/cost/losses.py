@@ -80,10 +80,7 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 
 def _first_slower(ascending: Scores) -> Int64[Tensor, "graphs configs"]:
-    """Return the position of the first larger target in the row of each, the length of the row if there is none.
-
-    NaN sorts last and equals itself.
-    """
+    """Return the position of the first larger target in each row, or its length; NaN sorts last and equals itself."""
     finite = torch.where(ascending.isnan(), torch.inf, ascending).contiguous()
     return torch.searchsorted(finite, finite, right=True)
 

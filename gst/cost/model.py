@@ -218,9 +218,6 @@ class CostModel:
         return Calibration.of(errors[~learned], spreads[~learned], float(spreads[learned].mean()))
 
 
-# Members -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Lesson:
     """A graph with labelled configurations; labels are normalised logarithms of runtimes."""
@@ -300,9 +297,6 @@ class Member:
         ]
         for k in torch.randperm(len(lists), generator=self._generator).tolist():
             yield lists[k]
-
-
-# Calibration ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,8 +123,6 @@ class Rescorer:
         else:
             self._rebase_segments(blocks)
 
-    # The base ------------------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         """Empty the table and encode the base."""
         self._members = self.model.members
@@ -143,8 +141,6 @@ class Rescorer:
         if distinct:
             self._base_rows[list(blocks)] = self._rows(distinct)
         self._pooled = self._weights @ self._base_rows.astype(np.float64)
-
-    # Configurations ------------------------------------------------------------------------------------------------
 
     def _blocks(self, change: Change) -> Iterator[tuple[int, Block]]:
         """Yield the numbers of the segments that a change affects, and their changed blocks."""
@@ -187,8 +183,6 @@ class Rescorer:
             rows = [member.head(part[None])[0] for member, part in zip(self._members, parts, strict=True)]
         scores = torch.stack(rows).double().numpy()
         return scores.mean(0) * self.model.deviation + self.model.mean, scores.std(0) * self.model.deviation
-
-    # Embeddings ----------------------------------------------------------------------------------------------------
 
     def _rows(self, blocks: Mapping[Content, np.ndarray]) -> Float32[np.ndarray, "contents width"]:
         """Return the embeddings of contents, members concatenated, from the table or encoded now."""

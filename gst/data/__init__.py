@@ -6,8 +6,9 @@ Read `source.py` first. Each name is loaded when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gst.util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gst.data.collections import TpuGraphsCollection
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
 _HOMES = {
-    "GraphSource": "source", "MalNet": "malnet", "MeasuredPlans": "measured_plans", "SyntheticPrograms": "synthetic",
-    "TpuGraphs": "tpugraphs", "TpuGraphsCollection": "collections", "group_of": "source", "read_hlo": "hlo",
-    "write_npz": "tpugraphs",
+    "GraphSource": "gst.data.source", "MalNet": "gst.data.malnet", "MeasuredPlans": "gst.data.measured_plans",
+    "SyntheticPrograms": "gst.data.synthetic", "TpuGraphs": "gst.data.tpugraphs",
+    "TpuGraphsCollection": "gst.data.collections", "group_of": "gst.data.source", "read_hlo": "gst.data.hlo",
+    "write_npz": "gst.data.tpugraphs",
 }  # fmt: skip
 
 __all__ = [
@@ -29,8 +31,4 @@ __all__ = [
     "read_hlo", "write_npz",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gst.data' has no attribute {name!r}")
-    return getattr(import_module(f"gst.data.{_HOMES[name]}"), name)
+__getattr__ = lazy_names("gst.data", _HOMES)

@@ -223,8 +223,9 @@ def parse_weights(text: str, where: str) -> dict[str, Weight]:
                 except (ValueError, TypeError, SyntaxError, RecursionError) as error:
                     raise ValueError(f"{where}/weight_meta.py, line {line.lineno}: not a constant") from error
         shape, data, dtype = fields.get("shape"), fields.get("data"), _dtype(fields.get("dtype"))
-        is_shape = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**40 for size in shape)
-        if not is_shape or dtype is None or not isinstance(fields.get("name"), str):
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**40 for size in shape):
+            raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: want a name, a shape and a dtype of torch")
+        if dtype is None or not isinstance(fields.get("name"), str):
             raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: want a name, a shape and a dtype of torch")
         if data is not None and not (isinstance(data, list) and all(isinstance(each, int | float) for each in data)):
             raise ValueError(f"{where}/weight_meta.py, line {block.lineno}: data is {shown(data)}; want numbers")

@@ -15,7 +15,7 @@ from gst.data.source import GraphSource, fingerprint_of_files
 from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan, ranks
-from gst.machine.devices import Device
+from gst.machine.devices import Device, core_use
 from gst.util.untrusted import plain, read_arrays, shown
 from gst.util.writing import atomic_path
 
@@ -38,19 +38,6 @@ class Profiled:
     output_bytes: Int64[np.ndarray, " nodes"]
     devices: tuple[Device, ...]
     times_us: Float64[np.ndarray, "devices nodes"]
-
-
-def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
-    """Return the incidence of devices and cores; a device without named cores has its own column."""
-    cores: dict[tuple[str, int], int] = {}
-    taken = [
-        [cores.setdefault(key, len(cores)) for key in [("core", core) for core in device.cores] or [("own", position)]]
-        for position, device in enumerate(devices)
-    ]
-    use = np.zeros((len(devices), len(cores)), bool)
-    for position, columns in enumerate(taken):
-        use[position, columns] = True
-    return use
 
 
 def plans_graph(

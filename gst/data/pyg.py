@@ -111,9 +111,6 @@ def _target(y: Any) -> np.ndarray:
     return numbers.reshape(1)
 
 
-# Nodes and edges of several types -----------------------------------------------------------------------------------
-
-
 def _is_hetero(data: Any) -> bool:
     return hasattr(data, "node_types") and hasattr(data, "edge_types")
 

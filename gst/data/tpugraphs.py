@@ -42,9 +42,6 @@ def merge_repeats(graph: Graph) -> Graph:
     return replace(graph, config_features=graph.config_features[first], targets=means, counts=counts, spreads=spreads)
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
     """Read a layout or a tile file; its arrays decide which.
 

@@ -1,8 +1,7 @@
 """Configurations of a graph compared by content: classes that give a segment the same features, and references.
 
-A segment depends only on the configurations of its own configurable nodes. A program with many configurations has few
-different ones on any of its segments: the 23,905 of the genuine AlexNet of TpuGraphs make 1,500 different pairs of a
-segment and its features, not 167,335.
+A program with many configurations has few different ones on any of its segments: the 23,905 of the genuine AlexNet of
+TpuGraphs make 1,500 different pairs of a segment and its features, not 167,335.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ MOST_COPIES = 8  # results remembered by the content of graphs, the last used on
 class OnceForEach(Generic[Result]):
     """A function of graphs that is computed once for each and remembered as long as the graph is in memory.
 
-    A `DataLoader` with workers unpickles a graph anew for every step. Its fingerprint comes with it and finds the
-    result of an earlier copy, among the last few.
-
-    Args:
-        compute: the function; it may depend on nothing but the content that the fingerprint covers.
+    A `DataLoader` with workers unpickles a graph anew for every step; its fingerprint finds the result of an earlier
+    copy. `compute` may depend on nothing but the content that the fingerprint covers.
     """
 
     compute: Callable[[SegmentedGraph], Result]
@@ -56,8 +52,7 @@ class OnceForEach(Generic[Result]):
 
 @dataclass(frozen=True, eq=False)
 class ConfigClasses:
-    """Classes of configurations for each segment of a graph. Two are of one class where their features are equal on
-    all configurable nodes of the segment, context included.
+    """Classes of configurations for each segment of a graph: equal features on all of its configurable nodes.
 
     Args:
         counts: number of classes of each segment; 1 for a segment without configurable nodes.
@@ -105,13 +100,9 @@ def _classes(graph: SegmentedGraph) -> ConfigClasses:
         counts[segment] = len(first)
         if 1 < len(first) < graph.num_configs:
             place[segment] = len(rows)
-            rows.append(np.argsort(np.argsort(first)).astype(_integer(len(first)))[classes])
+            rows.append(np.argsort(np.argsort(first)).astype(np.min_scalar_type(len(first) - 1))[classes])
     table = np.stack(rows) if rows else np.zeros((0, graph.num_configs), np.uint8)
     return ConfigClasses(counts, table, place)
-
-
-def _integer(count: int) -> np.dtype:
-    return np.min_scalar_type(count - 1)
 
 
 def _hashes(graph: SegmentedGraph, segment: int) -> UInt64[np.ndarray, " configs"]:
@@ -176,9 +167,7 @@ def _ordered(graph: SegmentedGraph) -> Int64[np.ndarray, " distinct"]:
 
 
 def fingerprints(graph: SegmentedGraph) -> UInt64[np.ndarray, " configs"]:
-    """Return a hash of the features that each configuration gives the nodes, equal for equal configurations.
-
-    It is a sum over nodes, modulo 2^64, so that their order does not matter. Opcodes and features identify a node."""
+    """Return a hash of the features that each configuration gives the nodes, whatever the order of nodes."""
     nodes, channels = graph.config_features.shape[1:]
     keys, hashes = _keys_of_columns(graph), np.empty(graph.num_configs, np.uint64)
     block = max(1, BLOCK_BYTES // max(1, 8 * nodes * channels))

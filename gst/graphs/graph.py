@@ -24,27 +24,25 @@ class Graph:
     """A computation graph, its configurations and its measured targets. Arrays only, in memory or memory-mapped;
     nothing is copied.
 
-    Index convention: node ids run from 0 to `num_nodes - 1`; an edge points from the producer of a value to its
-    consumer. A graph without configurations has exactly one, with no configurable node.
+    Node ids run from 0 to `num_nodes - 1`; an edge points from the producer of a value to its consumer. A graph without
+    configurations has exactly one, with no configurable node.
 
     Args:
-        node_features: what is known of a node whatever the configuration, in float32 or float64, or integers and
-            booleans for an encoder that embeds them itself.
+        node_features: features that do not depend on the configuration: float32 or float64, or integers and booleans
+            for an encoder that embeds them itself.
         edges: row 0 holds producers, row 1 consumers.
         opcodes: kind of each node, small integers >= 0; zeros if not given.
         config_nodes: the configurable nodes, each at most once.
         config_features: for each configuration, the features it gives each configurable node (int8 or float32).
-        targets: what is to be predicted, one number per configuration (a runtime is the mean of its repeats, in
-            nanoseconds: float64 holds every integer up to 2**53 ns, 104 days, exactly). NaN where unknown.
-        counts: how many measurements stand behind each target.
+        targets: one number per configuration (a runtime is the mean of its repeats, in nanoseconds); NaN where unknown.
+        counts: number of measurements behind each target.
         spreads: standard deviation of those measurements, in the unit of the targets (0 for a single one).
         name: unique within a dataset; made from the content if not given.
         node_data, edge_data: further arrays of numbers by name, one row for each node or edge, such as
             `edge_data={"edge_attr": ...}`; an encoder with an argument of that name gets those of its nodes and edges.
 
     Raises:
-        ValueError: something that should be a NumPy array is none, such as a tensor, or does not fit the others; the
-            message says which, what it got and what it wanted.
+        ValueError: an argument is no NumPy array, or does not fit the others; the message says which.
 
     Examples:
         >>> chain = Graph(np.zeros((3, 2), np.float32), np.array([[0, 1], [1, 2]]), targets=np.array([5.0, 7.0]))
@@ -230,12 +228,10 @@ def content(array: np.ndarray) -> memoryview | bytes:
 
 
 def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Return an uninitialised array: in memory if `directory` is None, else memory-mapped from the new file `name` in
-    it, whose pages the system can write back.
+    """Return an uninitialised array: in memory if `directory` is None, else memory-mapped from its new file `name`.
 
     Raises:
-        OSError: the disk is full. All blocks are allocated here, since a later write to a full disk would kill the
-            process.
+        OSError: the disk is full; a later write to a full disk would kill the process.
     """
     if directory is None:
         return np.empty(shape, dtype)

@@ -1,5 +1,4 @@
-"""Graph after graph into the files of a store: worker processes partition several at once; segments are written in
-order, and a preparation goes on after a kill."""
+"""Preparation of a store: processes partition several graphs at once, and their segments are written in order."""
 
 from __future__ import annotations
 
@@ -34,16 +33,14 @@ Parts = Int64[np.ndarray, " nodes"]
 
 
 class Preparation:
-    """Takes the graphs of a dataset in order and writes their segments. A context manager.
+    """Context manager that takes the graphs of a dataset in order and writes their segments.
 
     As many graphs are held as are being partitioned; of one with more than `block_nodes` nodes only its own arrays.
 
     Args:
-        directory: an empty one, or what a killed preparation left: graphs that stand there already, in the same order,
-            are only compared with what is given.
+        directory: an empty one, or one of a killed preparation: its graphs are only compared with those given.
         settings: `max_nodes`, `method`, `halo`, `seed` and `block_nodes` of `gst.segment`.
         cache: directory of partitions made earlier.
-        workers: processes that partition.
         progress: called with the name of each graph once it is written.
     """
 
@@ -124,14 +121,10 @@ class Preparation:
 
 
 class Partitioning:
-    """Answers jobs with `method` and `seed`. Use it as a context manager; its processes live until it is left.
+    """Context manager that answers jobs with `method` and `seed`, in at most `workers` processes; 1 answers here.
 
     METIS draws from one generator per process and numba holds locks, so processes, not threads; and neither forked
     from a process that runs torch nor started through `multiprocessing`, which would run an unguarded script again.
-
-    Args:
-        workers: processes at most; 1 answers here.
-        cache: directory of earlier answers.
     """
 
     def __init__(self, method: str, seed: int, workers: int, cache: Path) -> None:

@@ -32,21 +32,18 @@ class SegmentedGraph:
     the rows `row_ptr[j]:row_ptr[j+1]`, of which the first `owned_counts[j]` are its own nodes and the others context.
 
     Args:
-        name: as in `Graph`.
         num_nodes: nodes of the whole graph.
         edge_cut: share of its edges whose ends belong to different segments.
         owned_counts: nodes that belong to each segment; their sum is `num_nodes`.
-        row_ptr, edge_ptr, config_ptr: where each segment starts in the arrays below.
+        row_ptr, edge_ptr, config_ptr: the start of each segment in the arrays below.
         node_ids: the node of the graph behind each row.
-        node_features, opcodes: as in `Graph`, by row.
         edges: edges inside each segment, producers and consumers as row numbers within it, sorted by consumer.
         config_rows: configurable nodes as row numbers within their segment.
-        config_columns: which column of `config_features` belongs to each of them; ascending and without gaps over the
-            own nodes of a segment.
-        config_features: as in `Graph`, columns in the order of the segments that own them and, within one, of rows.
-            Of a store, layouts are packed: indexing unpacks what it takes, and nothing else (`gst.util.arrays`).
-        targets, counts, spreads: as in `Graph`.
-        node_data, edge_data: as in `Graph`, by row and by edge of the arrays above.
+        config_columns: the column of `config_features` of each of them; ascending and without gaps over the own nodes
+            of a segment.
+        config_features: columns in the order of the segments that own them and, within one, of rows. Layouts of a
+            store are packed: indexing unpacks what it takes, and nothing else (`gst.util.arrays`).
+        node_data, edge_data: by row and by edge of the arrays above.
     """
 
     name: str
@@ -70,8 +67,7 @@ class SegmentedGraph:
     edge_data: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def to(self, device: object, non_blocking: bool = False) -> SegmentedGraph:
-        """Itself: a graph stays on the host, and a step copies the segments it needs. For whoever moves whole batches,
-        as Lightning does."""
+        """Return the graph itself: it stays on the host, whoever moves whole batches, as Lightning does."""
         return self
 
     @cached_property
@@ -86,9 +82,9 @@ class SegmentedGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that differ when an encoder would see another graph, another cut of it, or other
-        configurations. The name, node ids and targets do not matter. Of a graph in memory, the first call reads all
-        of it."""
+        """32 hexadecimal digits that differ when an encoder would see another graph, cut or configurations.
+
+        The first call reads all of a graph in memory."""
         digest = sha256()
         for name, array in self._arrays():
             if name not in _SEEN_BY_ENCODERS and name in ARRAYS:
@@ -112,8 +108,7 @@ class SegmentedGraph:
         return float(self.owned_counts.max() * self.num_segments / self.num_nodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `pickle`: of a memory-mapped array goes its place in the file, so that workers of a DataLoader map it.
-        The fingerprint goes along: who unpickles does not read the graph for it, nor for what is kept by it."""
+        """Return the state for `pickle`: the fingerprint, and for a memory-mapped array its place in the file."""
         _ = self.fingerprint
         return _each(self.__dict__, lambda value: Mapped.of(value) or value)
 
@@ -158,9 +153,9 @@ def segment(
     Args:
         max_nodes: the largest number of nodes that a segment may own.
         method: one of `partitioners.METHODS`.
-        halo: neighbours up to this many hops away stand beside each segment as context, so that cut edges still
-            carry messages. 0 drops cut edges (Cao et al. 2023); the depth of the encoder makes training with all
-            segments fresh equal to training on the whole graph.
+        halo: neighbours up to this many hops away accompany each segment as context, so that cut edges still carry
+            messages. 0 drops cut edges (Cao et al. 2023); the depth of the encoder makes training with all segments
+            fresh equal to training on the whole graph.
         seed: of the partitioner.
         parts: the segment of each node (0 .. J-1, none empty), instead of running a partitioner.
         block_nodes: a larger graph is first cut into ranges of at most so many node ids, each partitioned by itself.
@@ -219,13 +214,9 @@ class Cutting:
     """One graph on its way to segments: ask a partitioner for each of `jobs`, give every answer to `assign`, in order,
     then take the `pieces`.
 
-    A graph of more than `block_nodes` nodes is first cut into equal ranges of node ids of at most so many, each of
-    which is partitioned by itself: ids are trusted to be local, as those of a traced program are.
-
-    Args:
-        max_nodes, halo: as in `gst.segment`.
-        scratch: an empty directory for arrays as long as the graph; they are in memory if None.
-        chunk: nodes or edges handled at once; it bounds memory and changes nothing else.
+    A graph of more than `block_nodes` nodes is first cut into equal ranges of node ids, each partitioned by itself: ids
+    are trusted to be local, as those of a traced program are. Arrays as long as the graph go to the empty directory
+    `scratch`, or to memory; `chunk` nodes or edges are handled at once.
     """
 
     def __init__(
@@ -269,8 +260,7 @@ class Cutting:
         self._counts.append(np.bincount(parts))
 
     def pieces(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(field of `SegmentedGraph`, some of it): laid end to end, the pieces of a field are the field, edges as
-        (edges, 2)."""
+        """Yield (field of `SegmentedGraph`, a piece of it), edges as (edges, 2); pieces end to end are the field."""
         counts = np.concatenate(self._counts)
         lengths: list[dict[str, np.ndarray]] = []
         inside = 0
@@ -296,9 +286,8 @@ class Cutting:
         return (self.graph.edges[:, part] for part in chunks(self.graph.num_edges, self.chunk))
 
     def _order_columns(self) -> None:
-        """Put configurable nodes in the order of the segments that own them, so that those of a segment stand together:
-        `_columns` is the place of each node, -1 if it is not configurable, `_order` the graph's column at each place.
-        """
+        """Put configurable nodes in the order of the segments that own them: `_columns` is the place of each node, -1
+        if it is not configurable, `_order` the graph's column at each place."""
         columns, order, config_nodes = self._columns, self._order, self.graph.config_nodes
         columns[:] = -1
         for part in chunks(len(order), self.chunk):
@@ -340,9 +329,7 @@ class Cutting:
         return arrays, lengths, int(uncut.sum())
 
     def _edges_inside(self, rows: np.ndarray, segment_of_row: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """An edge stands in every segment that holds both of its ends: look for the producers of each row among the
-        rows of its segment. Returns producers and consumers as positions in `rows`, sorted by consumer, and the number
-        of each edge in the graph (none of them if it has no data of edges)."""
+        """Return producers and consumers as positions in `rows`, sorted by consumer, and the numbers of these edges."""
         consumers = np.repeat(np.arange(len(rows)), self._incoming.degrees(rows))
         first_keys = segment_of_row * self.graph.num_nodes
         producers = _find(first_keys + rows, first_keys[consumers] + self._incoming.of(rows))
@@ -406,8 +393,7 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The other ends of the edges of each node v, `others[starts[v]:starts[v + 1]]`, in the order of the edges.
-    On request also the numbers of these edges."""
+    """The other ends `others[starts[v]:starts[v + 1]]` of the edges of each node v, and numbers of these edges."""
 
     starts: Int64[np.ndarray, " nodes_plus_one"]
     others: Int64[np.ndarray, " edges"]
@@ -438,14 +424,7 @@ def neighbours(
     edges: Int64[np.ndarray, "2 edges"], side: int, num_nodes: int, block_nodes: int, scratch: Path | None = None,
     chunk: int = CHUNK, with_ids: bool = False,
 ) -> Neighbours:  # fmt: skip
-    """Sort the edges by their ends in row `side`.
-
-    A distribution sort: first the edges go to the range of `block_nodes` nodes they belong to, one such range after
-    the other, then each range is sorted in memory.
-
-    Args:
-        scratch: directory of the arrays returned, and of those needed on the way; in memory if None.
-    """
+    """Sort edges by their ends in row `side`: first into ranges of `block_nodes` nodes, then each range in memory."""
     num_edges = edges.shape[1]
     sizes = np.zeros(-(-num_nodes // block_nodes), np.int64)
     wide = np.int64(block_nodes)  # which ends of 8 or 16 bits cannot be divided by

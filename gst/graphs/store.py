@@ -1,8 +1,7 @@
 """The segment store: a directory of memory-mapped arrays holding every segmented graph of a dataset.
 
-Reading a segment touches the bytes of that segment only. A store is written beside its place and moved there whole,
-under a name made from its content, so it is either complete or absent and a second preparation does nothing. A killed
-preparation leaves `.partial-...`, and the next one of the same graphs goes on there.
+A store is written under another name and moved to its place whole, named by its content, so it is either complete or
+absent. A killed preparation leaves `.partial-...`, and the next one of the same graphs goes on there.
 """
 
 from __future__ import annotations
@@ -54,16 +53,14 @@ def prepare(
 ) -> Path:
     """Cut `graphs` into segments and write them as a store under `root`; returns its directory.
 
-    Graphs are read one after the other and never all held, but for an iterator, which is held whole: give a
-    `gst.data.GraphSource`, or an object with `__iter__`, for graphs that are larger than memory. One with more than
-    `block_nodes` nodes is cut and written in pieces, so that memory does not grow with it if its own arrays are
-    memory-mapped.
+    Graphs are read one after the other and never all held; an iterator is held whole: give a `gst.data.GraphSource`,
+    or an object with `__iter__`, for graphs that are larger than memory. A graph with more than `block_nodes` nodes is
+    cut and written in pieces, so that memory does not grow with it if its own arrays are memory-mapped.
 
     Args:
-        graphs: read as far as they agree with a store that is there already, and from the beginning if there is none of
-            them all. If they have a method `fingerprint() -> str`, of which a change tells that a graph may have
-            changed ("" where that is unknown), they are read once, and not at all if they are known.
-        max_nodes, method, halo, seed, block_nodes: how graphs are cut, see `gst.segment`.
+        graphs: read until they differ from all stores that are there. If they have a method `fingerprint() -> str`,
+            which changes with any graph ("" if unknown), graphs of a known store are not read.
+        max_nodes, method, halo, seed, block_nodes: see `gst.segment`.
         progress: called with the name of each graph once it is written.
         workers: processes that partition, one per core if not given. They do not change the result.
 
@@ -166,8 +163,7 @@ def _removed_if_full(cache: Path) -> Iterator[Path]:
 
 @contextmanager
 def _workplace(root: Path, key: str) -> Iterator[Path]:
-    """A directory to write in, the one that a killed preparation left if there is one. It is gone afterwards, unless
-    this one is killed too. Where another process is at work already, it is a directory of its own."""
+    """Yield a directory to write in, that of a killed preparation if there is one, and remove it afterwards."""
     root.mkdir(parents=True, exist_ok=True)
     shared, path = root / f".partial-{key}", root / f".lock-{key}"
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # a file: network file systems lock no directories
@@ -244,12 +240,10 @@ def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
 
 
 def verify(directory: Path) -> None:
-    """Read everything once, compare checksums, and see that every index leads to something. For a store that came from
-    somebody else: `open_store` does not read what is as long as the graph.
+    """Read everything once, compare checksums, and check every index: for a store of unknown origin.
 
     Raises:
-        ValueError: what `open_store` refuses, a byte changed, or an index leads nowhere; the message names the file,
-            the graph and the array.
+        ValueError: `open_store` refuses it, a byte changed, or an index points nowhere; the message names the array.
     """
     with _damage_named(directory):
         meta = _read_meta(directory)
@@ -275,11 +269,7 @@ def _compare_checksums(directory: Path, meta: dict[str, Any]) -> None:
 
 
 def check_layout(graph: SegmentedGraph) -> None:
-    """Compare types and lengths, and the starts of segments, without reading what is as long as the graph.
-
-    Raises:
-        ValueError: an array is not as the others ask; the message names it.
-    """
+    """Raise ValueError for an array of wrong type or shape, without reading what is as long as the graph."""
     for name, dtype in DTYPES.items():
         _require(getattr(graph, name).dtype == dtype, f"{name} is {getattr(graph, name).dtype}, want {dtype.__name__}")
     features = graph.config_features
@@ -318,11 +308,7 @@ def check_layout(graph: SegmentedGraph) -> None:
 
 
 def check_indices(graph: SegmentedGraph) -> None:
-    """Read all of it, segment by segment: every index leads to something.
-
-    Raises:
-        ValueError: one does not; the message names the array.
-    """
+    """Read all of the graph, segment by segment; raise ValueError for an index that points nowhere."""
     _require(_within(graph.node_ids, graph.num_nodes), "node_ids names a node that is not there")
     _require(_within(graph.opcodes, np.iinfo(np.int32).max), "opcodes holds negative numbers")
     columns = graph.config_features.shape[1]

@@ -14,7 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Bool
 
 from gst.machine.topology import Domain, core_groups, numbers_of, ranges, shared_domains
 from gst.util.compiled import cache_directory
@@ -160,6 +162,19 @@ def core_numbers(devices: Sequence[Device]) -> list[list[int]]:
     number = {core: index for index, core in enumerate(sorted({core for each in devices for core in each.cores}))}
     own = count(len(number))
     return [[number[core] for core in device.cores] or [next(own)] for device in devices]
+
+
+def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
+    """Return the incidence of devices and cores; a device without named cores has its own column."""
+    cores: dict[tuple[str, int], int] = {}
+    taken = [
+        [cores.setdefault(key, len(cores)) for key in [("core", core) for core in device.cores] or [("own", position)]]
+        for position, device in enumerate(devices)
+    ]
+    use = np.zeros((len(devices), len(cores)), bool)
+    for position, columns in enumerate(taken):
+        use[position, columns] = True
+    return use
 
 
 def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:

@@ -1,5 +1,4 @@
-"""Inputs and outputs of encoders: segments joined into one disconnected graph, with their configurations
-(`SegmentBatch`) or one copy for each configuration (`ExpandedBatch`), and the states of their nodes."""
+"""Inputs and outputs of encoders: joined segments with their configurations, and the states of their nodes."""
 
 from __future__ import annotations
 
@@ -19,23 +18,19 @@ from gst.graphs.segments import SegmentedGraph
 
 @dataclass(frozen=True, eq=False)
 class SegmentBatch:
-    """Input of an encoder: segments side by side as one disconnected graph. No edge joins two segments.
+    """Input of an encoder: segments as one disconnected graph. No edge joins two segments.
 
     Args:
-        node_features: what is known of a node whatever the configuration, in the dtype of the graphs; floats in that of
-            the model.
-        opcodes: kind of each node.
-        edge_index: row 0 holds producers, row 1 consumers (the order PyG's `source_to_target` expects), sorted by
-            consumer.
-        segment_of_node: which of the `segments` each node stands in.
+        node_features: features that do not depend on the configuration; floats have the dtype of the model.
+        edge_index: producers, then consumers (PyG's `source_to_target`), sorted by consumer.
+        segment_of_node: segment of each node.
         owned: False for context nodes (`halo` of `gst.segment`), which send messages and are not pooled.
         node_counts: owned nodes of each segment.
-        config_nodes: the configurable nodes of the batch.
-        config_features: what each configuration gives each of them. Segments of different graphs hold the
-            configurations of their own graph in the same column.
+        config_features: features that each configuration gives each of `config_nodes`. Segments of different graphs
+            hold the configurations of their own graph in the same column.
         node_data, edge_data: further tensors by name, one row for each node or edge (`Graph.node_data`).
-        plans: what encoders worked out from the batch alone, to be used again.
-        host: the batch in memory of the host, if this one is on an accelerator: what plans are made from.
+        plans: results that encoders derive from the batch alone.
+        host: the batch in memory of the host, if this one is on an accelerator; plans are made from it.
     """
 
     node_features: Shaped[Tensor, "nodes features"]
@@ -118,17 +113,13 @@ class SegmentBatch:
         return ExpandedBatch(self)
 
     def padded_to(self, nodes: int, edges: int, configurable: int, segments: int | None = None) -> SegmentBatch:
-        """The same batch with further segments of nodes that no one owns: one node in each, and the rest in the last.
-        Further edges join these nodes to themselves, equally many to each; further configurable nodes are the last
-        node, with features of zero.
+        """Return the batch with further segments of unowned nodes: one node in each, and the rest in the last.
 
-        Args:
-            nodes: of the result; it has at least one more for each further segment.
-            edges, configurable: edges and configurable nodes of the result.
-            segments: of the result, more than now. One more than now if None.
+        Further edges join these nodes to themselves, equally many to each; further configurable nodes are the last
+        node, with features of zero. Without `segments` there is one segment more than now.
 
         Raises:
-            ValueError: the batch is larger than that.
+            ValueError: the batch is larger, or a further segment gets no node.
 
         Examples:
             >>> features, edges, one = torch.ones(2, 3), torch.tensor([[0], [1]]), torch.zeros(2, dtype=torch.int64)
@@ -172,12 +163,10 @@ class SegmentBatch:
 
 
 class ExpandedBatch:
-    """One copy of a batch for each configuration, side by side as one graph, under the names of PyG's `Data`: what an
-    encoder gets that knows no configurations. Besides the attributes below it has one for each name in `node_data` and
-    `edge_data` (`edge_attr`, say).
+    """One copy of a batch for each configuration, side by side as one graph, under the names of PyG's `Data`.
 
-    Args:
-        segments: the batch; what it has one of for each configuration comes first in all rows.
+    Encoders that know no configurations get it. Besides the attributes below it has one for each name in `node_data`
+    and `edge_data` (`edge_attr`, say).
     """
 
     def __init__(self, segments: SegmentBatch) -> None:
@@ -245,8 +234,7 @@ class NodeStates:
     """Embeddings of the nodes of a batch under every configuration, without the repetitions.
 
     Args:
-        rows: the embeddings.
-        row_of: which of the rows is that of each node under each configuration. No row belongs to two nodes.
+        row_of: row of each node under each configuration. No row belongs to two nodes.
     """
 
     rows: Float[Tensor, "rows channels"]
@@ -262,15 +250,14 @@ def assemble(
     picks: Sequence[tuple[int, int]],
     configs: Int64[Tensor, "graphs configs"],
 ) -> SegmentBatch:
-    """Put segments side by side.
+    """Join segments into one batch.
 
     Args:
         picks: (position in `graphs`, segment of that graph) of each segment of the batch.
         configs: configurations of each graph; -1 (padding) repeats the graph's first one.
 
     Raises:
-        ValueError: two of the graphs have configurations of different numbers of features, or other features of nodes
-            or data of nodes and edges.
+        ValueError: graphs have different features of nodes or configurations, or different data.
     """
     _check_alike([graphs[g] for g in sorted({g for g, _ in picks})])
     widths = {graph.config_features.shape[2]: graph.name for graph in graphs if graph.config_features.shape[1]}

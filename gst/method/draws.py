@@ -1,13 +1,8 @@
 """Draws of one training step, made before any segment is read: fresh segments, dropout, and the weights of both.
 
-A step that encodes a few segments of a graph estimates the sum over all of them without bias by the difference
-estimator (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, chapters 3 and 6)
-
-    sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j,
-
-with h_j the embedding of segment j now, g_j its row in the table and q_j the probability with which j is drawn. With
-independent draws its variance is the sum over j of (1 - q_j) / q_j |h_j - g_j|^2, least where q_j is proportional to
-|h_j - g_j|. `inclusion_probabilities` turns guesses of that distance into q, and `sample_by_probability` draws.
+With h_j the embedding of segment j now, g_j its row and q_j its probability to be fresh, the difference estimator
+sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j has no bias (Saerndal et al., Model Assisted Survey Sampling, 1992,
+chapters 3 and 6) and the variance sum_j (1 - q_j) / q_j |h_j - g_j|^2, least for q_j proportional to |h_j - g_j|.
 """
 
 from __future__ import annotations
@@ -33,10 +28,8 @@ class Catalogue:
     """Segments of `graphs`, those of one graph after those of another.
 
     Args:
-        graph: position of each segment's graph in `graphs`.
-        number: number of each segment within its graph.
-        rows: nodes of each segment, context included.
-        node_counts: nodes that each segment owns.
+        graph, number: position of each segment's graph in `graphs`, and number of the segment within it.
+        rows, node_counts: nodes of each segment with context, and without.
         configurable: True for segments with a configurable node. The others are the same under every configuration.
     """
 
@@ -49,11 +42,7 @@ class Catalogue:
 
     @staticmethod
     def of(graphs: Sequence[SegmentedGraph]) -> Catalogue:
-        """List the segments of `graphs`.
-
-        Raises:
-            ValueError: one of `graphs` is no `SegmentedGraph`.
-        """
+        """List the segments of `graphs`; ValueError if one of them is no `SegmentedGraph`."""
         for position, graph in enumerate(graphs):
             if not isinstance(graph, SegmentedGraph):
                 given = type(graph).__name__
@@ -102,13 +91,9 @@ def table_keys(
 ) -> Int64[Tensor, "segments configs"]:
     """Return the keys of all (segment, configuration) pairs in an embedding table; -1 for padding.
 
-    A segment without configurable nodes has one key for all configurations. Keys belong to the content of a graph and
-    its cut, whatever its name.
-
-    Args:
-        ranges: of the table; the keys of a graph are allocated with its first step.
-        slot: number of the encoder that writes the rows.
-        by_class: let configurations that give a segment the same features share its key (`gst.graphs.config_classes`).
+    A segment without configurable nodes has one key for all configurations, and with `by_class` configurations that
+    give a segment the same features share one. Keys belong to the content of a graph and its cut, whatever its name.
+    `ranges` of the table allocate them; `slot` is the number of the encoder.
 
     Raises:
         ValueError: two graphs have one fingerprint.
@@ -147,11 +132,8 @@ def choose_kept(
 ) -> Bool[Tensor, " segments"]:
     """Mark each segment True with `keep_probability`: Stale Embedding Dropout (Cao et al. 2023, section 3.3).
 
-    Args:
-        fresh: the segments whose rows are not used in any case.
-        fixed_number: keep the same number of stale segments in every step (one of the nearest two where p times their
-            number is no integer) instead of drawing each independently, as the paper does. The probability of each is
-            the same, and the sum of the kept ones varies less.
+    The paper draws each independently. `fixed_number` keeps the same number of segments that are not `fresh` in every
+    step (one of the nearest two where p times their number is no integer): their sum varies less.
     """
     if not fixed_number:
         return torch.rand(len(fresh), generator=generator) < keep_probability
@@ -165,23 +147,14 @@ def choose_kept(
 def inclusion_probabilities(
     scores: Float[Tensor, " keys"], num_chosen: int, uniform_share: float = 0.1
 ) -> Float[Tensor, " keys"]:
-    """Return probabilities, proportional to `scores`, of choosing each of N keys such that `num_chosen` are chosen.
+    """Return probabilities of choosing each of N keys: q = u n / N + (1 - u) min(1, c scores).
 
-        q = u n / N + (1 - u) min(1, c scores),   c such that sum q = n = num_chosen
-
-    The uniform share u bounds the weights 1 / q by N / (u n), however wrong the scores are (a defensive mixture:
-    Hesterberg, Technometrics 37, 1995).
-
-    Args:
-        scores: at least 0, finite; if too few are above 0, the others share the rest equally.
-        num_chosen: at least 1; all are chosen where there are not more.
-        uniform_share: u, from 0 to 1. With 0 a score of 0 may have probability 0.
-
-    Returns:
-        In (0, 1], float64, on the host; their sum is min(num_chosen, N).
+    Their sum is min(n, N) with n = `num_chosen`. The uniform share u bounds the weights 1 / q by N / (u n), however
+    wrong the scores are (a defensive mixture: Hesterberg, Technometrics 37, 1995). If too few scores are above 0, the
+    others share the rest equally. The result is float64, on the host.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: n is below 1, u is outside 0..1, or a score is negative or not finite.
 
     Examples:
         >>> inclusion_probabilities(torch.tensor([3.0, 1.0, 0.0]), num_chosen=1, uniform_share=0.0).tolist()
@@ -223,9 +196,7 @@ def sample_by_probability(probabilities: Float[Tensor, " keys"], generator: torc
 
 
 def _capped(scores: np.ndarray, num_chosen: int) -> np.ndarray:
-    """Return min(1, c scores) with sum `num_chosen`, fewer than there are scores.
-
-    The largest scores are certain until the rest, scaled to the remaining sum, are all at most 1."""
+    """Return min(1, c scores) with sum `num_chosen`: the largest are certain until the scaled rest is at most 1."""
     if not scores.any():
         return np.full(len(scores), num_chosen / len(scores))
     descending = np.argsort(-scores, kind="stable")
@@ -240,9 +211,7 @@ def _capped(scores: np.ndarray, num_chosen: int) -> np.ndarray:
 
 
 def _lengths(probabilities: Float[Tensor, " keys"]) -> Int64[Tensor, " keys"]:
-    """Return probabilities in units of 1 / `_UNIT`, none above one whole, with a whole sum.
-
-    They are integers, so that no rounding can lose a key. Earlier rounding errors go to the key that can take most."""
+    """Return probabilities in units of 1 / `_UNIT`, integers with a whole sum, so that rounding can lose no key."""
     if not len(probabilities):
         return torch.empty(0, dtype=torch.int64)
     lowest, highest, total = (float(each) for each in (*probabilities.aminmax(), probabilities.sum()))
@@ -276,10 +245,8 @@ def generator_for(*numbers: int) -> torch.Generator:
 class DrawnAges:
     """The last two steps in which each key of an embedding table belonged to a fresh segment.
 
-    The age by draws differs from that of the row only where the table did not take the row (not finite, skipped by
-    `GradScaler`, evicted). It depends on draws alone, so that a step can be drawn and read while the one before it is
-    computed. Of the two steps the earlier one counts where the later one lies ahead: a training that is resumed just
-    before a step that was drawn already draws the same segments.
+    This age depends on draws alone, so that a step can be drawn while the one before it is computed. Of the two steps
+    the earlier one counts where the later one lies ahead: a resumed training draws the same segments again.
 
     Examples:
         >>> ages = DrawnAges()
@@ -355,12 +322,7 @@ def checked_estimate(
 
 
 class SegmentWeights(NamedTuple):
-    """Weights of the J segments of a graph in the estimate of its pooled embedding.
-
-    Args:
-        fresh: weight of the embedding computed in this step; 0 for segments that are not fresh.
-        stale: weight of the row in the table; 0 where there is none.
-    """
+    """Weights of fresh embeddings and of rows in the pooled embedding of a graph; 0 where there is none."""
 
     fresh: Float[Tensor, "segments configs"]
     stale: Float[Tensor, "segments configs"]
@@ -375,18 +337,10 @@ def dropout_weights(
 ) -> SegmentWeights:
     """Return the weights of Stale Embedding Dropout (Cao et al. 2023, section 3.3, equation 1) for J segments, S fresh.
 
-    A known stale segment is kept with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q is
-    the probability with which it was chosen (S / J where all are equally likely). An unknown segment (one without a row
-    under this configuration) counts only while it is fresh, and then weighs 1 / q. So the expected weight of every
-    segment is 1. The estimate has no bias if rows are what the encoder would compute now, and with p = 0 whatever the
-    rows are.
-
-    Args:
-        fresh: the segments encoded with gradient in this step.
-        inclusion: q of each segment, > 0.
-        is_known: True where a row, or an embedding without gradient, represents the segment while it is stale.
-        kept: the segments that dropout keeps if they are stale: `choose_kept`.
-        keep_probability: p, in [0, 1].
+    A known stale segment is `kept` with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q
+    is its `inclusion` (S / J for uniform draws). An unknown segment, one without a row, counts only while it is fresh,
+    and weighs 1 / q. So the expected weight of every segment is 1. The estimate has no bias if rows are what the
+    encoder would compute now, and with p = 0 whatever the rows are.
 
     Examples:
         >>> fresh, kept = torch.tensor([True, False, False]), torch.tensor([False, True, False])
@@ -403,12 +357,7 @@ def dropout_weights(
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """The graphs of one step over all processes, in the order of a single process: graph i belongs to process
-    i % world_size. An idle rank recomputes graph 0 with zero loss weight.
-
-    Args:
-        graphs, configs, targets: as in `gst.data.loader.Step`.
-    """
+    """The graphs of one step over all processes, graph i in process i % world_size; an idle one recomputes graph 0."""
 
     rank: int
     world_size: int
@@ -436,8 +385,7 @@ class Draw:
         inclusion: the probability with which each segment could be one of them.
         kept: the segments that dropout keeps if they are stale.
         number: number of the step; with the seed it decides all draws of the step.
-        peers: the processes that share the step; None for one process alone.
-        whole: the draw for all of them.
+        peers, whole: the processes that share the step, and the draw for all of them; None for one process.
         keys: `table_keys`, where draws go by age and the step is of one process.
     """
 
@@ -472,13 +420,9 @@ def draw_segments(
     estimate: Estimate = "dropout",
     rank: int = 0,
 ) -> Draw:
-    """Draw the fresh segments of each graph, and those that dropout keeps.
-
-    The draw is the same for the same `number`, `seed` and `rank`.
+    """Draw `num_fresh` segments of each graph, and those that dropout keeps; the same for equal arguments.
 
     Args:
-        num_fresh: S, of each graph; all of a graph that has fewer.
-        keep_probability: p of Stale Embedding Dropout.
         scores: segments are drawn with probability proportional to them (`inclusion_probabilities`). Without scores
             draws are uniform (Cao et al. 2023).
         estimate: `fixed_dropout` keeps the same number of segments in every step.
@@ -506,9 +450,7 @@ def scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
 def uniform_gradient(
     draw: Draw, is_known: Bool[Tensor, "segments configs"], num_fresh: int, keep_probability: float
 ) -> Float64[Tensor, "segments configs"]:
-    """Return factors of gradients after which their expectation under dropout is that of uniform draws.
-
-    They are (p S / J + 1 - p) / q over p + (1 - p) / q for known segments; unknown ones weigh 1 / q already."""
+    """Return factors of gradients after which their expectation under dropout is that of uniform draws."""
     p = keep_probability
     counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs], dtype=torch.float64)
     uniform = (num_fresh / counts[draw.catalogue.graph]).clamp(max=1)
@@ -517,11 +459,7 @@ def uniform_gradient(
 
 
 def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
-    """Return `configs`, or all configurations of each graph, padded with -1.
-
-    Raises:
-        ValueError: there is not one row for each graph, or a configuration does not exist.
-    """
+    """Return `configs`, or all configurations of each graph, padded with -1; ValueError if they do not fit."""
     if configs is None:
         every = torch.arange(max(graph.num_configs for graph in graphs)).repeat(len(graphs), 1)
         return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)

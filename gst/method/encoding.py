@@ -1,5 +1,4 @@
-"""From a batch of segments to embeddings: how an encoder is called, readouts that decompose over segments (nodes ->
-segment -> graph gives what nodes -> graph would give), and warnings of what would go wrong silently on segments."""
+"""From a batch of segments to embeddings: calls of encoders, readouts that decompose over segments, and warnings."""
 
 from __future__ import annotations
 
@@ -23,11 +22,9 @@ from gst.method.draws import Catalogue
 from gst.util.compiled import compiled
 
 Source = str | Callable[[ExpandedBatch], Any]
-"""What an argument of an encoder is: a field of the batch by name, or whatever a function makes of the batch."""
 
 Inputs = Literal["batch", "data"] | Mapping[str, Source]
-"""`batch`: a `SegmentBatch`, with configurations; `data`: an `ExpandedBatch`, which has the attributes of PyG's `Data`;
-or the source of each argument by its name."""
+"""A whole `SegmentBatch`, a whole `ExpandedBatch`, or a field or function of the batch for each argument by name."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,7 @@ class Call:
         return tuple(_take(name, copies) for name in self.positional), named
 
     def rows(self, returned: Any, batch: SegmentBatch) -> Any:
-        """Reshape the result of the encoder to (nodes or segments, configurations, channels), where it has one row for
-        each node or segment of every copy."""
+        """Reshape rows of all copies to (nodes or segments, configurations, channels)."""
         returned = returned[0] if isinstance(returned, tuple | list) else returned
         if self.whole == "batch":
             return returned
@@ -86,10 +82,9 @@ class Call:
 def call_of(encoder: Callable[..., Any], inputs: Inputs | None = None) -> Call:
     """Return the convention by which to call `encoder`: that of `inputs`, or else of its signature.
 
-    An encoder that requires one argument takes an `ExpandedBatch` if the argument is called `data`, and a
-    `SegmentBatch` otherwise. One that requires more takes `x` and `edge_index` first, unless the names say otherwise,
-    and what follows by name: `batch`, `opcodes`, `edge_attr`, ... Arguments with a default are given if they have the
-    name of a field.
+    An encoder that requires one argument takes an `ExpandedBatch` if the argument is called `data`, else a
+    `SegmentBatch`. One that requires more takes `x` and `edge_index` first, unless the names say otherwise, and others
+    by name: `batch`, `opcodes`, `edge_attr`, ... So do arguments with a default that have the name of a field.
 
     Raises:
         ValueError: `inputs` is neither a mapping nor a name, or holds arguments that the encoder does not take.
@@ -167,8 +162,7 @@ def _by_type(returned: Mapping[str, Tensor], copies: ExpandedBatch, named: Mappi
 def embed_segments(
     encoder: Callable[..., Any], batch: SegmentBatch, call: Call, pooling: Pooling
 ) -> Float[Tensor, "segments configs channels"]:
-    """Encode `batch` and pool what comes back: `NodeStates`, or rows of nodes or segments, with configurations or
-    without.
+    """Encode `batch` and pool the result: `NodeStates`, or rows of nodes or segments, with or without configurations.
 
     Raises:
         ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there.
@@ -186,12 +180,10 @@ def encode_segments(
     max_rows: int,
     like: Tensor,
 ) -> Float[Tensor, "chosen configs channels"]:
-    """Encode `segments` without gradient. Configuration-independent segments are encoded once and broadcast; a single
-    segment too large for `max_rows` meets its configurations a few at a time.
+    """Encode `segments` without gradient, on the device and in the dtype of `like`.
 
-    Args:
-        like: a tensor on the device and in the dtype of the model.
-    """
+    Segments that do not depend on the configuration are encoded once; a single segment too large for `max_rows` meets
+    its configurations a few at a time."""
     varied = catalogue.configurable[segments] | (configs.shape[1] == 1)
     pieces = []
     for chosen, width in ((segments[varied], configs.shape[1]), (segments[~varied], 1)):
@@ -207,12 +199,7 @@ def encode_segments(
 
 @torch.compiler.disable(recursive=False)
 def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
-    """Return the prediction of `head`, outside of autocast: bf16 would blur differences between configurations of one
-    graph. Pooled embeddings are of float32 at least; a head in half precision, as after `.half()`, gets its own dtype.
-
-    Raises:
-        ValueError: the head takes embeddings of another width.
-    """
+    """Return the prediction of `head`, outside of autocast: bf16 would blur differences between configurations."""
     if isinstance(head, nn.Module):
         dtype = parameter_of(head, embedded).dtype
         if embedded.dtype == torch.promote_types(dtype, torch.float32):
@@ -263,11 +250,7 @@ def rank() -> int:
 
 
 def check_reducer() -> None:
-    """Refuse a step inside a DistributedDataParallel that waits for gradients of a frozen encoder.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise ValueError in a step inside a DistributedDataParallel that waits for gradients of a frozen encoder."""
     wrapper = nn.parallel.DistributedDataParallel._get_active_ddp_module()
     if wrapper is None or wrapper.find_unused_parameters:
         return
@@ -318,11 +301,10 @@ _ORDERING = ("SortAggregation", "MedianAggregation", "QuantileAggregation", "LST
 
 
 def pooling_name(pooling: object) -> Pooling:
-    """The readout that `pooling` is: itself if it is a name, else that of PyG's `SumAggregation()`, `global_add_pool`
-    and the like.
+    """Return the readout that a name, or PyG's `SumAggregation()`, `global_add_pool` and the like, stands for.
 
     Raises:
-        ValueError: it does not decompose over segments, or nobody knows whether it does.
+        ValueError: it is not known to decompose over segments.
     """
     if isinstance(pooling, str):
         check_pooling(pooling)
@@ -346,8 +328,7 @@ def _why(name: str) -> str:
 
 
 def complaints(encoder: object, inputs: Inputs | None = None) -> list[str]:
-    """A sentence for each way in which segments of one batch would influence each other inside `encoder`. None for a
-    callable that is no module: nobody can look into it."""
+    """Return a sentence for each reason why segments of one batch would influence each other inside `encoder`."""
     if not isinstance(encoder, nn.Module):
         return []
     found = []
@@ -374,8 +355,7 @@ def warn_about(encoder: object, inputs: Inputs | None = None, stacklevel: int = 
 
 
 def _needs_segments(layer: nn.Module) -> bool:
-    """True if statistics or attention of `layer` mix all nodes unless it gets `batch`: PyG's GraphNorm,
-    InstanceNorm, LayerNorm unless its mode is "node", ... and GPSConv."""
+    """True if `layer` mixes all nodes unless it gets `batch`: PyG's GraphNorm, LayerNorm over graphs, GPSConv, ..."""
     named_so = type(layer).__name__.endswith(("Norm", "GPSConv"))
     return named_so and "batch" in inspect.signature(layer.forward).parameters and getattr(layer, "mode", "") != "node"
 
@@ -404,12 +384,10 @@ def check_pooling(pooling: str) -> None:
 
 
 def pool_nodes(states: NodeStates, batch: SegmentBatch, pooling: Pooling) -> Float[Tensor, "segments configs channels"]:
-    """Pool the owned nodes of each segment, of which there is at least one; in float32 if the states are shorter. Equal
-    maxima share the gradient."""
-    if states.rows.device.type == "cpu":
-        kernel = SegmentMaxima if pooling == "max" else SegmentSums
+    """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
+    if states.rows.device.type == "cpu" and pooling != "max":
         row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
+        pooled = SegmentSums.apply(states.rows, row_of, segment, batch.num_segments)
     else:
         pooled = _pool_owned_with_torch(states, batch, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
@@ -430,7 +408,7 @@ def _pool_with_torch(
     num_segments: int,
     pooling: Pooling,
 ) -> Float[Tensor, "segments configs channels"]:
-    """The same as `SegmentSums` and `SegmentMaxima`, on any device."""
+    """Return sums, as `SegmentSums`, or maxima, on any device; -inf is the maximum of no nodes."""
     dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
     dense = dense.view(*row_of.shape, rows.shape[1])
     if pooling == "max":
@@ -445,12 +423,10 @@ def _largest(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int) -> Te
 
 
 class GraphPool:
-    """Combines segments into graphs, some segments at a time. `mean` weighs each segment by its share of all nodes of
-    the graph, whether or not the other segments are here; `max` takes the segments with weight > 0 as they are.
+    """Combines segments into graphs, some segments at a time.
 
-    Args:
-        graph_node_counts: nodes of each graph.
-        total: what other segments gave, as `total` of another pool says.
+    `mean` weighs each segment by its share of all nodes of the graph, whether or not the other segments are here;
+    `max` takes the segments with weight > 0 as they are. `total` is the sum or maximum of segments added elsewhere.
     """
 
     def __init__(
@@ -485,8 +461,7 @@ class GraphPool:
 
 
 class SegmentSums(torch.autograd.Function):
-    """`(rows, row_of, segment, num_segments)` -> `(segments, configs, channels)`, in float32 at least: node i says
-    `rows[row_of[i, c]]` of configuration c to `segment[i]`."""
+    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)`, in float32 at least."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
@@ -504,28 +479,6 @@ class SegmentSums(torch.autograd.Function):
         rows_gradient = gradient.new_zeros(ctx.shape)
         _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
         return rows_gradient.to(ctx.dtype), None, None, None
-
-
-class SegmentMaxima(torch.autograd.Function):
-    """The same of maxima, -inf without nodes. Equal maxima share the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-        wide = _wide(rows)
-        out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
-        _max_forward(*_arrays(wide, row_of, segment, out))
-        ctx.save_for_backward(rows, row_of, segment, out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, row_of, segment, out = ctx.saved_tensors
-        wide, holders = _wide(rows), torch.zeros_like(out)
-        _count_largest(*_arrays(wide, row_of, segment, out, holders))
-        rows_gradient = torch.zeros_like(wide)
-        _max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
-        return rows_gradient.to(rows.dtype), None, None, None
 
 
 def _wide(rows: Tensor) -> Tensor:
@@ -587,82 +540,3 @@ def _sum_backward(gradient, row_of, segment, rows_gradient):
             total, given = rows_gradient[row_of[node, config]], gradient[segment[node], config]
             for channel in range(rows_gradient.shape[1]):
                 total[channel] += given[channel]
-
-
-@compiled
-@no_type_check
-def _max_forward(rows, row_of, segment, out):
-    """A value that is no number stays, as in PyTorch."""
-    once = np.full((out.shape[0], out.shape[2]), -np.inf, out.dtype)
-    for node in range(len(row_of)):
-        if not _varies(row_of[node]):
-            most, row = once[segment[node]], rows[row_of[node, 0]]
-            for channel in range(out.shape[2]):
-                value = row[channel]
-                most[channel] = value if value > most[channel] or value != value else most[channel]
-            continue
-        for config in range(row_of.shape[1]):
-            most, row = out[segment[node], config], rows[row_of[node, config]]
-            for channel in range(out.shape[2]):
-                value = row[channel]
-                most[channel] = value if value > most[channel] or value != value else most[channel]
-    for place in range(out.shape[0]):
-        for config in range(out.shape[1]):
-            most = out[place, config]
-            for channel in range(out.shape[2]):
-                value = once[place, channel]
-                most[channel] = value if value > most[channel] or value != value else most[channel]
-
-
-@compiled
-@no_type_check
-def _least_over_configs(out):
-    """A node that says one thing of all configurations can be the largest for one only if it is the least of these."""
-    least = out[:, 0].copy()
-    for place in range(out.shape[0]):
-        for config in range(1, out.shape[1]):
-            for channel in range(out.shape[2]):
-                least[place, channel] = min(least[place, channel], out[place, config, channel])
-    return least
-
-
-@compiled
-@no_type_check
-def _count_largest(rows, row_of, segment, out, holders):
-    least = _least_over_configs(out)
-    for node in range(len(row_of)):
-        place = segment[node]
-        if not _varies(row_of[node]):
-            row = rows[row_of[node, 0]]
-            for channel in range(out.shape[2]):
-                if row[channel] == least[place, channel]:
-                    for config in range(row_of.shape[1]):
-                        if out[place, config, channel] == row[channel]:
-                            holders[place, config, channel] += 1
-            continue
-        for config in range(row_of.shape[1]):
-            row, most = rows[row_of[node, config]], out[place, config]
-            count = holders[place, config]
-            for channel in range(out.shape[2]):
-                count[channel] += row[channel] == most[channel]
-
-
-@compiled
-@no_type_check
-def _max_backward(rows, row_of, segment, out, shares, rows_gradient):
-    least = _least_over_configs(out)
-    for node in range(len(row_of)):
-        place = segment[node]
-        if not _varies(row_of[node]):
-            row, total = rows[row_of[node, 0]], rows_gradient[row_of[node, 0]]
-            for channel in range(out.shape[2]):
-                if row[channel] == least[place, channel]:
-                    for config in range(row_of.shape[1]):
-                        if out[place, config, channel] == row[channel]:
-                            total[channel] += shares[place, config, channel]
-            continue
-        for config in range(row_of.shape[1]):
-            row, most = rows[row_of[node, config]], out[place, config]
-            share, total = shares[place, config], rows_gradient[row_of[node, config]]
-            for channel in range(out.shape[2]):
-                total[channel] += share[channel] if row[channel] == most[channel] else 0.0

@@ -1,8 +1,4 @@
-"""Graph Segment Training (Cao et al., NeurIPS 2023): learn from whole graphs, backpropagate through parts of them.
-
-A training step draws segments, encodes the fresh ones, pulls rows of the others from a table, weighs both, pools them
-into graphs, predicts, and pushes the fresh rows.
-"""
+"""Graph Segment Training (Cao et al., NeurIPS 2023): learn from whole graphs, backpropagate through parts of them."""
 
 from __future__ import annotations
 
@@ -60,11 +56,11 @@ STATE_VERSION = 3  # of checkpoints: rows of 1 belong to names of graphs, of 2 t
 
 class GraphSegmentTraining(nn.Module):
     """Graph Segment Training of an encoder and a head. In training mode `forward` estimates the prediction from a
-    few fresh segments per graph; in evaluation mode it is `exact`. The variants differ in the other segments:
+    few fresh segments per graph; in evaluation mode it is `exact`. Variants differ in the other segments:
 
     | variant | arguments |
     |---|---|
-    | GST-One | `estimate="fresh", num_fresh=1`: left out; one segment speaks for its graph |
+    | GST-One | `estimate="fresh", num_fresh=1`: left out |
     | GST     | the defaults: encoded too, without gradient |
     | GST+E   | `table=EmbeddingTable(...), estimate="dropout"`: their last embedding, however old |
     | +D      | `keep_probability` < 1: a random share of them is dropped, the fresh ones weigh more |
@@ -72,38 +68,33 @@ class GraphSegmentTraining(nn.Module):
     | +F      | call `freeze_encoder()`: from then on only the head learns, on embeddings of the frozen encoder |
 
     Args:
-        encoder: takes a `SegmentBatch`, or `(x, edge_index)` and more like any PyG model, or PyG's `data` (recognised
-            by the names of its required arguments, `gst.method.encoding.call_of`; the latter two see one copy of the
-            batch per configuration, `SegmentBatch.expanded`). Returns `NodeStates`, embeddings of the nodes
-            `(nodes, [configs,] channels)` or of the segments `(segments, [configs,] channels)`; of a tuple the first.
+        encoder: takes a `SegmentBatch`, or `(x, edge_index)` and more like any PyG model, or PyG's `data`
+            (`gst.method.encoding.call_of`; the latter two see one copy of the batch per configuration). Returns
+            `NodeStates`, embeddings of the nodes `(nodes, [configs,] channels)` or of the segments
+            `(segments, [configs,] channels)`; of a tuple the first.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction. A head with an attribute `references`
-            (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first, and
-            predicts nothing for them.
+            (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first.
         pooling: `sum`, `mean` (over nodes) or `max`.
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
         table: keeps embeddings of segments between steps; a `ShardedTable` where several processes train.
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed, a single
             segment under a single configuration being the least. It bounds the memory of `exact`.
-        seed: seed of the draws of segments; with the number of the step it decides them.
-        refresh: draw of the fresh segments. `uniform` draws them all alike (the paper). `age` draws S segments with
-            probabilities in proportion to their nodes times the steps since they were last fresh
-            (`gst.method.draws.DrawnAges`; needs a table). Values are weighed by the exact probabilities (Horvitz and
-            Thompson 1952), and gradients such that they are on average those of `uniform`.
+        seed: with the number of the step it decides the draws of segments.
+        refresh: draw of the fresh segments: `uniform` (the paper), or `age`, with probabilities proportional to their
+            nodes times the steps since they were last fresh (needs a table). Values are weighed by the exact
+            probabilities (Horvitz and Thompson 1952), and gradients such that they are on average those of `uniform`.
         estimate: estimate of a graph from fresh segments and rows. `dropout` is the paper's: each row is kept or not
-            independently of the others (at `keep_probability` 1 all are: +E); `fixed_dropout` keeps the same number of
-            rows in every step. `difference` uses all rows and corrects their sum by the errors of the fresh segments'
-            rows; `regression` does the same with rows that a learned linear map brings up to date. Both are without
-            bias however old the rows are, and their error is smaller. `composite` applies only that part of the
-            correction of `regression` which segments of a graph have in common; it has the smallest error, and a bias
-            where the map is wrong (`gst.method.regression`). `fresh` leaves the other segments out. The gradient of the
-            encoder always comes from the fresh segments alone; for the three with all rows its expectation is the
-            gradient of the sum over all segments. `auto` is `difference` with a table, unless `keep_probability` < 1
-            or pooling by maximum ask for `dropout`.
-        inputs: source of the encoder's arguments, where its signature does not name them: `batch` for the
-            `SegmentBatch`, `data` for an object with the attributes of PyG's `Data`, or a mapping from the name of each
-            argument to a field (`x`, `edge_index`, `batch`, `opcodes`, a name in `node_data` or `edge_data`) or to a
-            function of the `ExpandedBatch`.
+            independently (at `keep_probability` 1 all are: +E); `fixed_dropout` keeps the same number in every step.
+            `difference` uses all rows and corrects their sum by the errors of the fresh segments' rows; `regression`
+            does so with rows that a learned linear map brings up to date. Both have no bias however old the rows are.
+            `composite` applies only the part of that correction which segments of a graph have in common; it has the
+            smallest error, and a bias where the map is wrong (`gst.method.regression`). `fresh` leaves the other
+            segments out. The gradient of the encoder always comes from the fresh segments alone. `auto` is
+            `difference` with a table, unless `keep_probability` < 1 or pooling by maximum ask for `dropout`.
+        inputs: source of the encoder's arguments, where its signature does not name them: `batch`, `data`, or a
+            mapping from each argument to a field (`x`, `edge_index`, `batch`, `opcodes`, a name in `node_data` or
+            `edge_data`) or to a function of the `ExpandedBatch`.
 
     Raises:
         ValueError: an argument is out of range, or two of them exclude each other.
@@ -148,13 +139,9 @@ class GraphSegmentTraining(nn.Module):
         configs: Int64[Tensor, "graphs configs"] | None = None,
         prefetched: PrefetchedStep | None = None,
     ) -> Tensor:
-        """Predict for `configs` of each graph: -1 is padding, and its prediction is meaningless; None = all
-        configurations of each graph, padded to the same number. In training mode this is one step of the method and
-        writes the table; in evaluation mode `exact`.
-
-        Args:
-            prefetched: a loaded step, `load(draw(graphs, configs))`, instead of graphs and configs.
-        """
+        """Predict for `configs` of each graph: -1 is padding with a meaningless prediction; None stands for all. In
+        training mode this is one step of the method and writes the table; in evaluation mode `exact`. A step that is
+        read already, `load(draw(graphs, configs))`, may be given as `prefetched` instead."""
         if prefetched is None:
             assert graphs is not None, "give graphs, or the result of load()"
             if not self.training:
@@ -191,8 +178,7 @@ class GraphSegmentTraining(nn.Module):
         ahead: int = 0,
         peers: Peers | None = None,
     ) -> Draw:
-        """Draw the segments of the next step, or of the one `ahead` steps after it. Where `peers` share the step, all
-        of it is drawn, and this process's part returned."""
+        """Draw the segments of the next step, or of the one `ahead` steps after it; of a shared step this process's."""
         if peers is not None:
             graphs, configs = peers.graphs, peers.configs
         catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
@@ -210,8 +196,7 @@ class GraphSegmentTraining(nn.Module):
         return replace(draw, keys=keys) if peers is None else draw.part_of(peers)
 
     def load(self, draw: Draw) -> PrefetchedStep:
-        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead; on
-        its way to an accelerator the batch is pinned and copied on a stream of its own."""
+        """Read the fresh segments of a draw; a thread may do it ahead, since it touches nothing that a step changes."""
         rows = self.rows_of(draw)
         if self.encoder_frozen:
             return PrefetchedStep(draw, None, rows)
@@ -232,8 +217,7 @@ class GraphSegmentTraining(nn.Module):
 
     @torch.compiler.disable
     def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
-        """Predict from all segments, encoded now, in memory bounded by `max_rows`. Without gradient, encoder and head
-        in evaluation mode."""
+        """Predict from all segments, encoded now without gradient and in evaluation mode, within `max_rows`."""
         with torch.no_grad(), evaluating(self.encoder, self.head):
             return apply_head(self.head, self.embed(graphs, self._with_references(graphs, configs)))
 
@@ -248,14 +232,10 @@ class GraphSegmentTraining(nn.Module):
         self, graphs: Sequence[Graph], configs: Int64[Tensor, "graphs configs"] | None = None, cuts: int = 4,
         max_nodes: int = 1000, method: str = "metis", halo: int = 0, seed: int = 0,
     ) -> Tensor:  # fmt: skip
-        """Return the mean of `exact` over several cuts of each graph, by the partitioner's seeds `seed`, `seed` + 1,
-        ...: an edge that one cut drops is inside a segment of others, so that a prediction depends less on the cut.
+        """Return the mean of `exact` over `cuts` cuts of each graph, by the partitioner's seeds `seed`, `seed` + 1, ...
 
-        Args:
-            graphs: not cut.
-            cuts: number of cuts, each as costly as `exact` and `gst.segment`.
-            max_nodes, method, halo: as in `gst.segment`, and best those of training. A method without a random part
-                (`contiguous`) cuts alike each time.
+        An edge that one cut drops is inside a segment of others, so that a prediction depends less on the cut. Graphs
+        are not cut yet; `max_nodes`, `method` and `halo` (`gst.segment`) are best those of training.
 
         Examples:
             >>> import numpy as np
@@ -276,8 +256,7 @@ class GraphSegmentTraining(nn.Module):
     def embed(
         self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
-        """Return the pooled embeddings of `configs`, from all segments, encoded now. `exact` puts those of reference
-        configurations before them if the head wants any. Without gradient, encoder in evaluation mode."""
+        """Return the pooled embeddings of `configs`, from all segments, encoded now without gradient."""
         catalogue, checked = Catalogue.of(graphs), checked_configs(graphs, configs)
         pool, everything = self._pool(catalogue), torch.arange(len(catalogue))
         with evaluating(self.encoder):
@@ -292,8 +271,7 @@ class GraphSegmentTraining(nn.Module):
             return int(self._encode(catalogue, one, torch.zeros(1, 1, dtype=torch.int64)).shape[-1])
 
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
-        """Allocate table keys for all segments of `graphs` now rather than at first use, so that processes that share
-        a table have the same keys."""
+        """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         if self._keys is not None:
             for graph in graphs:
                 self._keys.of(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
@@ -302,15 +280,13 @@ class GraphSegmentTraining(nn.Module):
         """Stop training the encoder (finetuning, +F) and forget its rows, which come from older weights.
 
         From now on, with a table, every segment is encoded once, when it is first needed, and its row is exact; if the
-        weights of the encoder change all the same (`load_state_dict`), all rows are computed anew. An optimizer may go
-        on: without gradients it leaves the encoder alone, whatever momentum it has. A `DistributedDataParallel` around
-        the model has to be made anew."""
+        weights of the encoder change all the same, all rows are computed anew. A `DistributedDataParallel` around the
+        model has to be made anew."""
         self._freeze()
         self._forget_rows()
 
     def keep_frozen_rows(self) -> None:
-        """Take the rows of a frozen encoder for exact at the next step, although its parameters were moved or wrapped
-        since they were written."""
+        """Take the rows of a frozen encoder for exact at the next step, although its parameters were wrapped since."""
         if self.encoder_frozen:
             self._frozen_version = ()
 

@@ -1,8 +1,7 @@
 """Exchange of rows between processes that share a table: which of them move in a training step, and how.
 
 All draws of a step follow from the seed and the number of the step, so each process computes those of all others, and
-the rows they need, without communication. With the same global step (`graphs_per_step` times the number of processes)
-any number of processes draws the same graphs, configurations, segments and dropouts, and follows the same gradients.
+the rows they need, without communication.
 """
 
 from __future__ import annotations
@@ -24,15 +23,12 @@ from gst.method.rows import Known, ModelKeys, report
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Rows that move between processes and the sharded table in one step. Entries are the keys of all segments of the
-    step, in order; a segment whose embedding does not depend on the configuration has one entry.
+    """Rows that move between processes and the sharded table in one step.
 
     Args:
-        rank: rank of this process.
-        keys: key of each entry.
-        process: the process that the graph of each entry belongs to.
-        wanted: True for rows that are pulled.
-        fresh: True for rows that are pushed.
+        keys, process: key of each entry, and the process of its graph. A segment whose embedding does not depend on the
+            configuration has one entry.
+        wanted, fresh: True for rows that are pulled, and that are pushed.
         own: the entry of each segment and configuration of this process, counted among its entries; -1 at padding.
     """
 
@@ -52,12 +48,7 @@ class Traffic:
         wanted: Bool[Tensor, " segments"],
         fresh: Bool[Tensor, " segments"],
     ) -> Traffic:
-        """Collect the traffic of a step from the draws of all processes.
-
-        Args:
-            keys: -1 at padding.
-            graph: the position of each segment's graph in the step.
-        """
+        """Collect the traffic of a step from the draws of all processes; `keys` are -1 at padding."""
         counted = keys >= 0
         counted[:, 1:] &= configurable[:, None]
         process = (graph % peers.world_size)[:, None]
@@ -81,9 +72,7 @@ class SharedRows:
     """`gst.method.rows.StepRows` of a table over several processes.
 
     Args:
-        keys: keys of the model in a `ShardedTable`.
         draw: this process's part of a draw for all processes.
-        like: returns a tensor on the device and in the dtype of the model.
         all_rows: pull the rows of all segments, not only of those that dropout keeps.
 
     Raises:

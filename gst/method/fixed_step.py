@@ -1,7 +1,6 @@
-"""Training steps of fixed shapes: the arithmetic of each step reads tensors that keep their shapes and addresses.
+"""Training steps of fixed shapes: each runs the same operations on the same memory, and can be recorded once.
 
-Batches are padded to one size, so that each step runs the same operations on the same memory and can be recorded once
-(`gst.training.recorded_step`). The host draws segments and moves rows of the table before and after the arithmetic.
+The host draws segments and moves rows of the table before and after the arithmetic (`gst.training.recorded_step`).
 """
 
 from __future__ import annotations
@@ -39,18 +38,10 @@ class Plans(Protocol):
     """Makes what an encoder works out from a batch on the host (`SegmentBatch.plans`), in tensors of fixed shapes."""
 
     def of(self, batch: SegmentBatch, pinned: bool = False) -> Mapping[Any, Any]:
-        """The plans of a batch that is on the host and not padded.
-
-        Args:
-            pinned: put them in memory that an accelerator can fetch from while the host goes on.
-
-        Raises:
-            ValueError: they are larger than the sizes they are padded to.
-        """
+        """Return the plans of a batch that is on the host and not padded; ValueError if they do not fit the sizes."""
 
     def put(self, plans: Mapping[Any, Any], batch: SegmentBatch) -> None:
-        """Make them the plans of the padded `batch`. The first time they are moved to its device; later ones are copied
-        into the tensors of the first."""
+        """Make them the plans of the padded `batch`; later ones are copied into the tensors of the first."""
 
 
 class Sizes(NamedTuple):
@@ -81,13 +72,9 @@ class Sizes(NamedTuple):
     def of(
         graphs: Sequence[SegmentedGraph], num_graphs: int, num_fresh: int, num_configs: int, encoder: object = None
     ) -> Sizes:
-        """The size that fits every step of `num_graphs` of the graphs or fewer, with `num_fresh` fresh segments of each
-        and `num_configs` configurations or fewer.
-
-        Args:
-            encoder: an encoder that takes a `SegmentBatch`; it needs `Plans`, which its method
-                `fixed_plans(sizes, graphs, num_fresh)` makes. Encoders of `gst.nn` have this method. It reads the edges
-                of all segments.
+        """Return the size that fits every step of at most `num_graphs` of the graphs, with `num_fresh` fresh segments
+        of each and at most `num_configs` configurations. An `encoder` that takes a `SegmentBatch` makes its `Plans` by
+        its method `fixed_plans(sizes, graphs, num_fresh)`, which reads the edges of all segments.
 
         Raises:
             NoFixedShapes: the shapes of a layer of the encoder change from step to step.
@@ -110,11 +97,7 @@ def plan_maker(encoder: object) -> Callable[[Sizes, Sequence[SegmentedGraph], in
 def largest_sums(
     graphs: Sequence[SegmentedGraph], num_fresh: int, counts: Callable[[SegmentedGraph], np.ndarray]
 ) -> Int64[np.ndarray, " counts"]:
-    """Bounds of what the fresh segments of one graph have together.
-
-    Args:
-        counts: (segments, counts) of a graph: what is counted of each segment.
-    """
+    """Return bounds of what the fresh segments of one graph have together; `counts` gives (segments, counts)."""
     return np.max(
         [np.sort(counts(graph), axis=0)[-num_fresh:].sum(axis=0) for graph in graphs], axis=0
     ).astype(np.int64)  # fmt: skip
@@ -122,11 +105,7 @@ def largest_sums(
 
 @dataclass(frozen=True, eq=False)
 class PaddedStep:
-    """A draw and its fresh segments, read and padded, in memory of the host.
-
-    Args:
-        plans: of the encoder, see `Plans`.
-    """
+    """A draw and its fresh segments, read and padded, with the encoder's plans, in memory of the host."""
 
     draw: Draw
     batch: SegmentBatch
@@ -134,25 +113,21 @@ class PaddedStep:
 
 
 class FixedStep:
-    """Steps of one model, each in five parts: `draw` decides which segments are fresh, `load` reads and pads them,
-    `fill` copies them into the tensors that `compute` reads, `compute` is the arithmetic up to the gradients or the
-    step of the optimizer, and `finish` writes the rows of the table.
+    """Steps of one model in five parts: `draw` decides which segments are fresh, `load` reads and pads them, `fill`
+    copies them into the tensors that `compute` reads, `compute` is the arithmetic, and `finish` writes rows.
 
     Args:
-        model: in training mode, on its device, with its lazy layers made. Its encoder takes `x` and `edge_index`, PyG's
-            data, or a `SegmentBatch` of which it makes the plans that are in `sizes` and no others. A module of it
-            with a method `check_batch(batch)` sees each batch on the host, before it is padded, and may raise.
-        loss: predictions and targets, both `(graphs, configs)` -> a number. Targets of what is padding are NaN.
-        optimizer: of the model; one that counts its steps has to do so on the accelerator (`capturable=True`). None
-            ends the step with the gradients, in `.grad` of the parameters.
-        sizes: see `Sizes.of`.
+        model: in training mode, on its device, with its lazy layers made. A module of its encoder with a method
+            `check_batch(batch)` sees each batch on the host, before it is padded, and may raise.
+        loss: predictions and targets, both `(graphs, configs)` -> a number. Targets of padding are NaN.
+        optimizer: one that counts its steps on the accelerator (`capturable=True`). None leaves gradients in `.grad`.
 
     Attributes:
         value: the loss of the step computed last; it stays where it is.
 
     Raises:
         NoFixedShapes: shapes or operations of such a model change from step to step (`refusal`), or padding would
-            change what it computes. `fill` raises it, too, where that comes later, and `compute`.
+            change what it computes. `fill` and `compute` raise it, too.
     """
 
     def __init__(
@@ -173,11 +148,7 @@ class FixedStep:
         self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
-        """Draw the next step of the model, or the one `ahead` steps after it: `GraphSegmentTraining.draw`.
-
-        Raises:
-            ValueError: the step has more graphs or configurations than there is room for.
-        """
+        """Draw the next step, or the one `ahead` steps after it; ValueError if it does not fit into `sizes`."""
         if len(graphs) > self.sizes.graphs or configs.shape[1] > self.sizes.configs:
             raise ValueError(
                 f"a step of {len(graphs)} graphs and {configs.shape[1]} configurations does not fit into "
@@ -186,11 +157,7 @@ class FixedStep:
         return self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
 
     def load(self, draw: Draw) -> PaddedStep:
-        """Read the fresh segments of a draw. It touches nothing that a step changes, so a thread may do it ahead.
-
-        Raises:
-            ValueError: they are larger than `sizes`, or a module of the encoder cannot take them.
-        """
+        """Read and pad the fresh segments of a draw; a thread may do it ahead. ValueError if they do not fit."""
         batch = self.model.fresh_batch(draw)
         for module in self._checked:
             module.check_batch(batch)
@@ -200,11 +167,10 @@ class FixedStep:
         return PaddedStep(draw, padded.pinned() if is_ahead else padded, made)
 
     def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:
-        """Copy what a step reads into the tensors that `compute` reads: those of the first step.
+        """Copy what a step reads into the tensors of the first step, which `compute` reads.
 
         Raises:
-            NoFixedShapes: a tensor has another shape than at the first step; the encoder is frozen, or a module or a
-                parameter has got a hook.
+            NoFixedShapes: a shape changed, the encoder is frozen, or a module or parameter has a hook.
         """
         if reason := _refusal_of_state(self.model):
             raise NoFixedShapes(f"a step of fixed shapes {reason}")
@@ -289,11 +255,7 @@ class FixedStep:
         return weights.fresh, pool.total
 
     def _keep(self, batch: SegmentBatch, inputs: dict[str, Tensor]) -> None:
-        """Copy into the tensors of the first step.
-
-        Raises:
-            NoFixedShapes: they have other shapes.
-        """
+        """Copy into the tensors of the first step."""
         if self._batch is None:
             self._batch = batch
             self._inputs = {name: each.clone() for name, each in inputs.items()}  # targets are the caller's
@@ -309,7 +271,7 @@ class FixedStep:
 
 
 def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None = None) -> str | None:
-    """Why steps of a model cannot have fixed shapes; None if they can."""
+    """Return the reason why steps of a model cannot have fixed shapes; None if they can."""
     reason = _refusal_of_model(model, optimizer) or _refusal_of_state(model)
     return reason and f"a step of fixed shapes {reason}"
 

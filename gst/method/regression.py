@@ -1,29 +1,8 @@
 """Difference, regression and composite estimator of a sum over segments, from stale rows and a few fresh embeddings.
 
-With h_j the embedding of segment j now, x_j its row in the table, f(x) = x A + b a map that was fixed before the fresh
-segments were drawn, and q_j the probability with which j was drawn,
-
-    sum_j f(x_j) + sum_{j fresh} (h_j - f(x_j)) / q_j
-
-has the expectation sum_j h_j, whatever the rows and the map are: 1{j fresh} has expectation q_j (Saerndal, Swensson and
-Wretman, Model Assisted Survey Sampling, 1992, chapter 6). Its gradient has the expectation of that of sum_j h_j, since
-rows and map are constants and d h_j weighs 1{j fresh} / q_j. A linear head keeps both; any other sees the error of the
-sum to second order, E g(s + e) = g(s) + g''(s) E e^2 / 2. The error depends on the residuals h_j - f(x_j) alone. The
-difference estimator has f(x) = x; the regression estimator learns f, which removes the change of the encoder that is
-common to all rows since they were written.
-
-With 1 / q_j = J / S each fresh segment represents all stale ones, also where its residual is its own. If the residuals
-of a graph are u + e_j, with u of variance t common to its segments and e_j of variance v their own, the best linear
-prediction of those of the others is kappa times the mean of the fresh ones,
-
-    kappa = S rho / (1 + (S - 1) rho),    rho = t / (t + v),
-
-so that a fresh residual weighs 1 + kappa (1 / q_j - 1) (Battese, Harter and Fuller, An error-components model for
-prediction of county crop areas, JASA 83, 1988: a graph is their county). The composite estimator does this. rho is
-estimated from products of the residuals of two segments of one graph, E r_i r_k = t and E r_i^2 = t + v. kappa = 1 is
-the regression estimator, kappa = 0 replaces rows by fresh embeddings and corrects nothing else. With kappa < 1 the
-value has a bias: errors are smaller, but those of successive steps come from the same rows and do not cancel, so that
-learning may be worse where embeddings move fast. Its gradient is weighed by 1 / q_j all the same.
+sum_j f(x_j) + sum_{j fresh} (h_j - f(x_j)) / q_j has the expectation sum_j h_j for any rows x_j and any map f that was
+fixed before the draw (Saerndal et al., Model Assisted Survey Sampling, 1992, chapter 6). The difference estimator has
+f(x) = x, the regression estimator learns f, and the composite estimator replaces 1 / q_j by `composite_weights`.
 """
 
 from __future__ import annotations
@@ -49,9 +28,7 @@ TINY = 1e-30
 def moments(
     rows: Float[Tensor, "pairs channels"], embedded: Float[Tensor, "pairs channels"]
 ) -> Float64[Tensor, "left right"]:
-    """Return the sum of (1, x) times (1, x, h) over pairs of a row x and the embedding h that takes its place.
-
-    They are zeros where a value is not finite. Moments of several processes add up."""
+    """Return the sum of (1, x) times (1, x, h) over pairs of a row x and its new embedding h; 0 if not finite."""
     left = torch.cat([torch.ones_like(rows[:, :1]), rows.detach()], 1).double()
     sums = left.T @ torch.cat([left, embedded.detach().double()], 1)
     return torch.where(sums.isfinite().all(), sums, 0.0)
@@ -65,8 +42,7 @@ def residual_products(
 ) -> Float64[Tensor, " two"]:
     """Return mean products of the residuals of two segments of one graph, and of one segment with itself.
 
-    Both are summed over graphs and configurations with at least two known segments; zeros where a value is not finite.
-    Products of several processes add up.
+    Both are summed over graphs and configurations with at least two known segments; zeros if not finite.
 
     Examples:
         >>> known, graph = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
@@ -90,11 +66,10 @@ def composite_weights(
     is_known: Bool[Tensor, "segments configs"],
     common: float,
 ) -> Float64[Tensor, "segments configs"]:
-    """Return 1 + kappa (1 / q_j - 1) for fresh segments, 0 for others. A graph without any row has kappa = 1.
+    """Return 1 + kappa (1 / q_j - 1) for fresh segments, 0 for others; `weights` are 1 / q_j, `common` is rho.
 
-    Args:
-        weights: 1 / q_j for fresh segments, 0 for others.
-        common: rho.
+    kappa = S rho / (1 + (S - 1) rho) (Battese, Harter and Fuller, JASA 83, 1988), and 1 in a graph without any row. rho
+    is the share of the variance of residuals h_j - f(x_j) that segments of a graph have in common.
 
     Examples:
         >>> graph, fresh = torch.zeros(3, dtype=torch.int64), torch.tensor([True, False, False])
@@ -110,10 +85,7 @@ def composite_weights(
 
 
 class RowRegression:
-    """Ridge regression of embeddings on the rows they replace, from `moments` that forget older steps.
-
-    It is shrunk towards the best multiple of the rows. It also estimates rho, the share of the residuals that segments
-    of a graph have in common."""
+    """Ridge regression of embeddings on rows, from `moments` that forget older steps, and the estimate of rho."""
 
     def __init__(self) -> None:
         self._moments: Tensor | None = None
@@ -133,13 +105,7 @@ class RowRegression:
         self, draw: Draw, fresh_rows: Tensor, embedded: Tensor, is_known: Known, pooling: str,
         summed: Callable[[Tensor], Tensor], with_products: bool,
     ) -> None:  # fmt: skip
-        """Observe the pairs of a step.
-
-        Args:
-            fresh_rows: rows of the fresh segments per node, see `stale_sum`.
-            summed: adds up numbers over all processes of the step.
-            with_products: observe `residual_products` too.
-        """
+        """Observe the pairs of a step; `summed` adds up numbers over all processes."""
         catalogue, chosen, device = draw.catalogue, draw.fresh.nonzero().squeeze(1), embedded.device
         size, per_node = readout_shares(catalogue.node_counts, catalogue.graph_node_counts[catalogue.graph], pooling)
         now = embedded.detach() * per_node[chosen].to(embedded.detach(), non_blocking=True)[:, None, None]
@@ -215,10 +181,8 @@ class RowRegression:
 def readout_shares(
     node_counts: Int64[Tensor, " segments"], nodes_of_graph: Int64[Tensor, " segments"], pooling: str
 ) -> tuple[Float64[Tensor, " segments"], Float64[Tensor, " segments"]]:
-    """Return two factors of each segment in a readout by `sum` or `mean`.
-
-    The first weighs the mean embedding of its nodes in the readout of its graph; the second turns its own pooled
-    embedding into that mean.
+    """Return two factors of each segment in a readout by `sum` or `mean`: the weight of the mean embedding of its
+    nodes in the readout of its graph, and what turns its own pooled embedding into that mean.
 
     Examples:
         >>> [each.tolist() for each in readout_shares(torch.tensor([2, 6]), torch.tensor([8, 8]), "mean")]
@@ -233,15 +197,10 @@ def readout_shares(
 
 
 class StaleSum:
-    """Sum over all segments of a graph of (1 - 1{j fresh} / q_j) f(x_j), some segments at a time.
+    """Sum over all segments of a graph of `weights` f(x_j), some segments at a time.
 
     Where segment j has no row under a configuration, x_j is the mean of its rows under the others of the step; without
     any, the mean of the rows of its graph; and without these, the mean of the regression's rows.
-
-    Args:
-        graph: position of each segment's graph.
-        weights: (1 - 1{j fresh} / q_j) times the first of `readout_shares`.
-        num_graphs, num_configs, channels: of the result.
     """
 
     def __init__(self, graph: Tensor, weights: Tensor, num_graphs: int, num_configs: int, channels: int) -> None:
@@ -283,14 +242,10 @@ class StaleSum:
 def stale_sum(
     draw: Draw, value: Float64[Tensor, " segments"], rows: StepRows, is_known: Known, pooling: str, like: Tensor
 ) -> tuple[StaleSum, Float[Tensor, "fresh configs channels"]]:
-    """Add up the rows of all segments of a step.
-
-    Args:
-        value: weight of each fresh embedding, 0 for other segments.
-        like: a tensor of the device, dtype and channels of embeddings.
+    """Add up the rows of all segments of a step, with `value` the weight of each fresh embedding, 0 for others.
 
     Returns:
-        The sum, and the rows of the fresh segments, both per node.
+        The sum, and the rows of the fresh segments, both per node, like `like`.
     """
     catalogue, device = draw.catalogue, like.device
     size, per_node = readout_shares(catalogue.node_counts, catalogue.graph_node_counts[catalogue.graph], pooling)

@@ -55,12 +55,7 @@ class StepRows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PrefetchedStep:
-    """A draw and the fresh segments, read and on the device of the model (None once the encoder is frozen).
-
-    Args:
-        rows: access to the rows of the step; None without a table.
-        arrived: event after the copy to an accelerator, on a stream of its own.
-    """
+    """A draw and its fresh segments on the device of the model, where they are once `arrived`; None if frozen."""
 
     draw: Draw
     batch: SegmentBatch | None
@@ -69,14 +64,7 @@ class PrefetchedStep:
 
 
 class ModelKeys:
-    """The keys of one model in a table, which other models may share.
-
-    Args:
-        by_class: let configurations that give a segment the same features share its row.
-
-    Attributes:
-        slot: number of the model in the table; None before its first key.
-    """
+    """The keys of one model, whose number is `slot`, in a table that other models may share."""
 
     def __init__(self, table: EmbeddingTable | ShardedTable, by_class: bool) -> None:
         self.table, self.by_class = table, by_class
@@ -99,11 +87,7 @@ class ModelKeys:
             self.table.clear()
 
     def check_width(self, width: int) -> None:
-        """Compare the rows of the table with embeddings of `width` numbers.
-
-        Raises:
-            ValueError: their widths differ.
-        """
+        """Raise ValueError if embeddings of `width` numbers do not fit into the rows of the table."""
         if (rows := self.table.channels) != width:
             advice = f"EmbeddingTable({self.table.num_keys}, {width})"
             advice = f"ShardedTable({advice})" if isinstance(self.table, ShardedTable) else advice

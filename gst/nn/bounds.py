@@ -19,12 +19,7 @@ Direction = Literal["forward", "backward"]
 
 
 class PlanOptions(NamedTuple):
-    """Settings of an encoder that its plans depend on.
-
-    Args:
-        num_layers, directions, share, whole_segments: see `gst.nn.sharing.Sharing.of`.
-        one_config: it is the plan of layers that know no configurations.
-    """
+    """Settings of an encoder that its plans depend on (`Sharing.of`)."""
 
     num_layers: int
     directions: tuple[Direction, ...]
@@ -37,10 +32,9 @@ class Bounds(NamedTuple):
     """Sizes to which a plan is padded.
 
     Args:
-        nodes, configurable, segments: of the padded batch.
         given: pairs of a configurable node and a configuration.
-        rows: before the first layer and after each. That is at least one more than can be in use, so that no unused row
-            has more than `PADDING_A_ROW` of the entries that are padding, and at least one for each of `nodes`.
+        rows: before the first layer and after each: at least one for each of `nodes`, and so many more than can be in
+            use that no unused row has more than `PADDING_A_ROW` of the entries that are padding.
         entries: of the matrices of each layer, by part.
     """
 
@@ -53,8 +47,7 @@ class Bounds(NamedTuple):
 
     @staticmethod
     def of(options: PlanOptions, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> Bounds:
-        """Bounds of the plans of all steps that fit `sizes`: each step has `num_fresh` fresh segments of at most
-        `sizes.graphs` of the graphs."""
+        """Return bounds of the plans of all steps with `num_fresh` fresh segments of at most `sizes.graphs` graphs."""
         configs = 1 if options.one_config else sizes.configs
         most = sizes.graphs * largest_sums(graphs, num_fresh, partial(_of_segments, options=options, configs=configs))
         given = sizes.configurable * configs
@@ -69,8 +62,7 @@ class Bounds(NamedTuple):
 
 
 def _of_segments(graph: SegmentedGraph, options: PlanOptions, configs: int) -> Int64[np.ndarray, "segments counts"]:
-    """Rows of each segment before the first layer and after each, then the messages of each layer by part, if no two
-    configurations look alike to a configurable node."""
+    """Return rows of each segment before the first layer and after each, then messages of each layer by part."""
     return np.array([_of_segment(graph, segment, options, configs) for segment in range(graph.num_segments)])
 
 

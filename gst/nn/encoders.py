@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -13,10 +13,8 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_step import Sizes
 from gst.nn.bounds import Direction, PlanOptions
-from gst.nn.edges import check_heads, neighbour_attention, neighbour_max
-from gst.nn.fixed_plans import FixedPlans
-from gst.nn.sharing import Part, Sharing
-from gst.nn.sparse import by_rows, product
+from gst.nn.sharing import FixedPlans, Part, Sharing
+from gst.nn.sparse import by_rows, check_heads, neighbour_attention, neighbour_max, product
 
 
 class LazyLinear(nn.LazyLinear):
@@ -31,14 +29,12 @@ class LazyLinear(nn.LazyLinear):
 class InputProjection(nn.Module):
     """Opcode embedding + projected node features + projected configuration where a node has one, each computed once.
 
-    Feature widths are taken from the first batch (lazy layers, as in PyG).
-
     Args:
         channels: width of the hidden state.
         num_opcodes: opcodes are 0 .. num_opcodes - 1.
         config_symbols: if > 0, configuration features are symbols -1 .. config_symbols - 2 (layouts: -1 .. 5, so 7)
             and each (column, symbol) has an embedding; if 0 they are numbers.
-        log_config: scale configuration features that are numbers by `signed_log`; otherwise they enter as they are.
+        log_config: scale configuration features that are numbers by `signed_log`.
     """
 
     def __init__(self, channels: int, num_opcodes: int = 256, config_symbols: int = 0, log_config: bool = True) -> None:
@@ -62,11 +58,7 @@ class InputProjection(nn.Module):
         return by_rows(self.static, signed_log(features)) + self.opcode(batch.opcodes)
 
     def check_batch(self, batch: SegmentBatch) -> None:
-        """Refuse a batch of the host that has an opcode without embedding, which an accelerator does not notice.
-
-        Raises:
-            ValueError: an opcode is not below `num_opcodes`.
-        """
+        """Raise ValueError for a batch of the host with an opcode of `num_opcodes` or more."""
         largest = int(batch.opcodes.max())
         if largest >= self.num_opcodes:
             raise ValueError(
@@ -104,13 +96,7 @@ BOTH: tuple[Direction, ...] = ("forward", "backward")
 
 
 class Encoder(nn.Module):
-    """Inputs, then layers that take `(rows before, sharing, number of the layer)` to the rows after it.
-
-    Args:
-        inputs: makes the first rows.
-        layers: message passing layers.
-        directions, share, whole_segments: see `Sharing.of`.
-    """
+    """Inputs, then layers that take `(rows before, sharing, number of the layer)` to the rows after it."""
 
     def __init__(
         self,
@@ -140,11 +126,7 @@ class Encoder(nn.Module):
         return PlanOptions(len(self.layers), self.directions, self.share, self.whole_segments)
 
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
-        """Plans of fixed shapes for training steps of `num_fresh` segments of some of the graphs each.
-
-        Raises:
-            NoFixedShapes: the shapes of a layer change from step to step.
-        """
+        """Return plans for training steps of fixed shapes, or raise `NoFixedShapes`."""
         return FixedPlans.made_for(self.layers, [self._plan], sizes, graphs, num_fresh)
 
 
@@ -156,12 +138,7 @@ def planned(batch: SegmentBatch, options: PlanOptions) -> Sharing:
 
 
 class ResidualLayer(nn.Module):
-    """h + relu(norm(convolution of h)). LayerNorm looks at one row alone, so nothing leaks from one segment of a batch
-    to another.
-
-    Args:
-        convolution: takes `(rows before, sharing, number of the layer)` and returns what the rows after it hear.
-    """
+    """h + relu(norm(convolution of h)); LayerNorm looks at one row alone, so segments of a batch stay apart."""
 
     def __init__(self, channels: int, convolution: nn.Module) -> None:
         super().__init__()
@@ -178,13 +155,11 @@ class ResidualLayer(nn.Module):
 
 
 class NodeNorm(nn.Module):
-    """Every channel less its mean over the nodes of the segment, in standard deviations, scaled and shifted: instance
-    normalisation (Ulyanov et al. 2016, arXiv 1607.08022) with nodes for pixels, as in the network that won Kaggle's
-    "Predict AI Model Runtime" (its code: github.com/thanhhau097/google_fast_or_slow).
+    """Every channel less its mean over the nodes of the segment, in standard deviations, scaled and shifted.
 
-    No statistic crosses a segment or a class of configurations, so neither the other segments of a batch nor the other
-    configurations of a list matter. Each node hears of all nodes of its segment, as with attention: sharing takes
-    `whole_segments`.
+    This is instance normalisation (Ulyanov et al. 2016, arXiv 1607.08022) with nodes for pixels, as in the network that
+    won Kaggle's "Predict AI Model Runtime" (github.com/thanhhau097/google_fast_or_slow). No statistic crosses a
+    segment or a class of configurations. Each node hears all nodes of its segment: sharing takes `whole_segments`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -212,9 +187,8 @@ Over = Literal["channels", "nodes"]
 
 
 class ChannelAttention(nn.Module):
-    """h sigmoid(W2 relu(W1 h)): each row decides which of its channels go on. Squeeze and excitation (Hu et al. 2018,
-    eq. 3) of single rows, as in the SAGE blocks that won Kaggle's "Predict AI Model Runtime" (their code:
-    github.com/thanhhau097/google_fast_or_slow)."""
+    """h sigmoid(W2 relu(W1 h)): squeeze and excitation (Hu et al. 2018, eq. 3) of single rows, as in the network that
+    won Kaggle's "Predict AI Model Runtime"."""
 
     def __init__(self, channels: int, reduction: int = 8) -> None:
         super().__init__()
@@ -227,11 +201,8 @@ class ChannelAttention(nn.Module):
 
 class SAGELayer(nn.Module):
     """h + relu(norm(W h + sum of aggregation(W_d neighbours in direction d) + b)), after Hamilton et al. 2017: the mean
-    aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity. With channel attention the first
-    h is gated.
-
-    Rows are projected before they are aggregated, by one product for the node and all directions. LayerNorm looks at
-    one row alone, and `NodeNorm` at one segment, so nothing leaks from one segment of a batch to another.
+    aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity. Channel attention gates the first
+    h. Rows are projected before they are aggregated, by one product for the node and all directions.
     """
 
     reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
@@ -275,13 +246,12 @@ class SAGE(Encoder):
         channels: width of every layer and of the embeddings.
         num_layers: depth; a node hears of others up to so many edges away.
         num_opcodes, config_symbols, log_config: see `InputProjection`.
-        directions: which way messages run, `forward` from producers to consumers, `backward` or both.
+        directions: of messages, `forward` from producers to consumers, `backward` or both.
         share: compute equal states once. False computes every node under every configuration: the same result, slower.
-        aggregation: what a node takes from the neighbours of a direction, channel by channel.
+        aggregation: of the neighbours of a direction, channel by channel.
         normalise_over: the `channels` of each state, or for each channel the `nodes` of a segment (`NodeNorm`), context
-            nodes included. The latter makes segments part of the model, and every node then depends on all configurable
-            nodes of its segment, so that little is left to share.
-        channel_attention: gate what a node keeps of its own state, see `ChannelAttention`.
+            nodes included. Every node then depends on all configurable nodes of its segment: little is left to share.
+        channel_attention: gate the part of its own state that a node keeps, see `ChannelAttention`.
     """
 
     def __init__(
@@ -313,11 +283,7 @@ class GCN(Encoder):
     """Graph convolutional encoder (GCN): a sum over neighbours and the node itself, scaled by square roots of degrees.
 
     A message weighs by the degree of its sender, so a segment sees what the whole graph sees with a `halo` of one hop
-    more than there are layers.
-
-    Args:
-        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
-            are one relation, as in the undirected graphs of the paper.
+    more than there are layers. Arguments are those of `SAGE`; both directions are one relation, as in the paper.
     """
 
     def __init__(
@@ -344,20 +310,11 @@ class GINConvolution(nn.Module):
         own = product(sharing.matrix(number, ("own",)), rows)
         return self.mlp((1 + self.eps) * own + product(sharing.matrix(number, self.parts), rows))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Earlier checkpoints have an eps without an axis."""
-        if (name := f"{prefix}eps") in state_dict:
-            state_dict[name] = state_dict[name].view(1)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 class GIN(Encoder):
     """Graph isomorphism encoder (GIN): messages are summed, not averaged, so that repeated neighbours count.
 
-    Args:
-        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
-            are one relation, as in the undirected graphs of the paper.
-    """
+    Arguments are those of `SAGE`; both directions are one relation, as in the undirected graphs of the paper."""
 
     def __init__(
         self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
@@ -369,8 +326,8 @@ class GIN(Encoder):
 
 
 class GATConvolution(nn.Module):
-    """Heads side by side, each the sum over u of alpha(u, v) W h(u), v itself among them (Velickovic et al. 2018, eq. 1
-    to 5). The logit of an edge, a · [W h(v) || W h(u)], is a score of the receiver plus one of the sender."""
+    """Heads that each sum alpha(u, v) W h(u) over u, v itself among them (Velickovic et al. 2018, eq. 1 to 5). The
+    logit of an edge, a · [W h(v) || W h(u)], is a score of the receiver plus one of the sender."""
 
     reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
@@ -397,10 +354,7 @@ class GATConvolution(nn.Module):
 class GAT(Encoder):
     """Graph attention encoder (GAT): the weight of a message depends on its sender and its receiver.
 
-    Args:
-        channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`. Both directions
-            are one relation, as in the undirected graphs of the paper.
-        heads: attentions side by side, which share the channels.
+    Arguments are those of `SAGE`, and `heads` that share the channels; both directions are one relation.
 
     Raises:
         ValueError: the heads do not divide the channels.

@@ -12,14 +12,12 @@ from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_step import Sizes
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.encoders import BOTH, InputProjection, SAGELayer, planned
-from gst.nn.fixed_plans import FixedPlans
-from gst.nn.sharing import Sharing
+from gst.nn.sharing import FixedPlans, Sharing
 from gst.nn.sparse import by_rows, product
 
 
 class Fusion(nn.Module):
-    """h + W relu(norm(U h + c)): what the configuration c does to a configurable node in the state h. U h is computed
-    once for each node."""
+    """h + W relu(norm(U h + c)): the effect of the configuration c on a configurable node in the state h."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -41,18 +39,11 @@ class FusedSAGE(nn.Module):
     """SAGE layers on the graph without configurations, fusion at the configurable nodes, SAGE layers under every
     configuration: `SegmentBatch` -> `NodeStates`.
 
-    With `before=0` configurations enter early, as in `SAGE`; with `after=0` late: nodes know the configuration that was
-    given to themselves, and no other (the early and the late join of Phothilimthana et al. 2023, arXiv 2308.13490, and
-    what lies between). Layers before fusion have one row for each node, however many configurations there are; those
-    after it one row for each node and class of configurations within their own number of hops. A segment sees what the
-    whole graph sees with a `halo` of `before + after` hops.
-
-    Args:
-        channels: width of every layer and of the embeddings.
-        before, after: how many layers there are on either side of the fusion.
-        num_opcodes, config_symbols, log_config: see `InputProjection`.
-        directions: which way messages run, `forward` from producers to consumers, `backward` or both.
-        share: compute equal states after fusion once, see `SAGE`.
+    `before` and `after` count the layers on either side. With `before=0` configurations enter early, as in `SAGE`; with
+    `after=0` late: nodes know only their own configuration (the early and the late join of Phothilimthana et al. 2023,
+    arXiv 2308.13490). Layers before fusion have one row for each node, those after it one for each node and class of
+    configurations within their own number of hops. A segment sees what the whole graph sees with a `halo` of
+    `before + after` hops. The other arguments are those of `SAGE`.
     """
 
     def __init__(

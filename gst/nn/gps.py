@@ -11,10 +11,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.nn.bounds import Direction
-from gst.nn.edges import check_heads
 from gst.nn.encoders import BOTH, After, Before, Encoder, InputProjection, SAGELayer
 from gst.nn.sharing import Sharing
-from gst.nn.sparse import product
+from gst.nn.sparse import check_heads, product
 
 Attention = Literal["softmax", "linear"]
 Heads = Float[Tensor, "classes heads nodes width"]
@@ -23,10 +22,8 @@ Heads = Float[Tensor, "classes heads nodes width"]
 class SegmentAttention(nn.Module):
     """Every node hears all nodes of its segment, under each class of configurations by itself.
 
-    The nodes of a segment tell the same classes of configurations apart once they have heard each other (`Sharing.of`,
-    `whole_segments`), so the rows of a segment are a grid, nodes times classes. A segment that no configuration reaches
-    has one class.
-    """
+    All nodes of a segment then tell the same classes apart (`Sharing.of`, `whole_segments`), so that the rows of a
+    segment are a grid, nodes times classes."""
 
     def __init__(self, channels: int, heads: int, attention: Attention) -> None:
         super().__init__()
@@ -92,14 +89,12 @@ class GPS(Encoder):
     """Graph transformer encoder (GPS): messages as in `SAGE`, and attention among all nodes of a segment.
 
     A node hears the whole of its segment, context nodes (`halo`) too, and nothing outside: segments are part of the
-    model, not only of its training. After the first layer all nodes of a segment tell apart the configurations that any
-    of them does; segments without configurable nodes are computed once.
+    model, not only of its training.
 
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`.
         heads: attentions side by side, which share the channels.
-        attention: `softmax`, whose time grows with the square of the nodes of a segment, or `linear`, for segments of
-            thousands of nodes.
+        attention: `softmax`, whose time grows with the square of the nodes of a segment, or `linear`.
 
     Raises:
         ValueError: the heads do not divide the channels, or there is no such attention.

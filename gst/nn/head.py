@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.nn.edges import check_heads
+from gst.nn.sparse import check_heads
 
 
 class Head(nn.Module):
@@ -35,19 +35,15 @@ class CrossConfigHead(nn.Module):
     """Head with cross-configuration attention: each configuration attends to reference configurations of its graph
     (TGraph, Khizbullin et al. 2024, arXiv 2405.16623), by scaled dot products (Vaswani et al. 2017, eq. 1).
 
-    TGraph lets the configurations of a list hear each other, so that a score depends on which others happen to stand in
-    the list. Here they hear a few reference configurations instead, and these are the graph's own, whatever is asked of
-    it (`gst.graphs.config_classes`). They are encoded with the others in each step by the encoder as it then is,
-    which learns from them too; training and evaluation compute the same function, and no score depends on the length or
-    the order of a list.
+    The references are the graph's own (`gst.graphs.config_classes`), so that no score depends on the length or the
+    order of a list, as in TGraph. The encoder embeds them in each step and learns from them too.
 
     Args:
-        channels: width of the embedding.
-        references: how many configurations come first in the embedding, to be heard and not scored.
+        references: number of configurations that come first in the embedding, to be heard and not scored.
         heads: attentions side by side, which share the channels.
 
     Raises:
-        ValueError: the heads do not divide the channels, there are no references, or nothing but them was embedded.
+        ValueError: the heads do not divide the channels, or there are no references or nothing else.
     """
 
     def __init__(self, channels: int = 64, references: int = 16, heads: int = 4) -> None:

@@ -16,10 +16,9 @@ class Level(NamedTuple):
     """The rows after some layers. Those of node v are `first[v]:first[v + 1]`.
 
     Args:
-        first: where the rows of each node begin.
-        alike: for each node and configuration, which of the rows of the node stands for it, counted from 0.
+        alike: for each node and configuration, the row of the node that stands for it, counted from 0.
         config_of_row: one configuration that each row stands for.
-        padded_to: how many rows a tensor has that holds them, if that is fixed.
+        padded_to: rows of a tensor that holds them, if that is fixed.
     """
 
     first: Int64[np.ndarray, " nodes_plus_one"]
@@ -42,11 +41,7 @@ class Level(NamedTuple):
 
     @staticmethod
     def of(alike: Int32[np.ndarray, "nodes configs"], padded_to: int | None = None) -> Level:
-        """From labels that are 0, 1, ... in order of appearance among the configurations of each node.
-
-        Raises:
-            ValueError: there are too many rows for `padded_to`, of which one at least is unused.
-        """
+        """Return the rows of labels numbered in order of appearance at each node; ValueError if too many."""
         first = np.zeros(len(alike) + 1, np.int64)
         np.cumsum(alike.max(axis=1, initial=-1) + 1, out=first[1:])
         if padded_to is not None and first[-1] >= padded_to:
@@ -126,8 +121,7 @@ def _compare(alike, config_nodes, features):
 @compiled
 @no_type_check
 def refine(alike, before, adjacency):
-    """Tell configurations apart that a node's neighbours told apart before. Changes `alike`. Time is linear in edges
-    and configurations: pairs of labels are numbered by a hash table of open addressing."""
+    """Change `alike`: tell configurations apart that a node's neighbours told apart before, in linear time."""
     num_nodes, num_configs = alike.shape
     size = 2
     while size < 2 * num_configs:

@@ -1,26 +1,25 @@
 """Compute once what is the same: which configurations look alike to which node after each layer.
 
-What a node knows after l layers depends on the configuration of the nodes within l hops, and on nothing else. So two
-configurations that agree there give it the same state, and one row stands for both. A node further than l hops from
-every configurable node has one row for all configurations; a node that sees all of them differ has as many rows as
-there are configurations. Rows are found by refinement: two configurations look alike after a layer if they looked
-alike before it, to the node itself and to every node it hears. Nothing is estimated: the result is that of computing
-every node under every configuration.
+A node knows after l layers the configuration of the nodes within l hops, and nothing else. Two configurations that
+agree there have one row. Rows result from refinement: two configurations look alike after a layer if they looked alike
+before it to the node itself and to every node it hears. Nothing is estimated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, no_type_check
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
+from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.nn.bounds import Bounds, Direction
+from gst.method.fixed_step import NoFixedShapes, Sizes
+from gst.nn.bounds import Bounds, Direction, PlanOptions
 from gst.nn.levels import Adjacency, Level, all_apart, at_first, over_segments, refine
 from gst.nn.sparse import CsrMatrix, transposed
 from gst.util.compiled import compiled
@@ -35,15 +34,7 @@ over all directions in use, the own part included (Kipf and Welling 2017, equati
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
-    """The rows of a batch before the first layer and after each, and who hears whom among them.
-
-    Args:
-        levels: one more than there are layers.
-        directions: which way messages run.
-        segment_of_node, config_nodes: as in the batch.
-        device: where matrices are wanted.
-        bounds: sizes of all tensors, if these are fixed.
-    """
+    """The rows of a batch before the first layer and after each (`levels`), and the messages among them."""
 
     levels: tuple[Level, ...]
     directions: tuple[Direction, ...]
@@ -67,8 +58,8 @@ class Sharing:
         """Find the rows.
 
         Args:
-            share: False gives every node a row for every configuration: the same states, at full price.
-            whole_segments: in every layer a node hears all nodes of its segment besides (attention).
+            share: False gives every node a row for every configuration: the same states, slower.
+            whole_segments: in every layer a node hears all nodes of its segment too (attention).
             one_config: give every node one row, as if there were one configuration.
             bounds: pad the plan to these sizes. `batch` itself is not padded.
         """
@@ -105,7 +96,7 @@ class Sharing:
         return self._tensors[key]
 
     def pinned(self) -> Sharing:
-        """The same plan. Its tensors so far are in memory that an accelerator can fetch from while the host goes on."""
+        """Return the same plan; its tensors so far are in memory that an accelerator can fetch from."""
         pinned = {key: tuple(each.pin_memory() for each in made) for key, made in self._tensors.items()}
         return replace(self, _tensors=pinned)
 
@@ -115,8 +106,8 @@ class Sharing:
         return replace(self, device=device, _tensors=moved)
 
     def into(self, other: Sharing) -> Sharing:
-        """Overwrite the tensors of another plan with those of this one, and return this plan with them: recorded steps
-        read the same memory. Both have the same bounds. The other plan is of no use afterwards."""
+        """Overwrite the tensors of another plan of the same bounds with those of this one, and return this plan with
+        them: recorded steps read the same memory. The other plan is of no use afterwards."""
         for key, places in other._tensors.items():
             for place, made in zip(places, self.tensors(*key), strict=True):
                 assert place.shape == made.shape, f"{key} has another shape than before"
@@ -126,11 +117,9 @@ class Sharing:
     def matrix(self, layer: int, parts: tuple[Part, ...], weights: Weights = "sum", stacked: bool = False) -> CsrMatrix:
         """Return the messages that each row after `layer` (from 0) receives from the rows before it.
 
-        In a padded plan, further entries of weight 0 are in unused rows.
-
-        Args:
-            stacked: keep `parts` apart: column `len(parts) * row + i` holds part i of a row, so that one product takes
-                a `Linear(channels, len(parts) * channels)` of all rows, viewed as `(len(parts) * rows, channels)`.
+        With `stacked`, column `len(parts) * row + i` holds part i of a row, so that one product takes a
+        `Linear(channels, len(parts) * channels)` of all rows, viewed as `(len(parts) * rows, channels)`. In a padded
+        plan, further entries of weight 0 are in unused rows.
         """
         return CsrMatrix(*self.tensors("entries", layer, parts, weights, stacked))
 
@@ -181,13 +170,9 @@ class Sharing:
         return (np.concatenate([rows, np.repeat(last.unused(padding)[:, None], rows.shape[1], axis=1)]),)
 
     def inputs(self) -> tuple[CsrMatrix, Int64[Tensor, " given"], Int64[Tensor, "2 given"]]:
-        """Return the sources of the first rows.
-
-        Returns:
-            A matrix (rows, nodes) that picks the node of each row; the rows that belong to configurable nodes; and for
-            each of these the configurable node (its place in `batch.config_nodes`) and the configuration. In a padded
-            plan, the further ones of these rows are unused rows.
-        """
+        """Return the sources of the first rows: a matrix (rows, nodes) that picks the node of each row; the rows that
+        belong to configurable nodes; and for each of these its place in `batch.config_nodes` and the configuration. In
+        a padded plan, the further ones of these rows are unused rows."""
         rows, given = self.tensors("given")
         return CsrMatrix(*self.tensors("picks")), rows, given
 
@@ -220,9 +205,7 @@ class Sharing:
         return segments * self.levels[0].alike.shape[1] + 1
 
     def groups(self, layer: int) -> Int64[Tensor, " rows"]:
-        """The segment and the class of configurations of each row after `layer`, together one number below
-        `num_groups`. Unused rows have the last number. The plan has to be of whole segments: there all nodes of a
-        segment tell the same classes apart, and number them alike."""
+        """Return a number for the segment and class of each row after `layer`, the last for unused rows."""
         return self.tensors("groups", layer)[0]
 
     def _groups(self, layer: int) -> Sequence[np.ndarray]:
@@ -234,12 +217,7 @@ class Sharing:
 
 
 class Entries(NamedTuple):
-    """The entries of a CSR matrix while they are written.
-
-    Args:
-        ends: where the next entry of each row goes.
-        columns, weights: of the entries, row by row.
-    """
+    """The entries of a CSR matrix while they are written; the next entry of each row goes to its place in `ends`."""
 
     ends: Int64[np.ndarray, " rows"]
     columns: Int64[np.ndarray, " entries"]
@@ -249,8 +227,7 @@ class Entries(NamedTuple):
 @compiled
 @no_type_check
 def _fill(entries, before, after, adjacency, scales, stride, shift):
-    """For each row after a layer, the rows before it that it hears from `adjacency`: row r is column `stride * r +
-    shift`, and weighs what `_scales` says."""
+    """Write for each row after a layer the rows that it hears: row r is column `stride * r + shift`."""
     sender, receiver = scales
     for node in range(len(adjacency.starts) - 1):
         for row in range(after.first[node], after.first[node + 1]):
@@ -261,3 +238,45 @@ def _fill(entries, before, after, adjacency, scales, stride, shift):
                 entries.weights[place] = sender[other] * receiver[node]
                 place += 1
             entries.ends[row] = place
+
+
+class FixedPlans:
+    """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.fixed_step.Plans`."""
+
+    def __init__(self, bounds: Mapping[PlanOptions, Bounds]) -> None:
+        self.bounds = bounds
+        self._wanted: dict[PlanOptions, tuple[tuple, ...]] = {}
+
+    @staticmethod
+    def made_for(
+        layers: Iterable[nn.Module], plans: Iterable[PlanOptions], sizes: Sizes, graphs: Sequence[SegmentedGraph],
+        num_fresh: int,
+    ) -> FixedPlans:  # fmt: skip
+        """Plans that `layers` read.
+
+        Raises:
+            NoFixedShapes: a layer has no attribute `reads_plan_tensors` that is true: its shapes may change from step
+                to step, or it may read arrays that are not in the tensors of a plan.
+        """
+        for layer in layers:
+            if not getattr(layer, "reads_plan_tensors", False):
+                raise NoFixedShapes(
+                    f"{type(layer).__name__} has other shapes in each step; use SAGE, GCN, GIN, GAT or FusedSAGE of "
+                    "gst.nn, or an encoder that takes (x, edge_index)"
+                )
+        return FixedPlans({each: Bounds.of(each, sizes, graphs, num_fresh) for each in plans})
+
+    def of(self, batch: SegmentBatch, pinned: bool = False) -> dict[PlanOptions, Sharing]:
+        """On the host, with the tensors that the encoder has asked for so far."""
+        plans = {options: Sharing.of(batch, *options, bounds) for options, bounds in self.bounds.items()}
+        for options, wanted in list(self._wanted.items()):
+            for key in wanted:
+                plans[options].tensors(*key)
+        return {options: plan.pinned() for options, plan in plans.items()} if pinned else plans
+
+    def put(self, plans: Mapping[Any, Any], batch: SegmentBatch) -> None:
+        """The plans of `batch` from now on."""
+        for options, plan in plans.items():
+            before = batch.plans.get(options)
+            batch.plans[options] = plan.to(batch.edge_index.device) if before is None else plan.into(before)
+            self._wanted[options] = tuple(batch.plans[options]._tensors)

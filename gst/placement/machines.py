@@ -92,7 +92,7 @@ class Machine:
         computed = np.array([each.kind == "operation" for each in program.operations])
         view = np.array([each.is_view for each in program.operations])
         models = {}
-        for name in {chip.model for chip in self.chips} - {None}:
+        for name in {chip.model for chip in self.chips if chip.model}:
             from gst.cost.step_time.estimate import operation_times_us
 
             models[name] = operation_times_us(program, name)

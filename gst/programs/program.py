@@ -368,7 +368,7 @@ def structure(text: str) -> pytree.TreeSpec:
 def _operation(record: dict[str, Any], constants: Any) -> Operation:
     target = None if record["target"] is None else target_of_form(record["target"])
     known = {argument.name for argument in target._schema.arguments} if isinstance(target, OpOverload) else set()
-    if unknown := record["kwargs"].keys() - known:  # they become part of a line of Python, see `gst.lowering.calls.bind`
+    if unknown := record["kwargs"].keys() - known:  # they become Python code in `gst.lowering.calls.bind`
         raise ValueError(f"operator {record['target']} has no argument {shown(min(unknown))}")
     return Operation(
         record["name"], record["kind"], target,

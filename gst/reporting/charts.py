@@ -122,11 +122,7 @@ def drawing(
     label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = "",
     role: str = "img",
 ) -> str:  # fmt: skip
-    """Return a complete figure, with a name and a description for screen readers.
-
-    Args:
-        role: 'img', or 'group' if parts of it can be chosen.
-    """
+    """Return a complete figure with a name and a description; its role is 'group' if parts of it can be chosen."""
     name = escape(label)
     return (
         f'<svg class="chart" role="{role}" aria-label="{name}" viewBox="0 0 {width:g} {height:g}" '
@@ -254,12 +250,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
 
 @dataclass(frozen=True)
 class Curve:
-    """Best runtime of a method over the plans it asked about.
-
-    Args:
-        points: (plans asked, best ms so far), in order; at least one.
-        asked: plans asked in all, where the staircase ends.
-    """
+    """Best runtime of a method: `points` (plans asked, best ms so far), at least one, and plans asked in all."""
 
     name: str
     points: Sequence[tuple[float, float]]

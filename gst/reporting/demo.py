@@ -243,16 +243,15 @@ def _ratio(other: float | None, best: float) -> str:
 
 
 def _placement(placement: Record) -> str:
-    plans = {name: again(each) for name, each in plans_of(placement).items()}
-    ran = sorted(
-        (each for each in plans if not math.isnan(time_of(plans[each]))), key=lambda each: time_of(plans[each])
-    )
-    lines = [(_named(name), brief(time_of(plans[name])), brief(plans[name].get("simulated_ms"))) for name in ran]
+    plans = plans_of(placement)
+    ran = sorted((name for name in plans if time_of(plans[name]) > 0), key=lambda name: time_of(plans[name]))
+    keys = ("median_ms", "again_median_ms", "simulated_ms")
+    lines = [(_named(name), *(brief(plans[name].get(key)) for key in keys)) for name in ran]
     best = ran.index(winner_of(placement)) if winner_of(placement) in ran else None
     reasons = [
         f"{_named(name)}: {plan.get('reason') or 'did not run'}" for name, plan in plans.items() if name not in ran
     ]
-    table = rows("Plans", ("plan or step", "measured, ms", "simulated, ms"), lines, best)
+    table = rows("Plans", ("plan or step", "measured, ms", "again, ms", "simulated, ms"), lines, best)
     failures = f'<ul class="reasons">{"".join(f"<li>{escape(each)}</li>" for each in reasons)}</ul>' if reasons else ""
     words = f"<p>{escape(placement.get('program') or 'A program')}: {escape(placement.get('headline') or '')}.</p>"
     measured = block("Measured on this machine", table + failures)

@@ -14,18 +14,12 @@ from gst.reporting.charts import NUM_COLOURS, Floats, Ints, drawing, escape, sha
 from gst.reporting.headline import device_names, graph_arrays
 from gst.reporting.page import Record, empty, legend, rows, section, wide_figure
 
-MAX_DISCS, MAX_WIRES = 400, 2_000
-"""The largest segments and the strongest bundles of edges are drawn, up to so many."""
-
+MAX_DISCS, MAX_WIRES = 400, 2_000  # the largest segments and the strongest bundles of edges are drawn
 MAX_LANES, SWEEPS = 24, 12
+MAX_NODES, MAX_EDGES = 60_000, 150_000  # above either the page shows segments alone
 WIDTH, HEIGHT = 1080.0, 440.0
-
 TEXTURES = ("", "M-2 2L2-2M0 8L8 0M6 10L10 6", "M2 2h.01M6 6h.01", "M0 4H8")
 """Patterns that cover the areas of devices, so that devices differ by more than colour."""
-
-
-MAX_NODES, MAX_EDGES = 60_000, 150_000
-"""Above either the page would be too large: it then shows segments alone."""
 
 
 def graph(record: Record) -> str:
@@ -104,9 +98,6 @@ def _device_table(edges: Ints, device: Ints, opcode: Sequence[str], names: Seque
     return rows("Devices", ("device", "most frequent operations", "nodes", "edges in", "edges out"), lines, words=2)
 
 
-# The inside of one segment ---------------------------------------------------------------------------------------
-
-
 def inside(edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
     """Return a placeholder, hidden until the script fills it, and the operations of all segments as JSON."""
     if len(segment) > MAX_NODES or edges.shape[1] > MAX_EDGES:
@@ -134,10 +125,7 @@ PLACE = (
 def _operations(
     edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the operations of each segment: node, opcode, device, column, lane (tenths), and its edges.
-
-    Edges are pairs of indices of these lists. `between` has triples: a segment, one that reads from it, their edges.
-    """
+    """Return the operations of each segment with its edges, pairs of their indices, and triples of joined segments."""
     words, code = np.unique(np.array([word[:60] for word in opcode]), return_inverse=True)
     inner = edges[:, segment[edges[0]] == segment[edges[1]]]
     column, lane = places(inner, segment)
@@ -160,9 +148,6 @@ def _operations(
         "segments": [{name: piece[part].tolist() for name, piece in pieces.items()} for part in range(len(first))],
         "between": np.concatenate([pairs, counts[None]]).T.reshape(-1).tolist(),
     }
-
-
-# Segments as discs -----------------------------------------------------------------------------------------------
 
 
 def depths(edges: Ints, num_nodes: int) -> Ints:
@@ -192,12 +177,8 @@ def depths(edges: Ints, num_nodes: int) -> Ints:
 def places(edges: Ints, segment: Ints) -> tuple[Ints, Floats]:
     """Return column and lane of each node within its segment, both from 0; a crowded depth takes several columns.
 
-    Nodes of a column are repeatedly ordered by the mean place of their neighbours (Sugiyama, Tagawa and Toda, Methods
-    for visual understanding of hierarchical system structures, IEEE Transactions on Systems, Man, and Cybernetics 11,
-    1981), all columns of all segments at once.
-
-    Args:
-        edges: (2, edges), all within segments.
+    `edges` (2, edges) are within segments. Nodes of a column are repeatedly ordered by the mean place of their
+    neighbours (Sugiyama, Tagawa and Toda, IEEE Transactions on Systems, Man, and Cybernetics 11, 1981).
     """
     num_nodes = len(segment)
     depth = depths(edges, num_nodes)

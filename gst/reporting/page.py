@@ -42,12 +42,7 @@ def command_of(record: Record) -> str:
 
 
 def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: str) -> str:
-    """Return a page that is one file and loads nothing.
-
-    Args:
-        title, heading, command: plain words.
-        eyebrow, lead, body: HTML, above and below the heading and in the main part.
-    """
+    """Return a page that is one file and loads nothing. Eyebrow, lead and body are HTML, the rest plain words."""
     css, script = (
         resources.files("gst.reporting").joinpath(name).read_text(encoding="utf-8")
         for name in ("report.css", "report.js")
@@ -109,17 +104,10 @@ def empty(sentence: str) -> str:
 
 
 def rows(
-    caption: str,
-    heads: Sequence[str],
-    lines: Iterable[Sequence[Any]],
-    best: int | None = None,
-    words: int = 1,
+    caption: str, heads: Sequence[str], lines: Iterable[Sequence[Any]], best: int | None = None, words: int = 1,
     anchor: str = "",
-) -> str:
-    """Return a table in a box that scrolls: `words` columns of words, then numbers.
-
-    With `anchor` each row can be linked to by that and the first of its words.
-    """
+) -> str:  # fmt: skip
+    """Return a table of `words` columns of words, then numbers; `anchor` and its first word name a row for links."""
     kind = ["" if column < words else ' class="num"' for column in range(len(heads))]
     head = "".join(f'<th scope="col"{css}>{escape(cell)}</th>' for css, cell in zip(kind, heads, strict=True))
     body = []

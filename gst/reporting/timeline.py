@@ -1,8 +1,7 @@
 """Simulated timeline of the best plan: one lane for each device, thousands of operations in a few kilobytes.
 
-A lane is a row of cells half a pixel wide. Each cell shows one kind of operation or none, so that along the lane the
-ink of each kind is within a cell of the time it takes. The remainder of a cell is carried to the next (error diffusion:
-Floyd and Steinberg, An adaptive algorithm for spatial grey scale, Proceedings of the SID 17, 1976).
+A lane is a row of cells. Each shows one kind of operation or none; the rest of its time is carried to the next cell
+(error diffusion: Floyd and Steinberg, Proceedings of the SID 17, 1976), so that ink is in proportion to time.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ def timeline(record: Record) -> str:
     svg = lanes(ranked, over, used, f"What each of {len(over)} devices does in {brief(bars.span_ms)} simulated ms")
     shapes = legend((f"c{kind % NUM_COLOURS}", swatch(at, used), kinds[kind]) for at, kind in enumerate(used))
     table = _device_table(bars, names) + _kind_table(bars, kinds, used)
-    told = f"<p>{_told(record, bars)}{_left_out(len(every))}</p>"
+    more = f" The first {MOST_DEVICES} of {len(every):,} devices are shown." if len(every) > MOST_DEVICES else ""
+    told = f"<p>{_told(record, bars)}{more}</p>"
     return section("timeline", title, told, wide_figure("Lanes of the devices", svg, _caption(names), table, shapes))
 
 
@@ -77,10 +77,6 @@ def _caption(names: dict[int, str]) -> str:
     return words
 
 
-def _left_out(num_devices: int) -> str:
-    return "" if num_devices <= MOST_DEVICES else f" The first {MOST_DEVICES} of {num_devices:,} devices are shown."
-
-
 def _device_table(bars: Bars, names: dict[int, str]) -> str:
     lines = []
     for index, name in names.items():
@@ -92,31 +88,18 @@ def _device_table(bars: Bars, names: dict[int, str]) -> str:
 
 def _kind_table(bars: Bars, kinds: Sequence[str], used: Sequence[int]) -> str:
     devices = np.unique(bars.device).tolist()
-    took = {
-        kind: sum(busy_ms(bars.of((bars.kind == kind) & (bars.device == device))) for device in devices)
-        for kind in used
-    }
+    of_kind = {kind: bars.of(bars.kind == kind) for kind in used}
+    took = {kind: sum(busy_ms(own.of(own.device == index)) for index in devices) for kind, own in of_kind.items()}
     total = sum(took.values()) or 1.0
-    lines = [
-        (kinds[kind], whole((bars.kind == kind).sum()), brief(took[kind]), f"{100 * took[kind] / total:.1f} %")
-        for kind in used
-    ]
+    lines = []
+    for kind, own in of_kind.items():
+        lines.append((kinds[kind], whole(len(own.kind)), brief(took[kind]), f"{100 * took[kind] / total:.1f} %"))
     return rows("Kinds of operations", ("kind", "operations", "busy ms", "share of all work"), lines)
-
-
-# Lanes -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Runs of operations on devices; bars of one device may overlap (operations that ran fused).
-
-    Args:
-        device: index of the device.
-        begin_ms: from the start of the step.
-        end_ms: not before `begin_ms`.
-        kind: index of the kind of operation.
-    """
+    """Runs of operations on devices, with indices of device and kind; bars of one device may overlap (fused ones)."""
 
     device: Int64[np.ndarray, " bars"]
     begin_ms: Times

@@ -33,19 +33,13 @@ MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
 METRICS = {"tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy"}
 """Metrics of a training; the first that it has counts."""
 
-LOGGED = {
-    **METRICS,
-    "ordered_pairs": "pairs in order",
-    "slowdown@1": "slowdown, first",
-    "slowdown@5": "slowdown, best of 5",
-}
+LOGGED = METRICS | {
+    "ordered_pairs": "pairs in order", "slowdown@1": "slowdown, first", "slowdown@5": "slowdown, best of 5",
+}  # fmt: skip
 TABLE = {
-    "age_mean": "mean age",
-    "age_max": "greatest age",
-    "share_unknown": "unknown",
-    "rows_in_use": "rows",
+    "age_mean": "mean age", "age_max": "greatest age", "share_unknown": "unknown", "rows_in_use": "rows",
     "bytes": "MiB",
-}
+}  # fmt: skip
 
 PerConfig = Float64[np.ndarray, " configs"]
 
@@ -63,12 +57,7 @@ AXES = {
 
 
 def render_training(record: Record) -> str:
-    """Return the page of a training, given the record of `gst.training.record.ReportPage`; all parts may be missing.
-
-    Examples:
-        >>> "No epoch was finished" in render_training({})
-        True
-    """
+    """Return the page of a training, given the record of `gst.training.record.ReportPage`; all parts may be missing."""
     title, command = summary(record), command_of(record)
     model = mapping(record.get("model"))
     name, variant = escape(record.get("name") or "training"), escape(model.get("variant") or "GST")
@@ -131,9 +120,6 @@ def training_facts(record: Record) -> str:
     entries.append((whole(mapping(record.get("model")).get("parameters")), "parameters", ""))
     entries.append((f"{brief(record.get('seconds'))} s", "this run, from start to end", ""))
     return tiles(entries)
-
-
-# Epochs ---------------------------------------------------------------------------------------------------------------
 
 
 def course(record: Record, key: str, name: str) -> list[Course]:
@@ -227,9 +213,6 @@ def _value(key: str, entry: Record) -> str:
     if key in ("steps", "rows_in_use", "age_max"):
         return whole(value)
     return brief(value / 2**20 if key == "bytes" else value)
-
-
-# Held-out predictions -------------------------------------------------------------------------------------------------
 
 
 def scores(record: Record) -> str:
@@ -328,9 +311,6 @@ def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
         right = counts[classes.index(true)] / max(int((measured == true).sum()), 1)
         lines.append((f"true {true}", *counts, f"{100 * right:.1f} %"))
     return rows("Classes", ["", *(f"as {escape(said)}" for said in classes), "right"], lines)
-
-
-# Setting --------------------------------------------------------------------------------------------------------------
 
 
 def trained(record: Record) -> str:

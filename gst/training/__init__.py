@@ -6,8 +6,9 @@ Each name is imported when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gst.util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gst.training.datamodule import SegmentDataModule
@@ -16,14 +17,11 @@ if TYPE_CHECKING:
     from gst.training.processes import FullySharded
 
 _HOMES = {
-    "FullySharded": "processes", "HeadFinetuning": "module", "PlacedSteps": "placing",
-    "SegmentDataModule": "datamodule", "SegmentTrainingModule": "module",
+    "FullySharded": "gst.training.processes", "HeadFinetuning": "gst.training.module",
+    "PlacedSteps": "gst.training.placing", "SegmentDataModule": "gst.training.datamodule",
+    "SegmentTrainingModule": "gst.training.module",
 }  # fmt: skip
 
 __all__ = ["FullySharded", "HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gst.training' has no attribute {name!r}")
-    return getattr(import_module(f"gst.training.{_HOMES[name]}"), name)
+__getattr__ = lazy_names("gst.training", _HOMES)

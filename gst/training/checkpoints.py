@@ -32,11 +32,10 @@ OF_DAMAGE = ("PytorchStreamReader", "mmap can only be used")
 
 
 class BackgroundCheckpointIO(TorchCheckpointIO):
-    """Lightning's CheckpointIO with a writing thread: it copies the checkpoint, and the thread writes the copy. A file
-    appears under its name once it is complete and on the disk; the file that it replaces is removed only then.
-    Lightning itself handles paths that are not local (`s3://...`).
+    """Lightning's CheckpointIO with a thread that writes a copy of the checkpoint.
 
-    An error of the thread is raised by the next call, at the latest by `teardown`, which waits for the thread.
+    A file appears under its name once it is on the disk; the file that it replaces is removed only then. Lightning
+    handles remote paths (`s3://...`). The next call raises an error of the thread, at the latest `teardown`.
     """
 
     def __init__(self) -> None:
@@ -55,11 +54,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Callable[..., Any] | None = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Read a checkpoint. Rows of an embedding table are memory-mapped: each process reads its own rows.
-
-        Raises:
-            FileNotFoundError, ValueError: see `read`.
-        """
+        """Read a checkpoint, with memory-mapped rows of a table; see `read` for errors."""
         self._settle(0)
         if _is_remote(path):
             return super().load_checkpoint(path, map_location, weights_only)
@@ -100,11 +95,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
 
 def write(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically: under another name, flushed to the disk, then renamed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a checkpoint atomically: under another name, flushed to the disk, then renamed; OSError if it cannot."""
     try:
         with atomic_path(path) as partial, partial.open("wb", buffering=0) as file, _without_checksums():
             torch.save(checkpoint, Flushed(file))  # type: ignore[arg-type]
@@ -114,8 +105,7 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 class Flushed:
-    """A file that is flushed to the disk every `FLUSHED_AT` bytes and leaves the page cache: a large checkpoint would
-    otherwise evict the pages that the training reads."""
+    """File that is flushed to the disk every `FLUSHED_AT` bytes and leaves the page cache to the training."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file, self._flushed, self._written = file, 0, 0
@@ -142,8 +132,7 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     Raises:
         FileNotFoundError: there is no such file.
         OSError, MemoryError: the disk, the system or memory does not allow it; the file may be a good one.
-        ValueError: it is damaged, or no checkpoint, or holds other things than tensors, numbers and text, or does not
-            fit on the device of `map_location`.
+        ValueError: it is damaged, no checkpoint, or does not fit on the device of `map_location`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such checkpoint")
@@ -162,8 +151,7 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 
 
 def check_readable(path: str) -> None:
-    """Refuse a checkpoint before anything is started with it. Remote paths are not looked at, nor `last`, which stands
-    for a file that is looked for later.
+    """Refuse a checkpoint before anything is started with it, unless it is remote or `last`.
 
     Raises:
         FileNotFoundError, ValueError: see `read`; also `best`, which only the process that trained knows.
@@ -177,7 +165,7 @@ def check_readable(path: str) -> None:
 
 
 def copied(value: Any, name: str = "") -> Any:
-    """A deep copy with tensors on the CPU. Extra state of modules is taken as it is: it was made for the checkpoint."""
+    """Return a deep copy with tensors on the CPU. Extra state of modules is not copied: it is new already."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if name.endswith("_extra_state"):
@@ -218,12 +206,11 @@ LAST = f"{ModelCheckpoint.CHECKPOINT_NAME_LAST}{ModelCheckpoint.FILE_EXTENSION}"
 
 
 class Stoppable(L.Callback):
-    """Callback that ends a training on SIGINT or SIGTERM: after its step, with a checkpoint that `--ckpt_path last`
-    finds; a second signal ends it at once. It also locks the checkpoint directories against other trainings.
+    """Callback that ends a training on SIGINT or SIGTERM after its step, with a checkpoint for `--ckpt_path last`.
 
-    A training that goes on from there is bit-identical to one that never stopped. So it does not stop between steps
-    whose gradients are accumulated, nor after the last step of an epoch, which validation follows; where an epoch is a
-    single step, it stops before the next one and leaves the checkpoints as they are.
+    A second signal ends it at once. It also locks the checkpoint directories against other trainings. A resumed
+    training is bit-identical to one that never stopped. So it does not stop between steps whose gradients are
+    accumulated, nor after the last step of an epoch, which validation follows.
     """
 
     def __init__(self) -> None:
@@ -231,9 +218,7 @@ class Stoppable(L.Callback):
         self._held = ExitStack()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Raises:
-        ValueError: another process writes to a directory of checkpoints of this one.
-        """
+        """Raise ValueError if another process writes to a directory of checkpoints of this one."""
         if trainer.is_global_zero:
             places = {str(each.dirpath) for each in checkpoint_callbacks(trainer)}
             for directory in (Path(each) for each in places if "://" not in each):  # others have no locks
@@ -269,8 +254,7 @@ class Stoppable(L.Callback):
         self._release(trainer)
 
     def _release(self, trainer: L.Trainer) -> None:
-        """Give up signals and locks once nothing is being written: another training may write there then, and a
-        directory that is empty still is removed."""
+        """Give up signals and locks once nothing is being written."""
         writer = trainer.strategy.checkpoint_io
         if isinstance(writer, BackgroundCheckpointIO):
             writer.wait()

@@ -48,7 +48,6 @@ EXAMPLES = {
     "test": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --json runs/test.json",),
     "predict": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --predictions.path runs/scores.csv",),
 }
-"""Examples at the end of the help of each command."""
 USUAL = """\
 --config FILE.yaml           settings; any key of the file is a flag too, as below
 --print_config               print all settings as such a file, with comments: --print_config=comments
@@ -79,7 +78,6 @@ USUAL = """\
 --trainer.callbacks+=CLASS   such as gst.training.HeadFinetuning or gst.training.PlacedSteps
 --trainer.default_root_dir DIR   where results go
 --predictions.path FILE.csv  where gst predict writes scores"""
-"""Options of the help; `--help.SECTION` prints all of a section."""
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "predictions")
 SUMMARIES = {
     "fit": "Train a model; every flag of Lightning's trainer works",
@@ -93,27 +91,19 @@ NOT_FOR_USERS = (
     "TPU available: False",  # the line about GPUs stays: those are what people look for
     "`weights_only` was not set, defaulting to `False`",  # on saving; BackgroundCheckpointIO loads weights alone
 )
-"""First words of Lightning's messages that are hidden: the user cannot act on them."""
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Callback of `gst predict` that writes `graph,unique_config,score` to a CSV file. Repeated configurations of a
-    graph have one row, unless the source has `merge: false`.
+    """Callback of `gst predict` that writes `graph,unique_config,score` to a CSV file.
 
-    Args:
-        path: of the file.
-    """
+    Repeated configurations of a graph have one row, unless the source has `merge: false`."""
 
     def __init__(self, path: str = "runs/predictions.csv") -> None:
         super().__init__(write_interval="epoch")
         self.path = Path(path)
 
     def write_on_epoch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
+        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], batch_indices: Sequence[Any]
     ) -> None:
         predictions = gathered(predictions)
         if not trainer.is_global_zero:
@@ -207,8 +197,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     """Run one subcommand; returns the last logged metrics, and the best value of the monitored metric.
 
     Raises:
-        ValueError: an argument or a key of a configuration file is unknown, its value has the wrong type, or the file
-            of `--ckpt_path` is not readable.
+        ValueError: an argument, a configuration file or the file of `--ckpt_path` is wrong.
     """
     for path in _config_files(arguments):
         check_yaml(path)
@@ -279,11 +268,7 @@ def _help(name: str) -> dict[str, Any]:
 
 
 def _with_section(arguments: list[str]) -> list[str]:
-    """Return arguments with `--help` instead of `--help.SECTION`, whose options the parser then prints.
-
-    Raises:
-        ValueError: there is no such section.
-    """
+    """Return arguments with `--help` instead of `--help.SECTION`, whose options the parser then prints."""
     Parser.section = next((each.partition(".")[2] for each in arguments if each.startswith("--help.")), "")
     if Parser.section and Parser.section not in SECTIONS:
         raise ValueError(f"--help.{Parser.section}: the sections are {', '.join(SECTIONS)}")
@@ -310,8 +295,7 @@ def _is_for_users(record: logging.LogRecord) -> bool:
 
 
 def _settle(logger: WandbLogger) -> None:
-    """Let W&B write below the directory of this training, wherever its service was started, without two warnings about
-    options that Lightning sets."""
+    """Let W&B write below the directory of this training, without two warnings about options of Lightning."""
     logger._wandb_init.pop("anonymous", None)  # "has no effect and will be removed"
     if logger.save_dir is not None:
         folder = Path(logger.save_dir).resolve()

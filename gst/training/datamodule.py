@@ -28,21 +28,17 @@ class SegmentDataModule(L.LightningDataModule):
     """Segments of one dataset that is split here, or of a dataset published in train, validation and test parts.
 
     Args:
-        source: the graphs.
-        store: directory under which the prepared dataset is kept, by content; it is prepared when it is not there.
+        store: directory under which the prepared dataset is kept, by content.
         max_nodes, method, halo, partition_seed: how graphs are cut, see `gst.segment`.
         split_by: hold out `configs` of every graph, whole `graphs`, or `groups` of them (`package/binary`).
         num_valid, num_test: how many are held out, for parts without a source of their own.
-        split_seed: of the draw of what is held out.
+        split_seed, seed: of the draw of what is held out, and of the order of steps.
         graphs_per_step, configs_per_graph: size of a training step, of each process where several train.
         lists_per_graph: at most so many lists of `configs_per_graph` configurations of each graph in one epoch.
         eval_configs: configurations per step of validation, test and prediction.
         eval_cuts: scores of validation, test and prediction are means over so many cuts of each graph, made with
-            `partition_seed`, `partition_seed` + 1, ...: an edge that one cut drops is inside a segment of others. Each
-            costs as much as the first; training uses the first alone.
-        seed: of the order of steps.
-        valid_source, test_source: the graphs of that part, all of them, where a dataset is published in parts; nothing
-            of `source` is held out for it then. Only the commands that need a part read it.
+            `partition_seed`, `partition_seed` + 1, ... Each costs as much as the first; training uses the first alone.
+        valid_source, test_source: all graphs of that part, where a dataset is published in parts.
 
     Attributes:
         digest: the content key of the store of `source`, once it is prepared.
@@ -76,11 +72,8 @@ class SegmentDataModule(L.LightningDataModule):
         given = {VALID: valid_source, TEST: test_source}
         self.published = {part: own for part, own in given.items() if own is not None}
         self.segmentation: dict[str, Any] = {
-            "max_nodes": max_nodes,
-            "method": method,
-            "halo": halo,
-            "seed": partition_seed,
-        }
+            "max_nodes": max_nodes, "method": method, "halo": halo, "seed": partition_seed,
+        }  # fmt: skip
         self.split_by, self.split_seed = split_by, split_seed
         self.num_valid = 0 if VALID in self.published else num_valid
         self.num_test = 0 if TEST in self.published else num_test
@@ -107,8 +100,7 @@ class SegmentDataModule(L.LightningDataModule):
         """Open the parts that `stage` needs, preparing their stores if necessary.
 
         Raises:
-            ValueError: what the sources, `prepare` and `split` refuse; training targets that teach nothing; a part with
-                other features than that of training; placeholders that are to be scored.
+            ValueError: sources, features or targets of a part cannot be used.
         """
         for part in _NEEDED[stage]:
             if part not in self.parts:
@@ -200,14 +192,7 @@ class SegmentDataModule(L.LightningDataModule):
 
 
 def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
-    """Refuse a number of cuts that is none, or several by a method that cuts alike whatever its seed.
-
-    Args:
-        option: the name by which it was given.
-
-    Raises:
-        ValueError: naming the option and what to give instead.
-    """
+    """Raise ValueError for a number of cuts below 1, or several by a method that cuts alike whatever its seed."""
     if cuts < 1:
         raise ValueError(f"{option} is {cuts}; a score needs at least one cut of each graph")
     if cuts > 1 and method not in SEEDED:

@@ -29,7 +29,7 @@ from gst.training.datamodule import TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
 if TYPE_CHECKING:
-    from gst.training.padded_steps import PaddedSteps
+    from gst.training.recorded_step import PaddedSteps
 
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
@@ -37,19 +37,16 @@ SCHEMA = 1  # of checkpoints; one without a number has this one
 class SegmentTrainingModule(L.LightningModule):
     """Train an encoder and a head on graphs cut into segments.
 
-    Without a table the estimator is complete at once. With one, `setup` builds it from the same settings once the first
-    graph has given lazy layers, and so the table, their widths; so does a checkpoint that is loaded without a trainer.
+    Without a table the estimator is complete at once. With one, `setup` builds it once the first graph has given lazy
+    layers, and so the table, their widths; so does a checkpoint that is loaded without a trainer.
 
     Args:
-        encoder, head: see `gst.method.estimator.GraphSegmentTraining`.
-        pooling, num_fresh, keep_probability, refresh, max_rows, seed, estimate: see there.
+        encoder, head, pooling, num_fresh, keep_probability, refresh, max_rows, seed, estimate: see
+            `gst.method.estimator.GraphSegmentTraining`.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         record_step: pad all steps to the size of the largest, and on an accelerator record one as a graph (a CUDA
-            graph) and replay it for each step; on a CPU steps are padded only. Padding may cost up to several times the
-            rows. For one process, float32, uniform draws, a table or `estimate` fresh, and encoders that take
-            (x, edge_index), or `gst.nn.SAGE`, `GCN`, `GIN`, `GAT` and `FusedSAGE`; otherwise the reason is logged, and
-            steps are unpadded (`docs/operations.md` lists the refusals).
+            graph) and replay it for each step. `docs/operations.md` lists the settings for which steps stay unpadded.
         loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
 
@@ -124,11 +121,7 @@ class SegmentTrainingModule(L.LightningModule):
             self.offset.fill_(self._data.mean_log_target())
 
     def _check_compared(self) -> None:
-        """Refuse data that the loss cannot learn from.
-
-        Raises:
-            ValueError: the loss compares configurations of one graph, and no step holds two of different targets.
-        """
+        """Refuse data without two configurations of different targets in a step, if the loss compares them."""
         selections = self._data.parts[TRAIN]
         differ = any(np.ptp(graph.targets[configs.numpy()]) > 0 for graph, configs in selections)
         if self._data.configs_per_graph < 2 or not differ:
@@ -172,8 +165,7 @@ class SegmentTrainingModule(L.LightningModule):
         return path
 
     def forward(self, step: Step) -> Tensor:
-        """Return scores (graphs, configs): the lower, the faster. exp(score) is a runtime if `loss` is `log_runtime`;
-        with `cross_entropy` there is one score for each class, the last axis."""
+        """Return scores (graphs, configs): the lower, the faster. With `cross_entropy` classes are the last axis."""
         return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
@@ -216,8 +208,7 @@ class SegmentTrainingModule(L.LightningModule):
         return [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
 
     def on_train_start(self) -> None:
-        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead. Parameters that a
-        strategy has wrapped since they were loaded are the same ones, so that rows of a frozen encoder stay exact."""
+        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead."""
         self.estimator.keep_frozen_rows()
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
@@ -226,7 +217,7 @@ class SegmentTrainingModule(L.LightningModule):
             loader.set_epoch(self.current_epoch)
             loader.reader = Reader(self._reading, lambda read: read())
             if self.record_step:
-                from gst.training.padded_steps import PaddedSteps
+                from gst.training.recorded_step import PaddedSteps
 
                 self._padded = PaddedSteps.of(self.trainer, self.estimator, self._loss, loader, self.overridden())
 
@@ -323,11 +314,7 @@ class SegmentTrainingModule(L.LightningModule):
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the estimator of a checkpoint that is loaded without a trainer (`load_from_checkpoint`).
-
-        Raises:
-            ValueError: another version wrote the checkpoint.
-        """
+        """Build the estimator of a checkpoint that is loaded without a trainer (`load_from_checkpoint`)."""
         if (schema := checkpoint.get("schema", SCHEMA)) != SCHEMA:
             raise ValueError(
                 f"the checkpoint has schema {schema}, this version reads {SCHEMA}; train again, or go on with the "
@@ -391,11 +378,8 @@ def _mean_of_known(values: list[float]) -> float:
 
 
 class HeadFinetuning(L.Callback):
-    """Callback for head finetuning (+F; Cao et al. 2023, section 3.4): for the last epochs it clears the embedding
+    """Callback for head finetuning (+F; Cao et al. 2023, section 3.4): for the last `epochs` it clears the embedding
     table, freezes the encoder and tunes the head. Each segment is then encoded once, when it is first needed.
-
-    Args:
-        epochs: how many of `max_epochs`.
     """
 
     def __init__(self, epochs: int = 1) -> None:

@@ -14,19 +14,11 @@ LOGS = ("log", "log_dict")  # look at the signatures of the steps, which Dynamo 
 
 
 class PlacedSteps(L.Callback):
-    """Each graph of the steps of a LightningModule runs in the fastest way that gst measures, see
-    `gst.placement.api.backend`: forward and backward pass as written or compiled; validation, test and prediction also
-    frozen, on other numbers of threads, or by a plan.
-
-        L.Trainer(callbacks=[PlacedSteps()]).fit(model, data)
+    """Run each graph of the steps of a LightningModule in the fastest variant (`gst.placement.api.backend`).
 
     The module stays what it is: its class, `state_dict()`, checkpoints and optimizers. When the trainer is done its
-    steps are those it had. What Dynamo cannot capture, such as `self.log`, runs as written.
-
-    Args:
-        options: of the backend, such as `{"seconds": 30}`.
-        backend: by name, as `torch.compile` takes it.
-
+    steps are those it had. What Dynamo cannot capture, such as `self.log`, runs as written. `options` are those of the
+    backend, such as `{"seconds": 30}`.
     Examples:
         >>> callback = PlacedSteps(backend="eager")  # which only looks for graphs
         >>> class Line(L.LightningModule):

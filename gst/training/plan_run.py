@@ -17,14 +17,8 @@ COLUMNS: list[str | int] = ["plan", "feasible", "ms", "seconds_to_plan", "evalua
 
 
 def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Log what `gst place` found: its options and the versions of code and program as the configuration; `objective`
-    and `lower_bound` (ms), the milliseconds of each plan that runs, and a table of all; `plan.json` and `report.html`
-    as an artifact of type `plan`. Files of W&B go to `options.out`.
-
-    Args:
-        options: of the command line.
-        result: see `gst.placement.planning.placed_result`.
-    """
+    """Log the result of `gst place`: options and versions as configuration, times of all plans, and an artifact of type
+    `plan` with `plan.json` and `report.html`. Files of W&B go to `options.out`."""
     import wandb
 
     from gst.training.record import code_version
@@ -48,8 +42,7 @@ def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def usual_mode() -> Literal["online", "offline"] | None:
-    """`online` for who is logged in to W&B (`WANDB_API_KEY`, or `wandb login`), and `offline`, so that nothing is sent,
-    for all others; None where `WANDB_MODE` decides."""
+    """Return `online` for who is logged in to W&B, else `offline`; None where `WANDB_MODE` decides."""
     if os.environ.get("WANDB_MODE"):
         return None
     if "WANDB_API_KEY" in os.environ:

@@ -35,12 +35,9 @@ COLLECTIVE = ("torch.distributed", "embedding_cache.sharded")
 
 
 def share_of(step: Step, peers: Peers, loss: str) -> float:
-    """Weight of a process's loss, such that the mean over processes is the loss of all graphs together: its share of
-    the terms that the loss averages, times the number of processes; 0 for an idle process.
+    """Return the weight of a process's loss, such that the mean over processes is the loss of all graphs together.
 
-    Args:
-        loss: its name in `gst.cost.losses.LOSSES`.
-    """
+    It is the share of the terms that the loss averages, times the number of processes; 0 for an idle process."""
     total = _terms(peers.targets, loss)
     return 0.0 if peers.idle or not total else _terms(step.targets, loss) / total * peers.world_size
 
@@ -53,7 +50,7 @@ def _terms(targets: Tensor, loss: str) -> int:
 
 
 def gathered(own: Sequence[Entry]) -> list[Entry]:
-    """All-gather of lists: the first entry of each process, then the second of each, ..., as steps are dealt out.
+    """Gather lists of all processes: the first entry of each process, then the second of each, ...
 
     Examples:
         >>> gathered([1, 2])  # one process alone
@@ -68,12 +65,9 @@ def gathered(own: Sequence[Entry]) -> list[Entry]:
 
 
 def reduced(own: Mapping[str, tuple[float, Callable[[list[float]], float]]]) -> dict[str, float]:
-    """Reduce each named value over all processes; a collective. Logged values either come from here or are equal on all
-    processes, and are logged with `sync_dist=False`: with `sync_dist` Lightning reduces a value when it is read, and
-    the progress bar, which reads it, exists on the first process alone.
-
-    Args:
-        own: for each name the value of this process and the reduction over processes, such as `max`.
+    """Reduce each named value over all processes, by a function such as `max`; a collective. Logged values come from
+    here or are equal on all processes: with `sync_dist` Lightning reduces a value when it is read, and the progress
+    bar, which reads it, exists on the first process alone.
 
     Examples:
         >>> reduced({"memory": (3.0, max), "speed": (2.0, sum)})
@@ -94,7 +88,7 @@ def limit_waits(trainer: L.Trainer, seconds: float) -> None:
 
 @contextmanager
 def waits_explained() -> Iterator[None]:
-    """Within it a collective that fails raises an error with the rank and the line of code that waited.
+    """Raise an error with the rank and the line of code for a collective that fails within the context.
 
     Raises:
         TimeoutError: the other processes did not come to a collective in time.
@@ -119,10 +113,9 @@ def waits_explained() -> Iterator[None]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM end a process that waits in a collective. Python runs signal handlers between calls
-    of compiled code, and a collective is one such call. So a thread ends the process if its main thread is still in the
-    same call `GRACE` seconds after a signal, or a second after a further signal.
-    """
+    """Let SIGINT and SIGTERM end a process that waits in a collective, within which Python runs no signal handler: a
+    thread ends the process if its main thread is in the same call `GRACE` seconds after a signal, or a second after a
+    further one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -186,22 +179,16 @@ def _process() -> str:
 
 
 class FullySharded(DDPStrategy):
-    """FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao et al., PyTorch FSDP, VLDB 2023), on any device:
-    `--trainer.strategy fsdp2`.
+    """FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao et al., PyTorch FSDP, VLDB 2023): `--trainer.strategy fsdp2`.
 
     Between steps a process keeps its part of each parameter, gradient and state of the optimizer. Parameters are
-    gathered once a step and once an evaluation, all together: processes encode different numbers of segments, so that a
-    layer by itself would be asked for more often here than there. As with `ddp`, each process has to use all of them in
-    each step. Checkpoints hold whole tensors and do not depend on the number of processes or on the strategy. What was
-    trained stays in parts: evaluate its checkpoint in another process.
+    gathered all together, once a step and once an evaluation, since processes encode different numbers of segments.
+    As with `ddp`, each process has to use all of them in each step. Checkpoints hold whole tensors and do not depend on
+    the number of processes. A trained model stays in parts: evaluate its checkpoint in another process.
     """
 
     def configure_ddp(self) -> None:
-        """Shard the parameters when training begins; Lightning calls `setup_optimizers` next.
-
-        Raises:
-            ValueError: a parameter has no axis, or they are in parts already.
-        """
+        """Shard the parameters when training begins; a parameter without an axis is a ValueError."""
         if self._in_parts:
             raise ValueError("this model was trained in parts; go on from its checkpoint in another process")
         if scalars := [name for name, each in self._estimator.named_parameters() if not each.ndim]:
@@ -214,11 +201,7 @@ class FullySharded(DDPStrategy):
         self._parts = dict(zip(whole, self._estimator.parameters(), strict=True))
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
-        """Replace whole parameters by their shards in the optimizers, which LightningCLI made earlier.
-
-        Raises:
-            ValueError: an optimizer remembers something of them.
-        """
+        """Replace whole parameters by their shards in the optimizers, which may have no state yet."""
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             if optimizer.state:
@@ -282,11 +265,7 @@ class FullySharded(DDPStrategy):
 
 
 def _part(value: Any, parameter: Tensor) -> Any:
-    """This process's shard of an optimizer state tensor; step counters are not sharded.
-
-    Raises:
-        ValueError: it is not shaped as the parameter.
-    """
+    """Return this process's shard of an optimizer state tensor; step counters are not sharded."""
     if not (isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.ndim):
         return value
     if value.shape != parameter.shape:

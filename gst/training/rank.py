@@ -22,12 +22,9 @@ from gst.util.untrusted import DAMAGE, check_classes, plain, read_tensors
 def load(
     checkpoint: Path, trusted: Sequence[str] = ()
 ) -> tuple[SegmentTrainingModule, Callable[[Graph, int], list[SegmentedGraph]]]:
-    """The model of a checkpoint in evaluation mode, and the function that cuts a graph as its training did, and so many
-    times with other seeds (`check_cuts`).
+    """Return the model of a checkpoint in evaluation mode, and the function that cuts a graph as often as asked.
 
-    Args:
-        trusted: packages beside this one, torch and torch_geometric whose networks the checkpoint may name: they are
-            imported.
+    The checkpoint may name networks of this package, torch, torch_geometric and the `trusted` packages.
 
     Raises:
         ValueError: it is missing, damaged, or not a checkpoint of `gst fit`.
@@ -57,8 +54,7 @@ def load(
 def rank(
     checkpoint: Path, file: Path, configs_at_once: int = 256, trusted: Sequence[str] = (), cuts: int = 1
 ) -> Float[np.ndarray, " configs"]:
-    """Scores of all configurations of `file`, in its order, means over so many cuts of its graph; the lower, the
-    faster. Memory does not grow with them."""
+    """Return scores of all configurations of `file`, means over `cuts` of its graph; the lower, the faster."""
     model, cut = load(checkpoint, trusted)
     if model.loss == "cross_entropy":
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")

@@ -36,16 +36,11 @@ COLUMNS: list[str | int] = ["graph", "measured", "predicted"]
 
 
 class Recorder(L.Callback):
-    """Logs, of each epoch of a training,
+    """Log speed and memory of each epoch, versions of code and data, and to W&B a plot of measured and predicted.
 
-    - `speed/graphs_per_s`, `speed/segments_per_s`: graphs of its steps, and segments of these graphs, fresh or not, by
-      the seconds of its steps, in which data are waited for; of all processes together;
-    - `memory/host_peak_bytes`, `memory/device_peak_bytes`: the most that a process had resident so far, and the most
-      that it had allocated on its accelerator, if there is one;
-
-    once `code_version` and `data_version` (the content keys of the stores) among the hyperparameters; and to W&B, at
-    the end of a training, a validation or a test, a scatter plot of what was measured and what was predicted for it:
-    runtimes where scores are their logarithms, classes, else scores, of which only the order counts.
+    `speed/graphs_per_s` and `speed/segments_per_s` count all segments of the graphs of a step, fresh or not, of all
+    processes; the seconds include waiting for data. `memory/host_peak_bytes` and `memory/device_peak_bytes` are the
+    most that one process had so far. The plot shows runtimes if scores are their logarithms, classes, or scores.
     """
 
     def __init__(self) -> None:
@@ -138,16 +133,10 @@ PACKAGE = Path(__file__).parents[1]
 
 class ReportPage(L.Callback):
     """Callback that collects the record of a training and writes `report.html` at its end
-    (`gst.reporting.training.render_training`), beside the directory of the first checkpoint callback, if there is one.
+    (`gst.reporting.training.render_training`), in the parent of the first directory of checkpoints.
 
-    The record holds `name` (of that directory), `command`, `seconds`, `machine`, `epochs` (a list of `epoch` from 0,
-    `steps`, `loss`, the metrics of the validation part and the statistics of the table), `held_out` (of the epoch with
-    the best metric since the training was started or resumed: `epoch`, `kind` and, of each graph, `graph`, `predicted`,
-    `measured` and `tau`), `model`, `data`, `parts` and `checkpoints`. The epochs go into checkpoints, so that the page
-    of a resumed training shows all of them.
-
-    Args:
-        command: that started the training.
+    The record has the epochs (losses, metrics of validation, statistics of the table) and the predictions of the best
+    one. Checkpoints hold the epochs, so that the page of a resumed training shows all of them.
     """
 
     def __init__(self, command: str) -> None:
@@ -291,8 +280,7 @@ def _checkpoints(trainer: L.Trainer) -> list[str]:
 
 
 class LogProgress(ProgressBar):
-    """Progress bar for output that is no terminal: lines of a log, as `gst.util.progress.bar` writes them, and a
-    line with the last metrics when a training ends."""
+    """Progress bar for output that is no terminal: lines of a log, and the last metrics when a training ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,8 +325,7 @@ class LogProgress(ProgressBar):
 
 
 def code_version(package: Path = PACKAGE) -> str:
-    """The commit of the repository that tracks this program, with `-dirty` where its files differ from it; without such
-    a repository, or without git, the version of the package."""
+    """Return the commit of the repository that tracks this program, with `-dirty` if it differs; else the version."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(package), *arguments]

@@ -1,19 +1,29 @@
-"""The training step of Graph Segment Training as one graph of an accelerator, launched again for every step."""
+"""Training steps padded to one size, and on an accelerator recorded once as a graph that every step launches again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import lightning as L
 import torch
 from jaxtyping import Float, Int64
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from gst.data.loader import Step, StepLoader
 from gst.execution.lanes import is_here
 from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
 from gst.graphs.segments import SegmentedGraph
-from gst.method.fixed_step import FixedStep, PaddedStep
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.fixed_step import FixedStep, NoFixedShapes, PaddedStep, Sizes, refusal
+from gst.training.placing import PlacedSteps
 
 
 class RecordedStep:
@@ -149,3 +159,122 @@ def model_places(model: nn.Module) -> list[Any]:
     """
     tensors = [(id(each), each.data_ptr(), each.requires_grad) for each in (*model.parameters(), *model.buffers())]
     return [*tensors, *(each.training for each in model.modules())]
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class PaddedSteps:
+    """The padded steps of a training, each up to its gradients. The trainer does the rest, as after any other step: it
+    clips gradients, steps optimizers and schedules, and writes checkpoints.
+
+    Args:
+        estimator: the model in training.
+        step: its steps, without an optimizer.
+
+    Attributes:
+        step: None once steps are no longer padded.
+    """
+
+    def __init__(self, trainer: L.Trainer, estimator: GraphSegmentTraining, step: RecordedStep) -> None:
+        self.step: RecordedStep | None = step
+        self._trainer, self._estimator, self._reason = trainer, estimator, step.reason
+
+    @staticmethod
+    def of(
+        trainer: L.Trainer, estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, overridden: list[str]
+    ) -> PaddedSteps | None:
+        """Return the padded steps of a training, or log why there are none and return None.
+
+        Args:
+            loss: predictions and targets -> a number.
+            overridden: methods of the module's training step that padded steps would leave out.
+        """
+        reason = _refusal_of_training(trainer, loader, overridden) or refusal(estimator)
+        if reason is None:
+            try:
+                step = RecordedStep(_fixed(estimator, loss, loader))
+            except NoFixedShapes as error:
+                reason = str(error)
+            else:
+                if step.reason:
+                    rank_zero_info(f"steps are padded, and not recorded: {step.reason}")
+                return PaddedSteps(trainer, estimator, step)
+        rank_zero_info(f"steps are neither padded nor recorded: {reason}")
+        return None
+
+    def reading(self, step: Step, ahead: int) -> Callable[[], PaddedStep] | None:
+        """Draw a step; the result reads it. None once steps are no longer padded."""
+        fixed = self._fixed()
+        return None if fixed is None else partial(fixed.load, fixed.draw(step.graphs, step.configs, ahead))
+
+    def run(self, step: Step) -> tuple[Tensor | None, Step]:
+        """Train a step that was read as a padded one; the parameters have its gradients then.
+
+        Returns:
+            Its loss and the step; no loss, and the same draw unpadded, if the step has to be trained unpadded.
+        """
+        if not isinstance(step.prefetched, PaddedStep):
+            return None, step
+        if self.step is None or self._fixed() is None:
+            return None, self._unpadded(step)
+        try:
+            loss = self.step.run(step.prefetched, step.targets)
+        except NoFixedShapes as error:
+            self._stop(str(error))
+            return None, self._unpadded(step)
+        if self.step.reason != self._reason:  # it could not be recorded: padding gains nothing
+            self._stop(self.step.reason)
+        return loss, step
+
+    def _fixed(self) -> FixedStep | None:
+        """Return the object that draws and loads the next step, if that is to be padded."""
+        if self.step is not None and (reason := self._refusal_now()):
+            self._stop(reason)
+        return None if self.step is None else self.step.step
+
+    def _unpadded(self, step: Step) -> Step:
+        draw = step.prefetched.draw
+        targets = pad(step.targets, (0, draw.configs.shape[1] - step.targets.shape[1]), value=torch.nan)
+        return replace(step, configs=draw.configs, targets=targets, prefetched=self._estimator.load(draw))
+
+    def _refusal_now(self) -> str | None:
+        """Return the reason against padding from now on, if callbacks have caused one while the training goes on."""
+        if self._trainer.accumulate_grad_batches != 1:
+            return ACCUMULATES
+        return "the encoder is frozen" if self._estimator.encoder_frozen else None
+
+    def _stop(self, reason: str) -> None:
+        self.step = None
+        rank_zero_info(f"steps are no longer padded: {reason}")
+
+
+ACCUMULATES = "each padded step begins with new gradients, and the trainer accumulates them"
+
+
+def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader) -> FixedStep:
+    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change from step to step."""
+    graphs = [graph for graph, _ in loader.selections]
+    encoder = estimator.encoder if estimator.takes_batches else None
+    num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
+    sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, encoder)
+    return FixedStep(estimator, loss, None, sizes)
+
+
+def _refusal_of_training(trainer: L.Trainer, loader: StepLoader, overridden: list[str]) -> str | None:
+    """Return the reason why a trainer cannot go on from gradients of padded steps."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if loader.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy):
+        return f"they are for one process on one device, not for strategy {type(trainer.strategy).__name__}"
+    if trainer.precision != "32-true":
+        return f"they compute in float32, and --trainer.precision is {trainer.precision}"
+    if trainer.accumulate_grad_batches != 1 or any(
+        isinstance(each, GradientAccumulationScheduler) for each in callbacks
+    ):
+        return ACCUMULATES
+    if any(isinstance(each, PlacedSteps) for each in callbacks):
+        return "PlacedSteps runs the steps in its own way"
+    if overridden:
+        module = type(trainer.lightning_module).__name__
+        return f"{module} has its own {', '.join(overridden)}, which they would leave out"
+    return None

@@ -1,7 +1,6 @@
 """W&B sweep files run on this machine: Optuna (Akiba et al., KDD 2019) draws the parameters, no service is needed.
 
-The parameters of a trial depend on the seed and on the results of the trials before it. So a killed sweep resumes
-exactly: the interrupted trial is run again.
+The parameters of a trial depend on the seed and on earlier results, so that a killed sweep resumes exactly.
 """
 
 from __future__ import annotations
@@ -34,17 +33,14 @@ MISSING = "Optuna is not installed; pip install 'graph-segment-training[sweep]'"
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A sweep file of W&B, parsed.
+    """A parsed sweep file of W&B.
 
     Args:
-        name: of the sweep; that of the file unless it gives one.
-        method: grid, random or bayes.
         metric: its name in the result (`--json`) of the command.
-        goal: minimize or maximize.
         parameters: an Optuna distribution for each, by the name of its flag.
         command: with `${args}`, and other macros of W&B, where flags go.
         most: trials, or None if the file does not say.
-        early_terminate: whether W&B is to end poor trials early.
+        early_terminate: True if W&B is to end poor trials early.
     """
 
     name: str
@@ -66,11 +62,7 @@ class Sweep:
         return [word for each in self.command for word in macros.get(each, [each])]
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every combination of values, those of the last parameter fastest.
-
-        Raises:
-            ValueError: a parameter has infinitely many.
-        """
+        """Return every combination of values, those of the last parameter fastest; infinitely many are a ValueError."""
         every = [_values(name, each) for name, each in self.parameters.items()]
         return [dict(zip(self.parameters, values, strict=True)) for values in product(*every)]
 
@@ -79,8 +71,7 @@ def read_sweep(path: Path) -> Sweep:
     """Read a file that `wandb sweep` takes.
 
     Raises:
-        ValueError: it is not YAML, or asks for what `gst sweep --local` does not do; the message names the file and the
-            key. Also if Optuna is not installed.
+        ValueError: `gst sweep --local` cannot run it; the message names the file and the key.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -95,8 +86,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def metric_of(result: Mapping[str, Any], name: str) -> float:
-    """Value of a metric in the JSON result of a command: that of the best epoch, if it is monitored, else of the last
-    epoch, else the field of the result.
+    """Return a metric in the JSON result of a command: of the best epoch, if it is monitored, else of the last one.
 
     Raises:
         ValueError: it is not there, or not finite.
@@ -189,15 +179,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished trial.
-
-    Args:
-        number: of its directory, `trial-NNNN`.
-        parameters: what was tried.
-        value: of the metric; None if it failed.
-        seconds: it took.
-        error: why it failed, one line; empty if it did not.
-    """
+    """A finished trial: its directory `trial-NNNN`, and its value of the metric or the error in one line."""
 
     number: int
     parameters: dict[str, Any]
@@ -209,15 +191,11 @@ class Trial:
 def run_sweep(
     sweep: Sweep, out: Path, most: int, seed: int, resume: bool, told: Callable[[list[Trial]], None]
 ) -> list[Trial]:
-    """Run trials, one after the other, until `most` have ended.
+    """Run trials, one after the other, until `most` have ended; `told` gets all that ended, at first and after each.
 
     Each is the command of the file in a child process, with `--json` and, if the command has `--out`, an `--out` of its
-    own, and with `WANDB_MODE=offline` unless that is set. What it prints goes to `output.log` in its directory.
-
-    Args:
-        out: directory of results; `sweep.db` there is Optuna's storage.
-        most: no more than a grid has.
-        told: of all trials that ended, at the beginning and after each.
+    own, and with `WANDB_MODE=offline` unless that is set. `output.log` in its directory has its output, and `sweep.db`
+    in `out` is Optuna's storage.
 
     Raises:
         ValueError: `out` holds a sweep and `resume` is False, or another sweep; `PATIENCE` trials in a row failed.

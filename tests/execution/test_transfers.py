@@ -112,9 +112,9 @@ def test_copies_leave_an_accelerator_first_on_a_stream_of_their_own_into_memory_
 def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def rates(source: torch.device, destination: torch.device, sizes: object, repetitions: int) -> CopyRates | None:
+    def rates(source: torch.device, destination: torch.device) -> CopyRates | None:
         asked.append((source.type, destination.type))
-        return CopyRates(7.0 if source.type == "cpu" else 9.0, 2.0, 1.0, 4.0, 3.0, 2.5)
+        return CopyRates(7.0 if source.type == "cpu" else 9.0, 2.0, 4.0, 3.0)
 
     monkeypatch.setattr(probes, "copy_rates", rates)
     cores = [Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2)]
@@ -126,8 +126,7 @@ def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPa
 
 def test_the_simulator_reads_what_was_measured(program: Program) -> None:
     """Costs of devices with memories of their own hold measured links, and a slower link makes a plan take longer."""
-    devices = discover(separate_memory=True)[:1]
-    devices = [*devices, Device("cpu:x", "cpu", (), 1, "another", "test")]
+    devices = [*discover()[:1], Device("cpu:x", "cpu", (), 1, "another", "test")]
     with GraphExecutor(program, devices) as executor:
         costs = Runner(executor, None, None).costs(1)
     apart = ~np.eye(2, dtype=bool)

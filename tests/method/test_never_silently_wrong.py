@@ -27,10 +27,9 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Peers, dropout_weights, uniform_gradient
-from gst.method.encoding import SegmentMaxima, SegmentSums
+from gst.method.encoding import SegmentSums
 from gst.method.estimator import GraphSegmentTraining
-from gst.nn.edges import neighbour_attention, neighbour_max
-from gst.nn.sparse import CsrMatrix, product
+from gst.nn.sparse import CsrMatrix, neighbour_attention, neighbour_max, product
 from gst.util.arrays import Mapped, PackedArray
 
 ALL = 99  # more segments than any graph here has
@@ -454,7 +453,7 @@ def test_second_derivatives_of_sparse_products_are_right() -> None:
     assert torch.autograd.gradgradcheck(lambda x: product(matrix, x) ** 3, x)
 
 
-@pytest.mark.parametrize("kind", ["max", "attention", "pool sum", "pool max"])
+@pytest.mark.parametrize("kind", ["max", "attention", "pool sum"])
 def test_second_derivatives_of_other_kernels_are_refused(kind: str) -> None:
     matrix = CsrMatrix.from_entries(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), (2, 2))
     x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
@@ -462,7 +461,6 @@ def test_second_derivatives_of_other_kernels_are_refused(kind: str) -> None:
         "max": lambda: neighbour_max(matrix, x * x),
         "attention": lambda: neighbour_attention(matrix, x * x, x, x),
         "pool sum": lambda: SegmentSums.apply(x * x, torch.tensor([[0], [1]]), torch.tensor([0, 0]), 1),
-        "pool max": lambda: SegmentMaxima.apply(x * x, torch.tensor([[0], [1]]), torch.tensor([0, 0]), 1),
     }[kind]()
     (gradient,) = torch.autograd.grad((rows**3).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):

@@ -22,8 +22,7 @@ from gst.method.fixed_step import Sizes
 from gst.nn import SAGE
 from gst.nn.bounds import PlanOptions
 from gst.nn.encoders import Encoder, InputProjection
-from gst.nn.fixed_plans import FixedPlans
-from gst.nn.sharing import Sharing
+from gst.nn.sharing import FixedPlans, Sharing
 
 DOUBLE = torch.device("cpu"), torch.float64
 FIXED = [name for name in CASES if not name.startswith("GPS")]

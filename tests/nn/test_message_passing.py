@@ -10,9 +10,8 @@ from reference import as_batch, random_graph
 from slow_messages import as_matrix, random_entries, slow_attention, slow_max, slow_product
 from torch import Tensor
 
-from gst.nn.edges import neighbour_attention, neighbour_max
 from gst.nn.sharing import Sharing
-from gst.nn.sparse import CsrMatrix, product
+from gst.nn.sparse import CsrMatrix, neighbour_attention, neighbour_max, product
 
 SIZES = {
     "seed": st.integers(0, 99),
@@ -88,7 +87,7 @@ def test_gradients_are_right(count: int) -> None:
 def test_a_gradient_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass of attention looks at some edges at a time."""
     entries, inputs = random_entries(1, 5, 4, 12), [numbers(4, 6), numbers(4, 2, seed=1), numbers(5, 2, seed=2)]
-    monkeypatch.setattr("gst.nn.edges.BLOCK", 18)  # three edges of six channels
+    monkeypatch.setattr("gst.nn.sparse.BLOCK", 18)  # three edges of six channels
     ours = neighbour_attention(as_matrix(entries, 5, 4), *inputs)
     assert_same_outcome(ours, slow_attention(entries, *inputs), inputs, torch.float64)
 

@@ -220,11 +220,3 @@ def test_refuses_weights_that_are_none(unchecked: None) -> None:
         partition(np.array([[0], [1]]), 2, 1, edge_weights=np.ones(3, np.int64))
     with pytest.raises(ValueError, match="node_weights is float64; wanted int64: scale and round"):
         partition(np.array([[0], [1]]), 2, 1, node_weights=np.ones(2))
-
-
-def test_refuses_time_limits_nobody_keeps() -> None:
-    edges = np.array([[0], [1]])
-    with pytest.raises(ValueError, match=r"time_limit is 1\.0 for method 'metis'; only 'auto' keeps to one"):
-        partition(edges, 2, 1, time_limit=1.0)
-    with pytest.raises(ValueError, match=r"time_limit is -1\.0; wanted a number of seconds >= 0"):
-        partition(edges, 2, 1, "auto", time_limit=-1.0)

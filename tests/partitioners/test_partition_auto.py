@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import METHODS, partition, quality
-from partitioners.balance import Problem
-from partitioners.methods import CANDIDATES, HOPELESS
+from partitioners.methods import HOPELESS
 
 
 @unhurried
@@ -38,30 +37,6 @@ def test_cuts_no_more_than_any_method_it_has_to_try(graph: tuple[np.ndarray, int
 )
 def test_takes_the_winner_as_it_is(edges: np.ndarray, winner: str) -> None:
     np.testing.assert_array_equal(partition(edges, 1600, 16, "auto"), partition(edges, 1600, 16, winner))
-
-
-def test_a_time_limit_of_nothing_leaves_ranges_of_ids() -> None:
-    edges = grid(40)
-    np.testing.assert_array_equal(
-        partition(edges, 1600, 16, "auto", time_limit=0.0), partition(edges, 1600, 16, "contiguous")
-    )
-
-
-def test_methods_that_do_not_fit_the_limit_are_left_out() -> None:
-    """A random graph, for which METIS is expected to take longer than all others together."""
-    edges = np.random.default_rng(1).integers(0, 20_000, (2, 40_000))
-    problem = Problem(edges, 20_000, 20)
-    seconds = [expected(problem, 15_000) for expected in CANDIDATES.values()]
-    assert seconds[-1] > 5 * sum(seconds[:-1])
-    quick = partition(edges, 20_000, 20, "auto", time_limit=2 * sum(seconds[:-1]))
-    np.testing.assert_array_equal(quick, partition(edges, 20_000, 20, "communities"))
-
-
-def test_more_time_never_gives_a_greater_cut() -> None:
-    edges = np.random.default_rng(1).permutation(1600)[grid(40)]
-    limits = [0.0, 0.0005, 0.001, 0.003, 0.01, 0.1, None]
-    cuts = [quality(edges, partition(edges, 1600, 16, "auto", time_limit=limit)).edge_cut for limit in limits]
-    assert cuts == sorted(cuts, reverse=True) and cuts[-1] < cuts[0]
 
 
 def test_a_hopeless_stream_is_not_repeated() -> None:

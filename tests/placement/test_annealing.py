@@ -16,7 +16,8 @@ from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
+from gst.placement.search.neighbourhoods import Neighbourhood
+from gst.placement.search.timelines import BUSY, CROSSING, Timelines
 from gst.placement.task import Task
 from gst.simulation.copies import copies_of
 

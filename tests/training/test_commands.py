@@ -17,7 +17,7 @@ import wandb
 
 from gst.cli import main
 from gst.data.tpugraphs import read
-from gst.training import padded_steps
+from gst.training import recorded_step
 from tests.choices import rest_in_e2e
 from tests.reproductions.neusight import neusight_made
 from tests.reproductions.timm import timm_made
@@ -242,7 +242,7 @@ def test_networks_of_other_packages_are_imported_only_where_they_are_trusted(
 def test_a_training_by_padded_steps_gives_the_losses_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a shipped configuration, from the command line; the recording itself needs an accelerator."""
     losses, said = [], list[str]()
-    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    monkeypatch.setattr(recorded_step, "rank_zero_info", said.append)
     for record_step in ("true", "false"):
         flags = [
             "--trainer.max_steps=3",

@@ -32,13 +32,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "every segment": {"num_fresh": 99},
     "GST": {"num_fresh": 1},
     "GST-One": {"num_fresh": 1, "estimate": "fresh"},
-    "GST+E": {"num_fresh": 1, "table": True},
+    "GST+E": {"num_fresh": 1, "table": True, "estimate": "dropout"},
     "GST+ED": {"num_fresh": 1, "table": True, "keep_probability": 0.5},
     "GST+E, composite": {"num_fresh": 2, "table": True, "estimate": "composite"},
     "GST+EFD": {"num_fresh": 1, "table": True, "keep_probability": 0.5, "frozen": True},
 }
 OF_FOUR = ("every segment", "GST+ED", "GST+EFD")  # trained by four processes too
-ACCUMULATED = {"num_fresh": 99, "table": True}
+ACCUMULATED = {"num_fresh": 99, "table": True, "estimate": "dropout"}
 
 
 def selections() -> list[Selection]:
@@ -86,12 +86,12 @@ def train(
     """Parameters after two epochs, and what the table holds, of which the first process is told."""
     settings = {key: value for key, value in variant.items() if key not in ("table", "frozen")}
     torch.manual_seed(0)
-    encoder = SAGE(CHANNELS, 2, num_opcodes=8)
-    model = GraphSegmentTraining(encoder, Head(CHANNELS), **settings, seed=5).double()
-    model.embed([data[0][0]], torch.zeros(1, 1, dtype=torch.int64))
+    encoder, table = SAGE(CHANNELS, 2, num_opcodes=8), None
     if variant.get("table"):
         shard = EmbeddingTable(1, CHANNELS, torch.float64)
-        model.table = shard if world_size == 1 else ShardedTable(shard)
+        table = shard if world_size == 1 else ShardedTable(shard)
+    model = GraphSegmentTraining(encoder, Head(CHANNELS), table=table, **settings, seed=5).double()
+    model.embed([data[0][0]], torch.zeros(1, 1, dtype=torch.int64))
     loader = StepLoader(data, together // world_size, 4, seed=3, rank=rank, world_size=world_size)
     model.register(graph for graph, _ in data)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)

@@ -22,7 +22,7 @@ from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 from gst.method.fixed_step import Sizes
 from gst.nn import GPS, SAGE, FusedSAGE, Head
-from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, padded_steps
+from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
 from gst.training.recorded_step import RecordedStep
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ class Programs(GraphSource):
 def listen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is logged of padded steps from now on."""
     said: list[str] = []
-    monkeypatch.setattr(padded_steps, "rank_zero_info", said.append)
+    monkeypatch.setattr(recorded_step, "rank_zero_info", said.append)
     return said
 
 
@@ -239,7 +239,7 @@ def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monke
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
 
     eager, said = fit(tmp_path, False), listen(monkeypatch)
-    monkeypatch.setattr(padded_steps, "RecordedStep", partial(RecordedStep, graph=full, is_recorded=True))
+    monkeypatch.setattr(recorded_step, "RecordedStep", partial(RecordedStep, graph=full, is_recorded=True))
     watch = fit(tmp_path, True)
     assert watch.was_padded == [True] * 4 + [False] * 2
     assert said == ["steps are no longer padded: OutOfMemoryError: out of memory: tried to allocate 2 GiB"]

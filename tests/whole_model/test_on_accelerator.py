@@ -97,6 +97,7 @@ def test_a_step_by_name_runs_as_written_there() -> None:
             runs[COMPILED]()
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
 def test_plans_on_an_accelerator_are_held_against_the_step_on_it(tmp_path: Path) -> None:
     """The step on the cores would make any plan of a GPU look fast. Without one here the step does not run."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64
 
-from gst.data.measured_plans import core_use
 from gst.lowering.plan import Timeline
-from gst.placement.search.neighbourhoods import Timelines
+from gst.machine.devices import core_use
+from gst.placement.search.timelines import Timelines
 from gst.placement.task import Task
 
 NAMES = (

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 
 from experiments.reproductions.public_problems.branching import Branched, branched_bound
 from experiments.reproductions.public_problems.branching_kernels import Placing
@@ -19,7 +19,7 @@ from experiments.reproductions.public_problems.exact.tasks import optimum
 from experiments.reproductions.public_problems.prices import prices
 from experiments.reproductions.public_problems.published import PublishedObjective, published_bound
 from gst.lowering.plan import Plan
-from gst.placement.baselines.bounds import classes, lower_bound_us
+from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.list_schedules import in_groups, task_scheduled
 from gst.placement.baselines.units import unit_times_us
 from gst.placement.task import Task
@@ -243,3 +243,30 @@ def _mib(size: float) -> str:
 
 def _of(limit: float | None) -> str:
     return "" if limit is None else f" of {_mib(limit)}"
+
+
+def classes(
+    times: Float64[np.ndarray, "devices nodes"], limits: Float64[np.ndarray, " devices"],
+    links: tuple[Float64[np.ndarray, "devices devices"], ...], use: Bool[np.ndarray, "devices cores"],
+) -> Int64[np.ndarray, " devices"]:  # fmt: skip
+    """Return the class of each device: those of one class are interchangeable. A device that shares cores is alone.
+
+    Args:
+        limits: of the memory of each device.
+        links: of each two devices.
+        use: true where a device takes a core.
+    """
+    shares = (use.astype(np.int64) @ use.T).sum(1) > use.sum(1)
+    result = np.full(len(times), -1)
+    for device in range(len(times)):
+        for first in range(device):
+            exchanged = np.arange(len(times))
+            exchanged[[first, device]] = device, first
+            same_links = all((link == link[np.ix_(exchanged, exchanged)]).all() for link in links)
+            same = same_links and limits[first] == limits[device] and (times[first] == times[device]).all()
+            if same and not shares[first] and not shares[device]:
+                result[device] = result[first]
+                break
+        else:
+            result[device] = result.max(initial=-1) + 1
+    return result

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ours", type=float, default=10.0, help="seconds of search of gst place (default: %(default)g)"
     )
-    parser.add_argument("--again", action="store_true", help="measure gst place anew, beside what is there")
+    parser.add_argument("--again", action="store_true", help="measure gst place anew and keep the other methods")
     parser.add_argument("--equal", metavar="NODES,...", help="compare in equal time on so many operations")
     parser.add_argument("--seeds", type=int, default=2, help="of --equal (default: %(default)d)")
     parser.add_argument("--summary", action="store_true", help="print the table of what is there")

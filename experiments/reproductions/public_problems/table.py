@@ -104,7 +104,7 @@ def _means(graph: CostGraph, plan: Plan) -> CostGraph:
 
 def _annealed(task: Task, runtime: PublishedObjective, seed: int) -> float:
     budgeted = Budgeted(runtime, EVALUATIONS)
-    anneal(task, budgeted, seed)
+    anneal(task, budgeted, seed, start=[*portfolio(task).values(), *runtime.starts()])
     return budgeted.best_ms
 
 

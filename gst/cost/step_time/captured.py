@@ -118,10 +118,7 @@ def _position(arguments: tuple[Any, ...], count: int, item: int) -> int:
 
 
 def batch_of(program: Program) -> tuple[int, int]:
-    """Return the batch of a step and the side of its images, 0 without any.
-
-    The batch is the first dimension of its largest input that is no parameter.
-    """
+    """Return the batch of a step, the first size of its largest input, and the side of its images, 0 without any."""
     inputs = [
         operation for node, operation in enumerate(program.operations)
         if operation.kind == "input" and int(program.parameter_home[node]) != node and operation.shapes[0]

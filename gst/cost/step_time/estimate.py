@@ -205,10 +205,7 @@ def _per_sample(kernels: Kernels, batch: int) -> Kernels:
 def _predicted(
     kernels: Kernels, batch: int, side: int, setting: Setting, machine: Machine, model: Model
 ) -> tuple[float, float, str]:
-    """Return milliseconds, half the width of the interval of their logarithm, and their basis.
-
-    No program is faster than at the peak rates: image models lack some classes of kernels.
-    """
+    """Return milliseconds, at least those at peak rates, half the width of their interval (of logs), and the basis."""
     terms, columns, numbers = row_of(kernels, batch, side or 224, setting, machine)
     measured = any(each.machine == setting.machine for each in model.settings)
     basis = f"efficiencies {'measured on such a machine' if measured else 'of its kind, at its peak rates'}"

@@ -57,9 +57,7 @@ MACHINES = {
 
 
 def machine_of(name: str) -> Machine:
-    """Return the rates of a machine by its name; case, `-` and `_` make no difference.
-
-    A path ending in `.json` names a file with the fields of `Machine`.
+    """Return the rates of a machine by its name (case, `-` and `_` make no difference), or those in a `.json` file.
 
     Raises:
         ValueError: its rates are not here, or the file does not hold them.

@@ -28,13 +28,12 @@ class Setting(NamedTuple):
 
     Args:
         machine: a name such as `rtx3090` or `cpu-i9_10940x`.
-        mode: `infer` or `train`.
         precision: `amp`, `half` or `fp32`; see `kernels_of`.
         torch: version times 100, such as 291 for 2.9.1.
     """
 
     machine: str
-    mode: str
+    mode: str  # infer or train
     precision: str
     is_channels_last: bool
     torch: int
@@ -94,9 +93,6 @@ def row_of(
     terms = np.stack([np.bincount(kernels.kind, part, len(CLASSES)) for part in parts])
     peak_time = np.maximum(parts[0], parts[1] + parts[2]) + 1e-9
 
-    def log(array: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(array, 1e-9))
-
     inner, outputs = named["inner"], named["outputs"]
     described = np.stack([
         log(flops), log(activations + 1), log(parts[0] / np.maximum(parts[1], 1e-12)), log(named["rows"] * times),
@@ -117,6 +113,10 @@ def row_of(
     return terms.ravel(), np.concatenate([sums, *means]), np.array(numbers, np.float64)
 
 
+def log(array: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(array, 1e-9))
+
+
 def kernel_descriptors(
     kernels: Kernels, batch: int, setting: Setting, machine: Machine | None = None
 ) -> Float64[np.ndarray, "kernels descriptors"]:
@@ -129,9 +129,6 @@ def kernel_descriptors(
     rows, outputs, inner, groups = named["rows"] * times, named["outputs"], named["inner"], named["groups"]
     waves = np.ceil(rows / TILE) * np.ceil(outputs / TILE) * groups / machine.cores
     is_product = np.isin(kernels.kind, list(PRODUCTS)).astype(np.float64)
-
-    def log(array: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(array, 1e-9))
 
     of_kernel = [
         log(named["flops"] * times) / 10 - 2, log(moved * times + 1) / 10 - 1.5,

@@ -47,13 +47,7 @@ TO_FLOAT = frozenset({
 
 
 class Step(NamedTuple):
-    """An operation that moves data.
-
-    Args:
-        operation: the call.
-        label: its class, see `CLASSES`.
-        reads, writes: values, views by the value that they are views of.
-    """
+    """An operation that moves data, its class in `CLASSES`, and its values; a view counts as the value it shows."""
 
     operation: Operation
     label: str
@@ -208,10 +202,5 @@ def _as_seen(root: Value, view: Value) -> Value:
 
 
 def in_order(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor.
-
-    Examples:
-        >>> in_order((2, 3, 4))
-        (12, 4, 1)
-    """
+    """Return the strides of a contiguous tensor: (12, 4, 1) for the shape (2, 3, 4)."""
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))

@@ -133,11 +133,7 @@ def _within(each: Any, value: Value, places: Sequence[int]) -> None:
 
 
 def _convolution(each: Any, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> Shapes:
-    """Return the tensors of a convolution in NCHW and OIHW.
-
-    A gradient has the products of its convolution and gets the shapes of that convolution. The gradient of weights has
-    a window larger than its result, and the gradient of the input of a strided convolution has holes.
-    """
+    """Return the tensors of a convolution in NCHW and OIHW, of a gradient those of the convolution it amounts to."""
     # a gradient of weights has a window larger than its result, one of the input of a strided convolution has holes
     numbers, window = each.convolution_dimension_numbers, each.window.dimensions
     source = [numbers.input_batch_dimension, numbers.input_feature_dimension, *numbers.input_spatial_dimensions]

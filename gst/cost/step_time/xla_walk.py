@@ -35,11 +35,7 @@ Result: TypeAlias = "Value | tuple[Result, ...]"
 
 @dataclass
 class Walk:
-    """Walk through the computations of a module, callees where they are called, that collects operators.
-
-    Args:
-        weights: numbers of the inputs that are weights.
-    """
+    """Walk through a module, callees where they are called, that collects operators; `weights` number its inputs."""
 
     module: Any
     is_compiled: bool
@@ -196,8 +192,8 @@ class Walk:
     def likely_weights(self) -> frozenset[int]:
         """Return the inputs that are likely weights.
 
-        Weights are always second operands, as in `x @ w`, or first operands with a computed second one. Data are first
-        operands with a weight, and second operands in its gradient.
+        Weights are second operands, as in `x @ w`, or first ones with a computed second one. Data are first operands
+        with a weight, and second ones in its gradient.
         """
         return frozenset((self.second - self.first) | (self.first - self.first_of_inputs))
 
@@ -215,10 +211,7 @@ def _root(computation: Any) -> Any:
 
 
 def _trips(each: Any, called: Sequence[Any]) -> int | None:
-    """Return the trip count of a loop that the compiler noted, else the constant in its condition; None without one.
-
-    The counter is assumed to count from 0 by 1, as in `jax.lax.scan` and `fori_loop(0, n)`.
-    """
+    """Return the trip count of a loop that the compiler noted, else the limit of its condition; None without either."""
     if noted := TRIPS.search(each.backend_config):
         return int(noted[1])
     condition = next((one for one in called if _root(one).shape.element_type == ELEMENT_TYPES["pred"]), None)

@@ -65,9 +65,6 @@ def _graph(module: Any, tuning: Any, name: str) -> Graph:
     return Graph(node_features, edges, opcodes, config_nodes, *_configurations(tuning, len(config_nodes)), name=name)
 
 
-# Nodes and edges -----------------------------------------------------------------------------------------------------
-
-
 def _encoded(
     module: Any,
 ) -> tuple[Float32[np.ndarray, "nodes 140"], Int64[np.ndarray, "2 edges"], Int64[np.ndarray, " nodes"]]:
@@ -174,9 +171,6 @@ def _with_totals(numbers: Sequence[int], length: int) -> list[int]:
 
 def _flags(flags: Sequence[bool | int], length: int) -> list[int]:
     return [*_first([int(flag) for flag in flags], length), sum(flags), len(flags) - sum(flags)]
-
-
-# Configurations ------------------------------------------------------------------------------------------------------
 
 
 def _configurations(

@@ -172,9 +172,6 @@ def _declare(tokens: Tokens, scope: Scope, name: str, number: int) -> None:
     scope[name] = number
 
 
-# Asynchronous instructions -------------------------------------------------------------------------------------------
-
-
 def _opcode_and_stage(printed: str) -> tuple[str, str]:
     """Split the shorthand `slice-start` into `slice`, `start`; other opcodes, such as `copy-start`, have no stage."""
     match = _SHORTHAND.fullmatch(printed)
@@ -203,9 +200,6 @@ def _wrapped(instruction: Any, number: int) -> Any:
         )
     )  # fmt: skip
     return computation
-
-
-# Shapes --------------------------------------------------------------------------------------------------------------
 
 
 def _shape(tokens: Tokens, shape: Any, depth: int = 0) -> None:
@@ -250,9 +244,6 @@ def _size(tokens: Tokens, text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise tokens.error(f"{text[:40]!r} is no size or place (those must be known, and less than 10**18)")
     return int(text)
-
-
-# Attributes ----------------------------------------------------------------------------------------------------------
 
 
 def _numbers(tokens: list[str]) -> list[int]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gst.data.measured_plans import core_use
 from gst.graphs.segments import segment
 from gst.lowering.plan import Plan
+from gst.machine.devices import core_use
 from gst.placement.planning import METHODS
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
@@ -76,8 +76,8 @@ def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each part of the loop: the fastest of the plans that it contributes.
 
     Examples:
-        >>> contributions({"heft": {"feasible": True, "median_ms": 4.0}, "annealing": {"feasible": True, "median_ms":
-            3.0}})
+        >>> heft, annealing = ({"feasible": True, "median_ms": ms} for ms in (4.0, 3.0))
+        >>> contributions({"heft": heft, "annealing": annealing})
         ['baselines: heft, 4.00 ms', 'search in simulation: annealing, 3.00 ms']
     """
     best: dict[str, tuple[float, str]] = {}

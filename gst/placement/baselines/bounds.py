@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, no_type_check
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
@@ -39,9 +39,7 @@ def lower_bound_us(task: Task) -> float:
     """
     what, apart = task_scheduled(task, handed_over=False), task.taken_apart()
     arrays = what.arrays._replace(groups=apart.colocation)
-    own, none = np.eye(len(task.devices), dtype=bool), np.zeros(len(task.devices))
-    alike = classes(arrays.times, none, (arrays.fixed, arrays.per_amount), own)
-    return chains_and_work(arrays, alike, *_resources(what))
+    return chains_and_work(arrays, _alike(arrays), *_resources(what))
 
 
 def certificate_of(
@@ -99,26 +97,16 @@ def _mib(size: float) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-def classes(
-    times: Float64[np.ndarray, "devices nodes"], limits: Float64[np.ndarray, " devices"],
-    links: tuple[Float64[np.ndarray, "devices devices"], ...], use: Bool[np.ndarray, "devices cores"],
-) -> Int64[np.ndarray, " devices"]:  # fmt: skip
-    """Return the class of each device: those of one class are interchangeable. A device that shares cores is alone.
-
-    Args:
-        limits: of the memory of each device.
-        links: of each two devices.
-        use: true where a device takes a core.
-    """
-    shares = (use.astype(np.int64) @ use.T).sum(1) > use.sum(1)
+def _alike(arrays: Arrays) -> Int64[np.ndarray, " devices"]:
+    """Return the class of each device: those of one class have the same times and links."""
+    times, numbers = arrays.times, np.arange(len(arrays.times))
     result = np.full(len(times), -1)
     for device in range(len(times)):
         for first in range(device):
-            exchanged = np.arange(len(times))
+            exchanged = numbers.copy()
             exchanged[[first, device]] = device, first
-            same_links = all((link == link[np.ix_(exchanged, exchanged)]).all() for link in links)
-            same = same_links and limits[first] == limits[device] and (times[first] == times[device]).all()
-            if same and not shares[first] and not shares[device]:
+            links = np.stack([arrays.fixed, arrays.per_amount])
+            if (links == links[:, exchanged[:, None], exchanged]).all() and (times[first] == times[device]).all():
                 result[device] = result[first]
                 break
         else:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.data.measured_plans import core_use
 from gst.lowering.plan import Plan
+from gst.machine.devices import core_use
 from gst.placement.task import Task
 
 MUCH_SLOWER = 2.0  # times the fastest device's time

@@ -1,8 +1,5 @@
-"""ColocRL: a sequence-to-sequence policy over colocation groups.
-
-Mirhoseini, Pham, Le, Steiner, Larsen, Zhou, Kumar, Norouzi, Bengio and Dean, Device Placement Optimization with
-Reinforcement Learning, ICML 2017.
-"""
+"""ColocRL: a sequence-to-sequence policy over colocation groups (Mirhoseini et al., Device Placement Optimization with
+Reinforcement Learning, ICML 2017)."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class PolicyUnits:
 
     @staticmethod
     def of_task(task: Task, most: int | None = None) -> PolicyUnits:
-        """The colocation groups of a task, merged into no more than `most` (see `merged`)."""
+        """Return the colocation groups of a task, merged into no more than `most` (see `merged`)."""
         unit = in_order(task, task.colocation)
         unit = unit if most is None else merged(task, unit, most)
         count = int(unit.max()) + 1
@@ -65,19 +62,18 @@ class PolicyUnits:
         return PolicyUnits(unit, kinds, sizes, between(task.costs.edges, unit), unit_times_us(task, unit))
 
     def plan(self, task: Task, devices: Int64[np.ndarray, " units"]) -> Plan:
-        """Return the plan that puts each unit on its device. A unit that cannot run there goes where it is fastest:
-        the soft placement of TensorFlow, on which the published policies ran."""
+        """Return the plan that puts each unit on its device, or where it is fastest if it cannot run there. The
+        published policies ran on this soft placement of TensorFlow."""
         able = self.able[devices, np.arange(self.count)]
         return task.plan(np.where(able, devices, self.times_us.argmin(0))[self.of_node])
 
 
 def merged(task: Task, unit: Int64[np.ndarray, " nodes"], most: int) -> Int64[np.ndarray, " nodes"]:
-    """At most `most` units made of smaller ones.
+    """Merge units into at most `most`.
 
-    As Mirhoseini et al. (ICML 2017) do, a unit whose values only one other unit reads is joined with that one, and so
-    on with what comes of it; those that take the least time go first, and no more of them than necessary. Where that
-    is not enough, the order of the units is cut into at most `most` stretches, the longest of which takes as little as
-    possible.
+    As in Mirhoseini et al. (ICML 2017), a unit whose values only one other unit reads is joined with that one, those
+    that take the least time first, and no more than necessary. Where that is not enough, the order of the units is cut
+    into at most `most` stretches, the longest of which takes as little as possible.
     """
     while (count := int(unit.max()) + 1) > most:
         joined = _joined_with_sole_readers(task, unit, count - most)
@@ -88,7 +84,7 @@ def merged(task: Task, unit: Int64[np.ndarray, " nodes"], most: int) -> Int64[np
 
 
 def between(edges: Int64[np.ndarray, "2 edges"], unit: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, "2 pairs"]:
-    """Edges between different units, each pair once."""
+    """Return the edges between different units, each pair once."""
     pairs = unit[edges]
     pairs = pairs[:, pairs[0] != pairs[1]]
     count = int(unit.max()) + 1
@@ -96,7 +92,7 @@ def between(edges: Int64[np.ndarray, "2 edges"], unit: Int64[np.ndarray, " nodes
 
 
 def _joined_with_sole_readers(task: Task, unit: Int64[np.ndarray, " nodes"], many: int) -> Int64[np.ndarray, " nodes"]:
-    """Join up to `many` units with the only one that reads them, in the order of what they take."""
+    """Join up to `many` units with the only one that reads them, the shortest first."""
     edges, count = between(task.costs.edges, unit), int(unit.max()) + 1
     sole = np.bincount(edges[0], minlength=count)[edges[0]] == 1
     reader = dict(zip(edges[0, sole].tolist(), edges[1, sole].tolist(), strict=True))
@@ -117,8 +113,7 @@ def _joined_with_sole_readers(task: Task, unit: Int64[np.ndarray, " nodes"], man
 
 
 def _stretches(took_us: Float64[np.ndarray, " units"], most: int) -> Int64[np.ndarray, " units"]:
-    """Cut a sequence into at most `most` stretches, the longest of which is as short as possible, to a millionth of the
-    whole."""
+    """Cut a sequence into at most `most` stretches, the longest as short as possible to a millionth of the whole."""
     low, high = 0.0, float(took_us.sum()) * (1 + 1e-9)  # sums differ in their last digits
     while high - low > 1e-6 * took_us.sum():
         middle = (low + high) / 2
@@ -127,7 +122,7 @@ def _stretches(took_us: Float64[np.ndarray, " units"], most: int) -> Int64[np.nd
 
 
 def _filled(took_us: Float64[np.ndarray, " units"], limit_us: float) -> Int64[np.ndarray, " units"]:
-    """Number of the stretch of each unit; what takes longer than the limit alone is a stretch of its own."""
+    """Return the stretch of each unit; one that takes longer than the limit is a stretch of its own."""
     number, filled, stretch = 0, 0.0, np.zeros(len(took_us), np.int64)
     for position, each in enumerate(took_us.tolist()):
         if filled and filled + each > limit_us:
@@ -138,14 +133,14 @@ def _filled(took_us: Float64[np.ndarray, " units"], limit_us: float) -> Int64[np
 
 
 def _sizes(task: Task) -> list[np.ndarray]:
-    """Columns that `PolicyUnits.sizes` sums up."""
+    """Return the columns that `PolicyUnits.sizes` sums up."""
     if task.program is None:
         return [task.costs.output_bytes, _fastest(task.times_us)]
     return [task.costs.output_bytes, *np.expm1(task.graph.node_features[:, DIMENSIONS].astype(np.float64)).T]
 
 
 def _fastest(times_us: Float64[np.ndarray, "devices columns"]) -> Float64[np.ndarray, " columns"]:
-    """Of the devices that can run it; 0 where none can."""
+    """Return the least time over the devices; 0 where none can run the unit."""
     least = times_us.min(0)
     return np.where(np.isfinite(least), least, 0.0)
 
@@ -157,10 +152,6 @@ class SequencePlacer(nn.Module):
     At each step the decoder reads the embedding of the device drawn before, and the state of the encoder at this step,
     which the paper leaves to attention. Attention is multiplicative and enters after the decoder (Luong et al.,
     EMNLP 2015), so that all steps of known plans are scored at once.
-
-    Args:
-        num_devices: to choose from.
-        hidden: width of each step's embedding, and of the networks.
     """
 
     def __init__(self, num_devices: int, hidden: int) -> None:
@@ -175,12 +166,8 @@ class SequencePlacer(nn.Module):
     def forward(
         self, embedded: Float[Tensor, "rows steps hidden"], devices: Int64[Tensor, "plans steps"]
     ) -> Float[Tensor, "plans steps devices"]:
-        """Log probabilities of each device at each step, after what was drawn at the steps before.
-
-        Args:
-            embedded: the sequence of each plan, or one for all of them (rows is plans, or 1).
-            devices: what was drawn.
-        """
+        """Return log probabilities of each device at each step, given the devices drawn before. `embedded` is the
+        sequence of each plan, or one for all of them (rows is plans, or 1)."""
         states, (h, c) = self.encoder(embedded)
         here = states.expand(len(devices), -1, -1)
         before = torch.full_like(devices[:, :1], self.logits.out_features)
@@ -208,21 +195,19 @@ class SequencePlacer(nn.Module):
         return drawn[:, 1:]
 
     def _log_probabilities(
-        self,
-        decoded: Float[Tensor, "plans some hidden"],
-        states: Float[Tensor, "rows steps hidden"],
+        self, decoded: Float[Tensor, "plans some hidden"], states: Float[Tensor, "rows steps hidden"],
         here: Float[Tensor, "plans some hidden"],
-    ) -> Float[Tensor, "plans some devices"]:
+    ) -> Float[Tensor, "plans some devices"]:  # fmt: skip
         queries = self.query(decoded).reshape(len(states), -1, decoded.shape[2])  # of all plans at once if rows is 1
-        found = ((queries @ states.transpose(1, 2)).softmax(2) @ states).reshape(decoded.shape)
-        mixed = torch.tanh(self.mix(torch.cat([decoded, found, here], dim=2)))
+        context = ((queries @ states.transpose(1, 2)).softmax(2) @ states).reshape(decoded.shape)
+        mixed = torch.tanh(self.mix(torch.cat([decoded, context, here], dim=2)))
         return self.logits(mixed).log_softmax(2)
 
 
 def of_drawn(
     log_probabilities: Float[Tensor, "plans steps choices"], drawn: Int64[Tensor, "plans steps"]
 ) -> tuple[Float[Tensor, " plans"], Float[Tensor, " plans"]]:
-    """Log probability of each plan, and the sum of the entropies of its steps, in nats."""
+    """Return the log probability of each plan, and the sum of the entropies of its steps, in nats."""
     chosen = log_probabilities.gather(2, drawn[..., None])[..., 0]
     entropy = -(log_probabilities.exp() * log_probabilities).sum(2)
     return chosen.sum(1), entropy.sum(1)
@@ -236,22 +221,15 @@ def colocrl(
     task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, *,
     learning_rate: float = 3e-3, hidden: int = 64,
 ) -> None:  # fmt: skip
-    """Learn to place by REINFORCE, from nothing, until the budget is spent; see `objective.best`.
-
-    Args:
-        hidden: width of the networks.
-    """
+    """Train ColocRL by REINFORCE on one task until the budget is spent; `objective.best` has the plan."""
     policy = ColocRL(task, seed, hidden)
     generator = torch.Generator().manual_seed(seed)
     reinforce("colocrl", policy, task, objective, generator, progress, learning_rate)
 
 
 class UnitEmbedding(nn.Module):
-    """One linear layer over all that is told of a unit: the kinds of its operations (so that each kind has an embedding
-    that is learned), sums of the shapes of their outputs, and which units it reads and which read it.
-
-    The last two are vectors with a one for each neighbour; their products with the layer's weights are sums of rows.
-    """
+    """One linear layer over the description of a unit: the kinds of its operations, sums of the shapes of their
+    outputs, and a one for each unit that it reads or that reads it, whose products with weights are sums of rows."""
 
     def __init__(self, units: PolicyUnits, hidden: int) -> None:
         super().__init__()
@@ -268,14 +246,8 @@ class UnitEmbedding(nn.Module):
 
 
 class ColocRL(nn.Module):
-    """A device for each colocation group, one after the other; more than `MOST_UNITS` groups are merged before
-    (`merged`).
-
-    Args:
-        task: the program and its devices.
-        seed: of the weights.
-        hidden: width of the networks.
-    """
+    """A policy that decides a device for each colocation group, one after the other; more than `MOST_UNITS` groups are
+    merged before (`merged`)."""
 
     def __init__(self, task: Task, seed: int, hidden: int) -> None:
         super().__init__()

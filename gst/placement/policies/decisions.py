@@ -15,18 +15,18 @@ from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
 
 LEVELS = 8
-"""Of priority: what a schedule decides for each group; the greatest first."""
+"""Levels of priority, one of which a schedule decides for each group; the greatest runs first."""
 
 LogProbabilities = Mapping[str, Float[Tensor, "units actions"]]
-"""Of each task decided (`placement`: devices of groups, `schedule`: levels of groups, `fusion`: of nodes, whether each
-is fused with its first producer)."""
+"""Log probabilities of the actions of each task: `placement`, the devices of groups; `schedule`, the levels of groups;
+`fusion`, 1 for each node that is fused with its first producer."""
 
 Decisions = Mapping[str, Int64[Tensor, "plans units"]]
 """Actions of each task."""
 
 
 def draw(log_probabilities: LogProbabilities, count: int, generator: torch.Generator) -> Decisions:
-    """Decisions of `count` plans, every unit by itself."""
+    """Draw the decisions of `count` plans, every unit by itself."""
     return {
         name: torch.multinomial(each.detach().exp(), count, replacement=True, generator=generator).T
         for name, each in log_probabilities.items()
@@ -34,7 +34,7 @@ def draw(log_probabilities: LogProbabilities, count: int, generator: torch.Gener
 
 
 def plans_of(task: Task, inputs: PolicyInputs, decisions: Decisions) -> list[Plan]:
-    """The plans that were decided on.
+    """Turn decisions into plans.
 
     Every node goes where its group goes. Operations of a greater level run first, those of one level, and all of them
     without a schedule, by upward rank, as in HEFT. A node is fused with its first producer if both are on one device;
@@ -55,8 +55,8 @@ def plans_of(task: Task, inputs: PolicyInputs, decisions: Decisions) -> list[Pla
 
 
 def decisions_of(task: Task, inputs: PolicyInputs, plan: Plan) -> Decisions:
-    """The placement and the schedule nearest to a plan, for a policy to imitate: where most of the time of each group
-    is spent, and the level of the mean rank of its operations."""
+    """Return the placement and the schedule nearest to a plan: the device with most of the time of each group, and the
+    level of the mean rank of its operations."""
     group = inputs.group.numpy()
     times = np.where(np.isfinite(task.times_us), task.times_us, 0.0)
     taken = times[plan.placement, np.arange(task.num_nodes)] + 1e-3

@@ -17,22 +17,21 @@ PARALLEL = (0.5, 1.0)  # share of an operation that several cores divide among t
 
 
 def generated_task(seed: int, num_nodes: int | None = None, num_devices: int | None = None) -> Task:
-    """A random program on a random machine, the same for the same seed.
+    """Generate a random program on a random machine, the same for the same seed.
+
+    The graph has layers of branches, which meet now and then; every other one has a backward pass, in which each node
+    reads its own node of the forward pass and the gradients of all that read that. Times and bytes are lognormal. The
+    machine is 2 to 8 devices, each with a memory of its own, alike or of different speed; or 2 to 4 cores of one memory
+    and the set of all of them. Moving the typical value takes 0.01 to 3 times as long as the typical operation.
+
+    Args:
+        num_nodes: about so many; log-uniform from 50 to 800 if None.
+        num_devices: drawn if None; never core sets if given.
 
     Examples:
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> task.names
         ('gpu:0', 'gpu:1')
-
-    The graph is of layers with branches side by side, which meet now and then; for every other one a backward pass is
-    added, in which each node reads its own node of the forward pass and the gradients of all that read that. Times
-    and bytes, of values and of parameters, are lognormal. The machine is 2 to 8 devices, each with a memory of its own,
-    alike or of different speed; or 2 to 4 cores of one memory and the set of all of them. Moving the typical value
-    takes from a hundredth to three times as long as the typical operation.
-
-    Args:
-        num_nodes: about so many; log-uniform from 50 to 800 if not given.
-        num_devices: drawn if not given; never core sets if given.
     """
     generator = np.random.default_rng(seed)
     wanted = num_nodes or int(np.exp(generator.uniform(np.log(50), np.log(800))))
@@ -60,7 +59,7 @@ def generated_task(seed: int, num_nodes: int | None = None, num_devices: int | N
 
 
 def generated_edges(num_nodes: int, generator: np.random.Generator) -> tuple[Int64[np.ndarray, "2 edges"], int]:
-    """Edges in topological order, each pair once, and the number of nodes, close to `num_nodes`."""
+    """Return edges in topological order, each pair once, and the number of nodes, close to `num_nodes`."""
     mirrored = generator.random() < 0.5
     size = max(num_nodes // 2 if mirrored else num_nodes, 4)
     widest = max(min(16, size // 3), 1)
@@ -69,11 +68,11 @@ def generated_edges(num_nodes: int, generator: np.random.Generator) -> tuple[Int
     while count < size:
         width = 1 if generator.random() < JOINS else int(np.exp(generator.uniform(0, np.log(widest + 1))))
         now = list(range(count, min(count + max(width, 1), size)))
-        for lane, node in enumerate(now):
-            pairs.add((layer[lane % len(layer)], node))
+        for branch, node in enumerate(now):
+            pairs.add((layer[branch % len(layer)], node))
             if generator.random() < SKIPS:
                 pairs.add((int(generator.integers(node)), node))
-        pairs |= {(node, now[lane % len(now)]) for lane, node in enumerate(layer)}
+        pairs |= {(node, now[branch % len(now)]) for branch, node in enumerate(layer)}
         layer, count = now, count + len(now)
     if mirrored:
         last = 2 * size - 1
@@ -85,7 +84,7 @@ def generated_edges(num_nodes: int, generator: np.random.Generator) -> tuple[Int
 def _apart(
     count: int, times: Float64[np.ndarray, " nodes"], generator: np.random.Generator
 ) -> tuple[tuple[Device, ...], Float64[np.ndarray, "devices nodes"]]:
-    """Devices with a memory of their own."""
+    """Return devices with a memory of their own, and times on them."""
     names = [f"gpu:{number}" for number in range(count)]
     devices = tuple(Device(name, "gpu", (), 1, name, "generated") for name in names)
     if generator.random() < 0.5:
@@ -97,7 +96,7 @@ def _apart(
 def _cores(
     count: int, times: Float64[np.ndarray, " nodes"], generator: np.random.Generator
 ) -> tuple[tuple[Device, ...], Float64[np.ndarray, "devices nodes"]]:
-    """Cores of one memory, and the set of all of them. An operation on all of them gains as Amdahl says."""
+    """Return cores of one memory, the set of all of them, and times on them by Amdahl's law."""
     devices = [Device(f"cpu:{core}", "cpu", (core,), 1, "host", "generated") for core in range(count)]
     devices.append(Device(f"cpu:0-{count - 1}", "cpu", tuple(range(count)), count, "host", "generated"))
     parallel = generator.uniform(*PARALLEL, len(times))
@@ -108,7 +107,7 @@ def _cores(
 def _links(
     devices: tuple[Device, ...], typical_us: float, typical_bytes: float, generator: np.random.Generator
 ) -> tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]:
-    """Latency and bytes per microsecond between devices; nothing within a memory."""
+    """Return latency in microseconds and bytes per microsecond between devices."""
     apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
     moved_us = typical_us * float(np.exp(generator.uniform(np.log(0.01), np.log(3.0))))
     latency = moved_us * generator.uniform(0.05, 0.5)

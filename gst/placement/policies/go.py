@@ -1,4 +1,4 @@
-"""GO: one network decides placement, schedule and fusion of a whole graph at once."""
+"""GO: one network that decides placement, schedule and fusion of a whole graph at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gst.nn.edges import check_heads, neighbour_max
+from gst.nn.sparse import check_heads, neighbour_max
 from gst.placement.objectives import Budgeted
 from gst.placement.policies.decisions import LEVELS, LogProbabilities
 from gst.placement.policies.inputs import (
@@ -35,14 +35,12 @@ class RecurrentAttention(nn.Module):
     of the previous segment, which are cached: no gradient goes through them. As in GO (Zhou et al., NeurIPS 2020)
     there is no positional embedding, and a row sees the whole of its segment, later rows too.
 
-    What a segment reads of the one before are inputs of this layer, so that all segments of a layer are computed at
-    once. Memory and time grow with the number of rows, not with its square.
+    A segment reads the inputs of this layer of the one before, so that all segments are computed at once. Memory and
+    time grow with the number of rows, not with its square.
 
     Args:
-        channels: width of the rows.
-        heads: attentions side by side, which share the channels.
         segment: rows of a segment.
-        recurrence: whether the previous segment is seen.
+        recurrence: attend to the previous segment too.
 
     Raises:
         ValueError: the heads do not divide the channels, or a segment has no rows.
@@ -64,16 +62,16 @@ class RecurrentAttention(nn.Module):
         num_segments = -(-len(rows) // length)
         padded = F.pad(rows, (0, 0, 0, num_segments * length - len(rows)))
         normed = self.norm(padded).unflatten(0, (num_segments, length))
-        seen, there = self._seen(normed, len(rows))
-        keys, values = self.key_value(seen).chunk(2, dim=-1)
+        context, there = self._context(normed, len(rows))
+        keys, values = self.key_value(context).chunk(2, dim=-1)
         query, keys, values = map(self._by_head, (self.query(normed), keys, values))
-        heard = F.scaled_dot_product_attention(query, keys, values, attn_mask=there)
-        after = rows + self.mix(heard.transpose(1, 2).flatten(2)).flatten(0, 1)[: len(rows)]
+        read = F.scaled_dot_product_attention(query, keys, values, attn_mask=there)
+        after = rows + self.mix(read.transpose(1, 2).flatten(2)).flatten(0, 1)[: len(rows)]
         return after + self.narrow(self.widen(self.forward_norm(after)).relu())
 
-    def _seen(
+    def _context(
         self, normed: Float[Tensor, "segments length channels"], num_rows: int
-    ) -> tuple[Float[Tensor, "segments seen channels"], Bool[Tensor, "segments 1 1 seen"] | None]:
+    ) -> tuple[Float[Tensor, "segments context channels"], Bool[Tensor, "segments 1 1 context"] | None]:
         """Return the rows that each segment attends to, the cached segment first, and a mask of rows (None = all)."""
         num_segments, length, _ = normed.shape
         if num_segments == 1:
@@ -104,8 +102,8 @@ class Neighbourhood(nn.Module):
         self.join = nn.Sequential(nn.Linear(2 * channels, channels), nn.ReLU(), nn.LayerNorm(channels))
 
     def forward(self, nodes: Float[Tensor, "nodes channels"], inputs: PolicyInputs) -> Float[Tensor, "nodes channels"]:
-        heard = neighbour_max(inputs.adjacency, self.send(nodes).sigmoid())
-        return self.join(torch.cat([nodes, heard], dim=1))
+        received = neighbour_max(inputs.adjacency, self.send(nodes).sigmoid())
+        return self.join(torch.cat([nodes, received], dim=1))
 
 
 class GO(nn.Module):
@@ -119,17 +117,14 @@ class GO(nn.Module):
     of each attention layer is multiplied by c(x0), x0 being the pooled embedding of the graph (feature modulation).
 
     Where the paper has a softmax over a fixed number of devices, here the score of a device is the product of the
-    group's state with an embedding of the device, made of its features and of how many equal ones are before it, plus
-    what the group's own time there adds. One network so serves any number of devices.
+    group's state with an embedding of the device, made of its features and of the number of equal ones before it, plus
+    a term in the group's own time there. So one network serves any number of devices.
 
     Args:
-        tasks: what is decided, in the order of `TASKS`.
-        channels: width of everything.
-        encoder_layers: of GraphSAGE.
+        tasks: the decisions, some of `TASKS`.
+        channels: width of all layers.
         attention_layers: shared by all tasks.
-        segment: groups of one segment of attention.
-        recurrence: whether a segment sees the one before.
-        seed: of the weights.
+        segment, recurrence: as in `RecurrentAttention`, for groups.
 
     Raises:
         ValueError: a task is unknown, or placement is not among them.
@@ -171,15 +166,15 @@ class GO(nn.Module):
         state = groups
         for layer in self.shared:
             state = layer(state * gate)
-        found: dict[str, Tensor] = {}
+        chances: dict[str, Tensor] = {}
         decided = torch.zeros_like(groups)
         for number, name in enumerate(self.tasks):
             state = self.norms[name](self.by_task[number]((state + decided) * gate) + groups)
-            found[name], decided = self._decide(name, state, nodes, inputs)
-        return found
+            chances[name], decided = self._decide(name, state, nodes, inputs)
+        return chances
 
     def embed(self, inputs: PolicyInputs) -> Float[Tensor, "nodes channels"]:
-        """States of the nodes, the same whatever they are numbered."""
+        """Return states of the nodes, which do not depend on their numbers."""
         features = [self.opcodes(inputs.opcodes), inputs.program, inputs.costs, inputs.paths]
         nodes = self.project(torch.cat(features, dim=1))
         for layer in self.encoder:
@@ -187,13 +182,10 @@ class GO(nn.Module):
         return nodes
 
     def _decide(
-        self,
-        name: str,
-        state: Float[Tensor, "groups channels"],
-        nodes: Float[Tensor, "nodes channels"],
+        self, name: str, state: Float[Tensor, "groups channels"], nodes: Float[Tensor, "nodes channels"],
         inputs: PolicyInputs,
-    ) -> tuple[Float[Tensor, "units actions"], Float[Tensor, "groups channels"]]:
-        """Log probabilities of one task, and the mean embedding of what each group decides."""
+    ) -> tuple[Float[Tensor, "units actions"], Float[Tensor, "groups channels"]]:  # fmt: skip
+        """Return log probabilities of one task, and the mean embedding of each group's decisions."""
         if name == "fusion":
             return self._fuse(state, nodes, inputs), torch.zeros_like(state)
         actions = self.levels.weight
@@ -219,15 +211,8 @@ def go(
     task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
     *, tasks: Sequence[str] = ("placement",), **settings: Any,
 ) -> None:  # fmt: skip
-    """GO-one (Zhou et al. 2020): a fresh policy, trained by PPO on this graph alone, without baselines to start from.
-    Asks until the budget is spent.
-
-    Args:
-        task: what is placed where.
-        objective: who is asked.
-        seed: of the weights and of the plans drawn.
-        tasks: what is decided.
-        settings: of `GO`.
+    """Train GO-one (Zhou et al. 2020) until the budget is spent: a fresh policy, by PPO on this graph alone, without
+    baselines to start from. `tasks` and `settings` are those of `GO`.
     """
     policy = GO(tasks, seed=seed, **settings)
     learner = PPO(policy, seed=seed)
@@ -239,7 +224,7 @@ def go(
 
 
 def samples_for(budget: int) -> int:
-    """Plans of a batch: enough to compare, few enough to learn often."""
+    """Return the number of plans of a batch: enough to compare, few enough to learn often."""
     return int(min(max(budget**0.5 / 2, 4), 32))
 
 

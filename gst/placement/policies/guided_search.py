@@ -53,15 +53,8 @@ def guided_search(task: Task, objective: Budgeted, seed: int = 0, progress: Prog
 
 
 class Guide:
-    """A policy that proposes steps of a search, and learns from the outcomes of all steps: PPO in which a step is
-    credited only to the groups that it moved.
-
-    Args:
-        policy: learns.
-        inputs: of the task.
-        batch: outcomes to learn from at once.
-        seed: of everything that is drawn.
-    """
+    """A policy that proposes steps of a search, and learns from the outcomes of all steps, `batch` of them at once: PPO
+    in which a step is credited only to the groups that it moved."""
 
     def __init__(self, policy: nn.Module, inputs: PolicyInputs, batch: int, seed: int = 0) -> None:
         self.policy, self.inputs, self.batch = policy, inputs, batch
@@ -73,8 +66,8 @@ class Guide:
         self._refresh()
 
     def step(self, state: State) -> State:
-        """Give some groups devices drawn from the policy: neighbours in topological order, or groups of which the
-        policy is least certain or that are on the critical path."""
+        """Draw devices from the policy for some groups: neighbours in topological order, or groups of which the policy
+        is least certain or that are on the critical path."""
         for _ in range(TRIES):
             trial = self._draw(state)
             if (trial.placement != state.placement).any():
@@ -101,7 +94,7 @@ class Guide:
         return replace(state, placement=np.where(by_node >= 0, by_node, state.placement))
 
     def tell(self, state: State, trial: State, gain: float) -> None:
-        """Learn from the gain of a step, in any unit; the policy is updated after each `batch` of them."""
+        """Add the gain of a step, in any unit; the policy is updated after each `batch` of them."""
         moved = np.flatnonzero(state.placement != trial.placement)
         if len(moved):
             self._steps.append((self._group[moved], trial.placement[moved], gain))

@@ -1,7 +1,5 @@
-"""HDP: a policy that groups operations and places the groups, trained together.
-
-Mirhoseini, Goldie, Pham, Steiner, Le and Dean, A Hierarchical Model for Device Placement, ICLR 2018.
-"""
+"""HDP: a policy that groups operations and places the groups, trained together (Mirhoseini et al., A Hierarchical Model
+for Device Placement, ICLR 2018)."""
 
 from __future__ import annotations
 
@@ -24,11 +22,7 @@ def hdp(
     task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, *,
     learning_rate: float = 1e-2, hidden: int = 64,
 ) -> None:  # fmt: skip
-    """Learn to group and to place by REINFORCE, from nothing, until the budget is spent; see `objective.best`.
-
-    Args:
-        hidden: width of the networks.
-    """
+    """Train HDP by REINFORCE on one task until the budget is spent; `objective.best` has the plan."""
     policy = HDP(task, seed, GROUPS, hidden)
     generator = torch.Generator().manual_seed(seed)
     reinforce("hdp", policy, task, objective, generator, progress, learning_rate)
@@ -38,14 +32,8 @@ class HDP(nn.Module):
     """A feed-forward grouper, which draws a group for every operation, and a sequence-to-sequence placer, which draws a
     device for every group. Operations that have to be together (a colocation group) are grouped as one.
 
-    What is decided of a plan is a row of numbers: the group of each unit, then the device of each group, that of an
-    empty one too.
-
-    Args:
-        task: the program and its devices.
-        seed: of the weights.
-        groups: how many there are if there are as many operations.
-        hidden: width of the networks.
+    The decisions of a plan are a row of numbers: the group of each unit, then the device of each group, empty or not.
+    There are `groups` groups, fewer if there are fewer units.
     """
 
     def __init__(self, task: Task, seed: int, groups: int, hidden: int) -> None:
@@ -81,8 +69,8 @@ class HDP(nn.Module):
         return [self.units.plan(self.task, each.numpy()) for each in devices.gather(1, grouping)]
 
     def describe(self, grouping: Int64[Tensor, "plans units"]) -> Float[Tensor, "plans groups told"]:
-        """Describe each group to the placer: numbers of operations of each kind, sums of shapes of outputs, and a
-        one for each group that it reads and each that reads it."""
+        """Describe each group: numbers of operations of each kind, sums of shapes of outputs, and a one for each group
+        that it reads and each that reads it."""
         empty = torch.zeros(self.num_groups, self._told.shape[1])
         totals = torch.stack([empty.index_add(0, group, self._told) for group in grouping])
         reads = torch.zeros(len(grouping), self.num_groups, self.num_groups)
@@ -91,7 +79,6 @@ class HDP(nn.Module):
         return torch.cat([told, reads, reads.transpose(1, 2)], dim=2)
 
     def _grouper(self) -> Float[Tensor, "units groups"]:
-        """Log probabilities."""
         return self.grouper(torch.tanh(self.embed())).log_softmax(1)
 
     def _embedded(self, grouping: Int64[Tensor, "plans units"]) -> Float[Tensor, "plans groups hidden"]:

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from gst.data.measured_plans import core_use
+from gst.machine.devices import core_use
 from gst.nn.sparse import CsrMatrix
 from gst.placement.baselines.arrays import downward_rank, edge_lists, upward_rank
+from gst.placement.search.neighbourhoods import in_order_of_first
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
 
@@ -26,22 +27,18 @@ class PolicyInputs:
     no scale of a machine is left.
 
     Args:
-        opcodes: kind of each node; `UNKNOWN_OPCODE` where there is no captured program.
-        program: features of the program's nodes (`gst.programs.features`), logarithms divided by 10; zeros where there
-            are none.
-        costs: what is known of each node's time and bytes.
+        opcodes: kind of each node; `UNKNOWN_OPCODE` without a captured program.
+        program: features of the program's nodes (`gst.programs.features`), logarithms divided by 10; zeros without one.
+        costs: features of each node's time and bytes.
         paths: longest ways to and from each node, as shares of the critical path.
         adjacency: neighbours of each node, producers and consumers alike.
         producer: first computed producer of each computed node, with which it may be fused; -1 if there is none.
-        group: position of each node's group.
-        sizes: nodes of each group.
         groups: sums over each group.
         relative: logarithm of each group's time on each device over its mean over devices.
-        able: where all nodes of a group can run; everywhere if there is no such device.
+        able: True where all nodes of a group can run; everywhere if there is no such device.
         devices: speed, threads, cores, memory and links of each device.
-        slots: number of devices before each that are just like it. Equal devices would otherwise have equal scores,
-            and no policy could spread work over them.
-        graph: size, parallelism, and what moving values costs beside computing them.
+        slots: number of equal devices before each, which otherwise would have equal scores.
+        graph: size, parallelism, and the cost of moving values compared with computing them.
         upward_rank: microseconds from the start of each node to the end of the program, mean times and transfers
             (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002, equation 8).
     """
@@ -75,7 +72,7 @@ class PolicyInputs:
         return len(self.devices)
 
     def pooled(self, nodes: Float[Tensor, "nodes channels"]) -> Float[Tensor, "groups channels"]:
-        """The mean over the nodes of each group."""
+        """Return the mean over the nodes of each group."""
         sums = nodes.new_zeros(self.num_groups, nodes.shape[1]).index_add(0, self.group, nodes)
         return sums / self.sizes.clamp(min=1)[:, None]
 
@@ -86,9 +83,11 @@ def policy_inputs(task: Task) -> PolicyInputs:
     times = np.where(able, task.times_us, 0.0)
     mean_us = times.sum(0) / np.maximum(able.sum(0), 1)
     transfer_us = mean_transfers_us(task)
-    upward, downward = ways(task, mean_us, transfer_us)
+    lists = edge_lists(task.costs.edges, task.num_nodes, by_node=True)
+    upward, downward = upward_rank(mean_us, transfer_us, lists), downward_rank(mean_us, transfer_us, lists)
     critical = max(float((upward + downward).max(initial=0.0)), 1e-9)
-    group, sizes = _groups(task)
+    group = in_order_of_first(task.colocation)
+    sizes = np.bincount(group)
     by_group = np.stack([np.bincount(group, row, len(sizes)) for row in times])
     group_able = np.stack([np.bincount(group, ~row, len(sizes)) == 0 for row in able])
     group_able |= ~group_able.any(0)
@@ -117,30 +116,11 @@ def policy_inputs(task: Task) -> PolicyInputs:
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
-    """To hand the value of each node from a device to another, the mean over all pairs of devices."""
+    """Return the time to hand over the value of each node, mean over all pairs of devices."""
     costs = task.costs
     apart = 1.0 - 1.0 / len(task.devices)
     latency = costs.latency_us.mean() + task.contention.hand_over_us * apart
     return (latency + costs.output_bytes * (1.0 / costs.bytes_per_us).mean()) * costs.computed
-
-
-def ways(
-    task: Task, mean_us: Float64[np.ndarray, " nodes"], transfer_us: Float64[np.ndarray, " nodes"]
-) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
-    """Upward and downward rank of each node (Topcuoglu et al. 2002): the longest way from its start to the end of the
-    program, and from the beginning of the program to its start, in microseconds."""
-    lists = edge_lists(task.costs.edges, task.num_nodes, by_node=True)
-    return upward_rank(mean_us, transfer_us, lists), downward_rank(mean_us, transfer_us, lists)
-
-
-def _groups(task: Task) -> tuple[Int64[np.ndarray, " nodes"], Int64[np.ndarray, " groups"]]:
-    """Position of each node's group in the order of first nodes, and the size of each."""
-    first = np.full(task.num_groups, task.num_nodes, np.int64)
-    np.minimum.at(first, task.colocation, np.arange(task.num_nodes))
-    position = np.empty_like(first)
-    position[np.argsort(first, kind="stable")] = np.arange(len(first))
-    group = position[task.colocation]
-    return group, np.bincount(group, minlength=len(first)).astype(np.int64)
 
 
 def _first_producers(task: Task) -> Int64[np.ndarray, " nodes"]:
@@ -178,13 +158,9 @@ def _path_features(upward: np.ndarray, downward: np.ndarray) -> np.ndarray:
 
 
 def _group_features(
-    group: np.ndarray,
-    sizes: np.ndarray,
-    mean_us: np.ndarray,
-    upward: np.ndarray,
-    able: np.ndarray,
+    group: np.ndarray, sizes: np.ndarray, mean_us: np.ndarray, upward: np.ndarray, able: np.ndarray,
     num_bytes: np.ndarray,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     time, longest = np.bincount(group, mean_us, len(sizes)), np.zeros(len(sizes))
     np.maximum.at(longest, group, upward)
     made = np.bincount(group, num_bytes.astype(np.float64), len(sizes))
@@ -193,7 +169,6 @@ def _group_features(
 
 
 def _device_features(task: Task, times: np.ndarray, by_group: np.ndarray) -> np.ndarray:
-    """Logarithm of the speed beside the mean of the devices, and so on."""
     costs, use = task.costs, core_use(task.devices)
     total = np.maximum(times.sum(1), 1e-9)
     able = np.isfinite(task.times_us)

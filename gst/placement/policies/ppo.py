@@ -54,7 +54,7 @@ class Batch:
 
 
 class PPO:
-    """Learns by the clipped objective of Schulman et al., "Proximal Policy Optimization Algorithms" (2017, equation 7).
+    """Training by the clipped objective of Schulman et al., "Proximal Policy Optimization Algorithms" (2017, eq. 7).
 
     A plan is one step: all its decisions are taken at once, and its reward is -sqrt(runtime), in units of the graph's
     first batch; a plan that failed gets `FAILED`. The ratio of probabilities is clipped for each decision by itself:
@@ -64,10 +64,8 @@ class PPO:
 
     Args:
         policy: `PolicyInputs` -> log probabilities.
-        learning_rate: of Adam.
         epochs: steps on one batch; fewer once the policy has moved by `KL_LIMIT`.
-        entropy: what a nat of entropy is worth, at the beginning and at the end; geometric between them.
-        seed: of the plans drawn.
+        entropy: weight of a nat of entropy, at the beginning and at the end; geometric between them.
     """
 
     def __init__(
@@ -115,20 +113,20 @@ class PPO:
 def clipped_gain(
     before: Float[Tensor, "units actions"], now: Float[Tensor, "units actions"], taken: Tensor, advantages: Tensor
 ) -> Float[Tensor, ""]:
-    """min(r A, clip(r) A) of Schulman et al. (2017, equation 7), r for each decision; mean over decisions and plans."""
+    """Return min(r A, clip(r) A) of Schulman et al. (2017, equation 7), mean over decisions and plans."""
     ratio = (now.gather(1, taken.T) - before.gather(1, taken.T)).exp()
     return torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).mean()
 
 
 def advantages(lesson: Lesson, runtimes_ms: Float64[np.ndarray, " plans"]) -> Float[Tensor, " plans"]:
-    """Rewards less what was to be expected, in standard deviations of the batch; keeps the lesson's means."""
+    """Return rewards less the baseline, in standard deviations of the batch; update the lesson's means."""
     if np.isnan(lesson.reference_ms) and np.isfinite(runtimes_ms).any():
         lesson.reference_ms = float(np.nanmedian(runtimes_ms))
     rewards = np.where(np.isnan(runtimes_ms), FAILED, -np.sqrt(runtimes_ms / lesson.reference_ms))
     mean, count = float(rewards.mean()), len(rewards)
-    known = lesson.mean_reward
-    expected = (rewards.sum() - rewards) / (count - 1) if count > 1 else np.array([mean if np.isnan(known) else known])
-    lesson.mean_reward = mean if np.isnan(known) else MEMORY * known + (1 - MEMORY) * mean
+    last = lesson.mean_reward
+    expected = (rewards.sum() - rewards) / (count - 1) if count > 1 else np.array([mean if np.isnan(last) else last])
+    lesson.mean_reward = mean if np.isnan(last) else MEMORY * last + (1 - MEMORY) * mean
     above = rewards - expected
     scale = above.std() if count > 1 else 1.0
     return torch.from_numpy(above / (scale + 1e-6)).float()

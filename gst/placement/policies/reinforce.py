@@ -1,4 +1,4 @@
-"""REINFORCE: policies that learn from the runtimes of the plans they draw."""
+"""REINFORCE: training of a policy by the runtimes of the plans that it draws."""
 
 from __future__ import annotations
 
@@ -26,32 +26,29 @@ class DrawsPlans(Protocol):
     """A distribution over plans."""
 
     def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, "plans decisions"]:
-        """Draw what is decided of each plan."""
+        """Draw the decisions of each plan."""
         ...
 
     def score(self, decisions: Int64[Tensor, "plans decisions"]) -> tuple[Tensor, Tensor]:
-        """Log probability of each plan, and the sum of the entropies of its decisions, in nats."""
+        """Return the log probability of each plan, and the sum of the entropies of its decisions, in nats."""
         ...
 
-    def plans(self, decisions: Int64[Tensor, "plans decisions"]) -> list[Plan]:
-        """The plans so decided."""
-        ...
+    def plans(self, decisions: Int64[Tensor, "plans decisions"]) -> list[Plan]: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class MovingBaseline:
-    """Baseline of rewards: their moving average (Williams, Simple Statistical Gradient-Following Algorithms,
-    Machine Learning 8, 1992; as in ColocRL), and, so that neither clipping nor the weight of the entropy depends on the
-    program, a moving average of their distance from it."""
+    """Moving average of rewards, and of their distance from it. As in ColocRL (Williams, Simple Statistical
+    Gradient-Following Algorithms, Machine Learning 8, 1992), but in units that suit any program."""
 
     def __init__(self) -> None:
         self.mean: float | None = None
         self.spread = 0.0
 
     def advantages(self, rewards: Float[Tensor, " plans"]) -> Float[Tensor, " plans"]:
-        """Rewards against the average before them, in spreads; the averages learn of them after. The first rewards are
-        compared with their own average, which shortens the gradient by one part in their number."""
+        """Return rewards less the average before them, in spreads, then update the averages. The first rewards are
+        compared with their own average."""
         if self.mean is None:
             self.mean = rewards.mean().item()
             self.spread = (rewards - self.mean).square().mean().sqrt().item()
@@ -66,14 +63,9 @@ def reinforce(
     name: str, policy: DrawsPlans, task: Task, objective: Budgeted, generator: torch.Generator, progress: Progress,
     learning_rate: float,
 ) -> None:  # fmt: skip
-    """Let a policy learn until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that
-    were faster than usual more likely, by Adam with clipped gradients. Plans drawn again are asked about again; on one
-    device there is one plan, which is asked about once.
-
-    Args:
-        name: of the method, for `progress`.
-        policy: starts as it is; nothing else is tried.
-        generator: for what it draws.
+    """Train a policy until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that were
+    faster than usual more likely, by Adam with clipped gradients. On one device the one plan is asked about once.
+    `name` is that of the method, for `progress`.
     """
     if len(task.devices) == 1:
         objective([task.plan(np.zeros(task.num_nodes, np.int64))])
@@ -93,24 +85,22 @@ def reinforce(
 
 
 def surrogate(
-    log_probabilities: Float[Tensor, " plans"],
-    entropies: Float[Tensor, " plans"],
-    advantages: Float[Tensor, " plans"],
-    entropy: float,
-) -> Float[Tensor, ""]:
-    """Its gradient is that of REINFORCE: what it expects over the plans drawn is minus the gradient of the expected
-    reward, less `entropy` times that of the mean entropy."""
+    log_probabilities: Float[Tensor, " plans"], entropies: Float[Tensor, " plans"],
+    advantages: Float[Tensor, " plans"], entropy: float,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """Return the loss of REINFORCE: its expected gradient is minus that of the expected reward, less `entropy` times
+    that of the mean entropy."""
     return -(advantages * log_probabilities).mean() - entropy * entropies.mean()
 
 
 def rewards_of(runtimes_ms: Float64[np.ndarray, " plans"], unit_ms: float) -> Float[Tensor, " plans"]:
-    """Return minus the square root of the runtime (ColocRL), in units of `unit_ms`. A plan that fails counts as one
-    that takes `FAILED` of them, and so does one that takes longer."""
+    """Return minus the square root of the runtime (ColocRL), in units of `unit_ms`, `FAILED` of them at most and for a
+    plan that fails."""
     took = np.where(np.isnan(runtimes_ms), FAILED, runtimes_ms / unit_ms)
     return torch.from_numpy(-np.sqrt(np.minimum(took, FAILED))).float()
 
 
 def sequential_ms(task: Task) -> float:
-    """All operations one after the other, each on its fastest device."""
+    """Return the time of all operations one after the other, each on its fastest device."""
     fastest = task.times_us.min(0)
     return max(float(fastest[np.isfinite(fastest)].sum()), 1e-3) / 1e3

@@ -1,4 +1,4 @@
-"""Simulated annealing over plans: steps of `Neighbourhood`, of a policy, and of windows of a giant task's schedule."""
+"""Simulated annealing over plans."""
 
 from __future__ import annotations
 
@@ -30,15 +30,12 @@ STEPS = 0.1  # steps in windows per node: they take as long as one simulation
 
 
 class Proposer(Protocol):
-    """A policy that proposes steps, and learns from the outcomes of all steps."""
+    """A policy that proposes steps, and learns from the outcomes of all steps. A gain is the share of its runtime by
+    which a step made the plan faster, -1 if the plan of the trial fails."""
 
-    def step(self, state: State) -> State:
-        """Return a neighbour of a state."""
-        ...
+    def step(self, state: State) -> State: ...
 
-    def tell(self, state: State, trial: State, gain: float) -> None:
-        """Report by which share of its runtime a step made the plan faster; -1 if the plan of the trial fails."""
-        ...
+    def tell(self, state: State, trial: State, gain: float) -> None: ...
 
 
 def anneal(
@@ -54,14 +51,11 @@ def anneal(
 
     From `MANY` nodes on, a whole simulation is slow: most of the budget then goes to windows of the schedule
     (`gst.placement.search.windows`), at `STEPS` steps per node for each plan of the budget. The objective judges each
-    result, and the search goes on from the faster plan, so that the simplified schedule can do no harm.
+    result, and the search goes on from the faster plan.
 
     Args:
-        task: to place.
-        objective: asked until nothing is left, except for the share of windows; about `start` first.
-        seed: of everything that is drawn.
-        progress: called with the number of steps done.
-        start: plans to start from; if there are none, the portfolio, and `starts()` of the objective if it has that.
+        objective: asked about `start` first, then until nothing is left, except for the share of windows.
+        start: plans to start from; if there are none, the portfolio.
         proposer: of further steps.
 
     Examples:
@@ -88,11 +82,8 @@ def anneal(
 def _begin(
     task: Task, objective: Budgeted, around: Neighbourhood, energy: _Energy, start: Sequence[Plan]
 ) -> tuple[State, float]:
-    """Return the best of the plans to start from, with its own priorities or with those that follow the placement."""
-    plans = list(start)
-    if not plans:
-        own = getattr(objective.objective, "starts", None)
-        plans = [*portfolio(task).values(), *(own() if own else [])]
+    """Return the best plan to start from, with its own priorities or with those that follow the placement."""
+    plans = list(start) or list(portfolio(task).values())
     took = [energy(plan, FAILED) for plan in plans[: objective.left]]
     plan, now = plans[int(np.argmin(took))], min(took)
     state = around.state(plan, by_tail=False)
@@ -106,7 +97,7 @@ def _begin(
 def _anneal_windows(
     task: Task, around: Neighbourhood, energy: _Energy, state: State, now: float, seed: int, progress: Progress
 ) -> tuple[State, float]:
-    """Return the best of a state and of the plans after each round of annealing windows."""
+    """Return the best of a state and of the plans of each round of windows."""
     operations, objective = ComputedOperations(task), energy.objective
     steps = int(WINDOWS * objective.left * STEPS * task.num_nodes / ROUNDS)
     number = np.full(task.num_nodes, -1)
@@ -187,8 +178,7 @@ class _Energy:
         self._excess = getattr(objective.objective, "excess", None)
 
     def __call__(self, plan: Plan, now: float) -> float:
-        """Return milliseconds, or more than `FAILED` for a plan that fails; by how much more follows from its excess of
-        memory if `now` fails too."""
+        """Return milliseconds, or more than `FAILED` for a plan that fails: by its excess of memory if `now` fails."""
         took = float(self.objective([plan])[0])
         if not np.isnan(took):
             return took

@@ -1,8 +1,4 @@
-"""Search for the fastest plan by real measurements.
-
-Each round fits a surrogate that corrects the simulator, proposes plans by annealing and mutation, predicts all of them,
-and measures the promising and the uncertain ones.
-"""
+"""Search for the fastest plan by measurements, with a surrogate that corrects the simulator."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ class Trial:
     """A plan that was measured during the search.
 
     Args:
-        origin: the baseline or method that proposed it, `mutation`, `uncertain`, or `again`.
+        origin: the baseline or method that proposed the plan, `mutation`, `uncertain`, or `again`.
         round: 0 before the first fit.
         predicted_ms: by the surrogate, before the measurement.
     """
@@ -70,14 +66,13 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A plan that might be measured, and the name of the method that proposes it."""
+    """A plan that might be measured, and the method that proposes it."""
 
     plan: Plan
     origin: str
 
 
 def as_is(plan: Plan) -> Plan:
-    """Return the plan: it runs as it was proposed (`Search.as_run`)."""
     return plan
 
 
@@ -89,20 +84,16 @@ class Tuning(Protocol):
 
 @dataclass(eq=False)
 class Search:
-    """A search for the fastest plan of a task. Every measurement is on disk before the next begins; a search that is
-    started again on the same log continues it.
+    """A search for the fastest plan of a task. Each round fits the surrogate, proposes plans by annealing and mutation,
+    predicts all of them, and measures the promising and the uncertain ones. Every measurement is on disk before the
+    next begins; a search that is started again on the same log continues it.
 
     Args:
-        task: to place.
-        measurer: runs plans, in this process, in others, or on other hosts.
         log: file to which trials are appended; its trials count as done.
-        starts: plans by name, baselines above all, which are measured first.
+        starts: plans by name, which are measured first.
         budget: plans to measure, `starts` included.
         evaluations: plans that annealing may ask the simulator about in each round, and as many the corrected one.
-        tasks: the decisions to make, see `gst.placement.objectives.restrict`.
         rounds: fits of the surrogate.
-        seed: of everything that is drawn.
-        progress: called at each step.
         as_run: turns a plan of the task into one for the measurer, where these differ.
         surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
         tuning: a policy that also proposes plans in each round; none if None.
@@ -132,10 +123,8 @@ class Search:
         self.trials = [Trial.from_dict(record) for record in records]
         self._generator = np.random.default_rng([self.seed, len(self.trials)])
         self.screen = ScreenedObjective(self.task, self.surrogate)
-        self._settings = {
-            "tasks": [name for name in self.tasks if name != "fusion"],
-            "memory_limits": self.task.memories,
-        }
+        decided = [name for name in self.tasks if name != "fusion"]
+        self._settings = {"tasks": decided, "memory_limits": self.task.memories}
         for record, trial in zip(records, self.trials, strict=True):
             self._check(record, trial)
 
@@ -275,7 +264,7 @@ class Search:
     def _improved(
         self, origin: str, search: Callable[[Budgeted], None], runtime: Objective, evaluations: int
     ) -> list[Proposal]:
-        """Return the last improvements of a method, each better than all plans before it."""
+        """Return the last improvements of a method."""
         budgeted = Budgeted(runtime if "schedule" in self.tasks else InProgramOrder(runtime), evaluations)
         search(budgeted)
         self.num_screened += budgeted.num_asked

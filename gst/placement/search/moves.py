@@ -1,4 +1,4 @@
-"""Compiled steps of annealing in a schedule: groups change their device, an operation changes its place in the order."""
+"""Compiled steps of annealing in a schedule: groups change device, and an operation its place in the order."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def step_from(
     """Change `home` and `order` by a step that begins at a node.
 
     Returns the number of groups that changed their device, the place that an operation left and the one it came to (-1
-    if none), and the first place from which on the schedule is another. The number of groups is -1, and nothing is
-    changed, if the step is not admitted or does nothing.
+    if none), and the first place from which on the schedule differs. If the step is not admitted or does nothing, the
+    number of groups is -1, and nothing is changed.
 
     Args:
         span: nodes that may move; a group with others stays.

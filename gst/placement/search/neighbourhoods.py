@@ -4,155 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.data.measured_plans import core_use
-from gst.execution.costs import Costs
-from gst.lowering.plan import Plan, Timeline, ranks
+from gst.lowering.plan import Plan, ranks
 from gst.machine.devices import overlap
+from gst.placement.search.timelines import BUSY, CROSSING, Timelines, Waits
 from gst.placement.task import Task
-from gst.simulation.copies import copies_of
 from gst.simulation.simulator import neighbour_lists
-from gst.util.compiled import compiled
 from partitioners import has_metis, partition
 
-FIRST, VALUE, CROSSING, BUSY = range(4)
-"""What an operation waited for: nothing, a value of its device, a value of another device, its device."""
-
-
-@dataclass(frozen=True, eq=False)
-class Waits:
-    """A chain of operations, the last first, each of which began as soon as the next in the chain let it.
-
-    Args:
-        nodes: of the chain.
-        cause: what each waited for.
-    """
-
-    nodes: Int64[np.ndarray, " chain"]
-    cause: Int64[np.ndarray, " chain"]
-
-
-class _CostArrays(NamedTuple):
-    """Costs as the kernels read them, with edges between computed nodes only.
-
-    Args:
-        indptr, consumers: who reads the value of each node; `producer_indptr` and `producers` whose values it reads.
-        use: which device takes which core.
-        memory: number of the memory of each device.
-    """
-
-    indptr: Int64[np.ndarray, " nodes_plus_one"]
-    consumers: Int64[np.ndarray, " edges"]
-    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
-    producers: Int64[np.ndarray, " edges"]
-    computed: Bool[np.ndarray, " nodes"]
-    times_us: Float64[np.ndarray, "devices nodes"]
-    num_bytes: Float64[np.ndarray, " nodes"]
-    latency_us: Float64[np.ndarray, "devices devices"]
-    bytes_per_us: Float64[np.ndarray, "devices devices"]
-    use: Bool[np.ndarray, "devices cores"]
-    memory: Int64[np.ndarray, " devices"]
-
-
-class Timelines:
-    """Questions about simulated runs of one program.
-
-    Args:
-        costs: of the program.
-    """
-
-    def __init__(self, costs: Costs) -> None:
-        edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-        self._all_costs = costs
-        self._costs = _CostArrays(
-            *neighbour_lists(edges, costs.num_nodes),
-            *neighbour_lists(edges[::-1], costs.num_nodes),
-            computed=costs.computed,
-            times_us=costs.times_us,
-            num_bytes=costs.output_bytes.astype(np.float64),
-            latency_us=costs.latency_us,
-            bytes_per_us=costs.bytes_per_us,
-            use=core_use(costs.devices),
-            memory=np.unique([device.memory for device in costs.devices], return_inverse=True)[1],
-        )
-
-    def tails_us(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
-        """From the begin of each operation to the end of the program along its longest way, transfers included, as it
-        is placed: the upward rank of Topcuoglu et al. (2002) of a placement that is already known."""
-        return _tails(home, self._costs)
-
-    def waits(self, run: Timeline) -> Waits:
-        """The chain that ends with the operation that ends last."""
-        arrived = np.zeros((0, 0))
-        if self._all_costs.copies_queue:
-            copies = copies_of(self._all_costs, run)
-            arrived = np.zeros((len(run.device), int(self._costs.memory.max()) + 1))
-            arrived[copies.node, self._costs.memory[copies.device]] = copies.end_us
-        nodes, cause = _waits(run.device, run.begin_us, run.end_us, run.order, arrived, self._costs)
-        return Waits(nodes, cause)
-
-
-@compiled
-@no_type_check
-def _tails(home, costs):
-    nodes = len(home)
-    tail = np.zeros(nodes)
-    for node in range(nodes - 1, -1, -1):
-        here, longest = home[node], 0.0
-        for position in range(costs.indptr[node], costs.indptr[node + 1]):
-            there = home[costs.consumers[position]]
-            moved = costs.latency_us[here, there] + costs.num_bytes[node] / costs.bytes_per_us[here, there]
-            longest = max(longest, moved + tail[costs.consumers[position]])
-        tail[node] = longest + costs.times_us[here, node]
-    return tail
-
-
-@compiled
-@no_type_check
-def _waits(home, begin, end, order, copied, costs):
-    use = costs.use
-    nodes, cores = len(home), use.shape[1]
-    before = np.full(nodes, -1)  # the operation that left the cores of each one last
-    last = np.full(cores, -1)
-    final = -1
-    for node in order:
-        if not costs.computed[node]:
-            continue
-        if final < 0 or end[node] > end[final]:
-            final = node
-        for core in range(cores):
-            if use[home[node], core]:
-                if last[core] >= 0 and (before[node] < 0 or end[last[core]] > end[before[node]]):
-                    before[node] = last[core]
-                last[core] = node
-    chain, cause = np.empty(nodes, np.int64), np.full(nodes, FIRST)
-    size, node = 0, final
-    while node >= 0 and size < nodes:
-        maker, arrived = -1, -1.0
-        for position in range(costs.producer_indptr[node], costs.producer_indptr[node + 1]):
-            producer = costs.producers[position]
-            there = end[producer] + costs.latency_us[home[producer], home[node]]
-            there += costs.num_bytes[producer] / costs.bytes_per_us[home[producer], home[node]]
-            if len(copied) and home[producer] != home[node]:  # copies queue
-                there = max(there, copied[producer, costs.memory[home[node]]])
-            if there > arrived:
-                maker, arrived = producer, there
-        chain[size] = node
-        if before[node] >= 0 and end[before[node]] > arrived:
-            cause[size] = BUSY
-            node = before[node]
-        elif maker >= 0:
-            cause[size] = CROSSING if home[maker] != home[node] else VALUE
-            node = maker
-        else:
-            node = -1
-        size += 1
-    return chain[:size], cause[:size]
-
+Lists = tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " members"]]
+"""Members of several lists, one list after the other, and the bounds of each."""
 
 CLUSTER_NODES = (6, 20, 60, 180)
 """Nodes in a cluster of each level, about."""
@@ -160,13 +24,12 @@ CLUSTER_NODES = (6, 20, 60, 180)
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A plan as the search sees it.
+    """A plan as the search changes it.
 
     Args:
         placement: device of each node.
         offset_us: added to the priority of each node.
-        by_tail: whether priorities are the longest ways to the end under this placement (so that they follow what is
-            moved) plus the offsets, or the offsets alone.
+        by_tail: priorities are the longest paths to the end under this placement plus the offsets, not these alone.
     """
 
     placement: Int64[np.ndarray, " nodes"]
@@ -175,16 +38,12 @@ class State:
 
 
 class Neighbourhood:
-    """Draws neighbours of a state. Where the task is no program, nodes of a colocation group stay together; of a
-    program, groups move as one in most steps, but single operations move too (they may be narrow or wide).
-
-    Args:
-        task: what is placed where.
-        generator: draws.
+    """Neighbours of states, drawn at random. In a task without a program the nodes of a colocation group stay together;
+    in one with a program groups move as one in most steps, single operations in some.
 
     Attributes:
         moves: the kinds of steps by name.
-        waits: what the last simulated run waited for; None before the first.
+        waits: those of the last simulated run; None before the first.
     """
 
     def __init__(self, task: Task, generator: np.random.Generator) -> None:
@@ -192,10 +51,10 @@ class Neighbourhood:
         self.waits: Waits | None = None
         self.timelines = Timelines(task.costs)
         nodes, together = np.arange(task.num_nodes), task.colocation
-        self._groups = _lists(together, nodes)
+        self._groups = _lists(together)
         self._free = task.program is not None
         self._overlapping = overlap(task.devices)
-        self._units = _lists(nodes if self._free else _in_order_of_first(together), nodes)
+        self._units = _lists(nodes if self._free else in_order_of_first(together))
         able = np.isfinite(task.times_us)
         if not self._free:
             able = np.stack([np.bincount(together, ~each)[together] == 0 for each in able])
@@ -207,7 +66,7 @@ class Neighbourhood:
         self._group_sums = np.append(np.cumsum(weight[:-1]) / weight.sum(), 1.0)
         both = np.concatenate([task.costs.edges, task.costs.edges[::-1]], axis=1)
         self._beside = neighbour_lists(both, task.num_nodes)
-        self._clusters = [_lists(label, nodes) for label in _cluster_labels(task)]
+        self._clusters = [_lists(label) for label in _cluster_labels(task)]
         self.moves: dict[str, Callable[[State], State]] = {"order": self._order}
         if len(task.devices) > 1:
             self.moves |= {
@@ -216,8 +75,8 @@ class Neighbourhood:
             }  # fmt: skip
 
     def state(self, plan: Plan, by_tail: bool) -> State:
-        """A plan as a state: with its own priorities, or with the longest ways to the end. Nodes that cannot run where
-        they are, or are apart from their group where they must not be, are moved."""
+        """Return a plan as a state, with its own priorities or the longest paths to the end. Nodes move that cannot run
+        where they are, or are apart from their group where they must not be."""
         placement = np.array([self.task.names.index(name) for name in plan.devices])[plan.placement]
         if not self._free:
             placement = placement[_first_of_group(self.task.colocation)]
@@ -229,14 +88,14 @@ class Neighbourhood:
         return State(placement, (1 - ranks(plan) / len(placement)) * span, False)
 
     def plan(self, state: State) -> Plan:
-        """A state as a plan; its priorities are nanoseconds."""
+        """Return a state as a plan; its priorities are nanoseconds."""
         key = state.offset_us
         if state.by_tail:
             key = key + self.timelines.tails_us(state.placement)
         return Plan(self.task.names, state.placement, np.rint(1e3 * key).astype(np.int64))
 
     def look(self, plan: Plan) -> None:
-        """Simulate a plan, to see what it waits for."""
+        """Simulate a plan, and keep its `waits`."""
         self.waits = self.timelines.waits(self.task.simulator.run(plan))
 
     def _draw(self, count: int) -> int:
@@ -252,11 +111,9 @@ class Neighbourhood:
         return replace(state, placement=placement)
 
     def _drawn_group(self) -> Int64[np.ndarray, " members"]:
-        """Long ones more often."""
         return _list(self._groups, int(self._group_sums.searchsorted(self.generator.random())))
 
     def _whole(self, nodes: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " members"]:
-        """All nodes of the groups of some nodes."""
         groups = dict.fromkeys(self.task.colocation[nodes].tolist())
         return np.concatenate([_list(self._groups, group) for group in groups])
 
@@ -293,17 +150,17 @@ class Neighbourhood:
         return self._put(self._put(state, one, there), other, here)
 
     def _follow(self, state: State) -> State:
-        """A group goes where most bytes of what it reads and makes are."""
+        """Move a group to where most bytes of what it reads and makes are."""
         nodes = self._drawn_group()
-        beside = self._neighbours(nodes)
-        if not len(beside):
+        near = self._neighbours(nodes)
+        if not len(near):
             return self._group(state)
-        votes = np.bincount(state.placement[beside], 1.0 + self.task.costs.output_bytes[beside])
+        votes = np.bincount(state.placement[near], 1.0 + self.task.costs.output_bytes[near])
         votes = votes * (np.arange(len(votes)) != state.placement[nodes[0]])
         return self._put(state, nodes, int(votes.argmax())) if votes.any() else self._group(state)
 
     def _unload(self, state: State) -> State:
-        """A group or a cluster of the busiest device goes to the idlest."""
+        """Move a group of the busiest device to the idlest."""
         times = self.task.times_us[state.placement, np.arange(self.task.num_nodes)]
         busy = np.bincount(state.placement, times, len(self.task.devices))
         busiest, idlest = int(busy.argmax()), int(busy.argmin())
@@ -315,8 +172,7 @@ class Neighbourhood:
 
     def _waited(self, state: State) -> State:
         """Change the plan at a place of the chain of waits. Where a value crosses, one side goes to the device of the
-        other. Where a device was busy, one of the two operations moves, or they change their order; where devices share
-        cores, both may move, as one alone would be slower there."""
+        other. Where a device was busy, one of the two operations moves, or they change their order, or both move."""
         if self.waits is None:
             return self._group(state)
         chain, cause = self.waits.nodes, self.waits.cause
@@ -345,7 +201,7 @@ class Neighbourhood:
         return nodes if self._free and self.generator.random() < 0.5 else self._whole(nodes)
 
     def _order(self, state: State) -> State:
-        """Some operations come sooner or later; now and then priorities begin or cease to follow the placement."""
+        """Run some operations earlier or later; rarely, let priorities begin or cease to follow the placement."""
         tails = self.timelines.tails_us(state.placement)
         if self.generator.random() < 0.05:
             if state.by_tail:
@@ -362,36 +218,36 @@ class Neighbourhood:
 
 
 def _first_of_group(colocation: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """The first node of the group of each node."""
+    """Return the first node of the group of each node."""
     _, first, inverse = np.unique(colocation, return_index=True, return_inverse=True)
     return first[inverse].astype(np.int64)
 
 
-def _in_order_of_first(colocation: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Groups numbered anew, in the order of their first nodes."""
+def in_order_of_first(colocation: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Number groups anew, in the order of their first nodes.
+
+    Examples:
+        >>> in_order_of_first(np.array([2, 0, 2, 1])).tolist()
+        [0, 1, 0, 2]
+    """
     return np.unique(_first_of_group(colocation), return_inverse=True)[1].astype(np.int64)
 
 
 def _cluster_labels(task: Task) -> list[Int64[np.ndarray, " nodes"]]:
-    """METIS clusters of several sizes, none without pymetis; a colocation group belongs to that of its first node."""
-    first = _first_of_group(task.colocation)
-    labels = [np.unique(first, return_inverse=True)[1].astype(np.int64)]
+    """Return METIS clusters of several sizes, none without pymetis; a group belongs to that of its first node."""
+    labels, first = [in_order_of_first(task.colocation)], _first_of_group(task.colocation)
     for size in CLUSTER_NODES:
         if (parts := task.num_nodes // size) > 1 and has_metis():
-            found = partition(task.costs.edges, task.num_nodes, parts, "metis", tolerance=1.0)
-            labels.append(np.unique(found[first], return_inverse=True)[1].astype(np.int64))
+            part = partition(task.costs.edges, task.num_nodes, parts, "metis", tolerance=1.0)
+            labels.append(np.unique(part[first], return_inverse=True)[1].astype(np.int64))
     return labels
 
 
-def _lists(
-    label: Int64[np.ndarray, " nodes"], nodes: Int64[np.ndarray, " nodes"]
-) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " nodes"]]:
-    """Nodes by label."""
-    return neighbour_lists(np.stack([label, nodes]), int(label.max()) + 1)
+def _lists(label: Int64[np.ndarray, " nodes"]) -> Lists:
+    """Return the nodes by label."""
+    return neighbour_lists(np.stack([label, np.arange(len(label))]), int(label.max()) + 1)
 
 
-def _list(
-    lists: tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " all"]], number: int
-) -> Int64[np.ndarray, " members"]:
+def _list(lists: Lists, number: int) -> Int64[np.ndarray, " members"]:
     indptr, members = lists
     return members[indptr[number] : indptr[number + 1]]

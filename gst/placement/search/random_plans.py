@@ -66,8 +66,7 @@ def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
 
     First comes every baseline (`baseline`), then alternately
 
-    - `groups`: each colocation group goes to a device drawn for it, with probabilities drawn for the plan (Dirichlet),
-      so that anything from one device to even shares occurs;
+    - `groups`: each colocation group goes to a device drawn for it, with probabilities drawn for the plan (Dirichlet);
     - `chunks`: program order cut at random into 2 to 32 pieces, each on a device drawn for it;
     - `mutation`: a baseline, or a crossover of two, changed 1 to 30 times (`mutate`).
 

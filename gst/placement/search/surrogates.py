@@ -1,7 +1,6 @@
 """Runtimes predicted for thousands of plans: simulated, and corrected by a surrogate that learns from measurements.
 
-The surrogate predicts the logarithm of measured / simulated runtime, so that without measurements, or far from all of
-them, the prediction is the simulated runtime.
+The surrogate predicts the logarithm of measured / simulated runtime: without measurements this is the simulated one.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from gst.data.measured_plans import Profiled, core_use, plans_graph
+from gst.data.measured_plans import Profiled, plans_graph
 from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan, ranks
+from gst.machine.devices import core_use
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
 DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of experiments/bench/simulator
+COVERAGE = 0.68  # probability of the interval around a prediction
 PENALTIES = np.logspace(-2, 4, 13)
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
 FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound
@@ -35,8 +36,8 @@ Sums = Float64[np.ndarray, "plans sums"]
 
 
 class Surrogate(Protocol):
-    """Learns logarithms of measured / simulated runtimes from all plans measured so far; says of others the mean and
-    the standard deviation."""
+    """A model of logarithms of measured / simulated runtimes, learned from all plans measured so far; returns the mean
+    and the standard deviation for others."""
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None: ...
 
@@ -46,13 +47,16 @@ class Surrogate(Protocol):
 class ScreenedObjective:
     """An `Objective` that runs nothing: simulated runtimes, corrected by a surrogate fitted to measured ones.
 
-        screened = ScreenedObjective(task)
-        screened.learn(plans, measured_ms)            # again and again, as measurements come in
-        milliseconds, factors = screened.with_spread(others)
-
     Args:
-        task: what is placed where.
-        surrogate: what learns; `LinearSurrogate(task)` if not given.
+        surrogate: `LinearSurrogate(task)` if None.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> screened, plan = ScreenedObjective(task), task.plan(np.zeros(task.num_nodes, np.int64))
+        >>> screened.learn([plan], 2 * screened([plan]))  # one measurement does not correct the simulator
+        >>> float(screened([plan])[0]) == float(screened.simulated([plan])[0])
+        True
     """
 
     def __init__(self, task: Task, surrogate: Surrogate | None = None) -> None:
@@ -63,12 +67,12 @@ class ScreenedObjective:
 
     @property
     def num_measured(self) -> int:
-        """Plans that were learned from."""
+        """Return the number of plans that were learned from."""
         return len(self._measured)
 
     def learn(self, plans: Sequence[Plan], measured_ms: Answers) -> None:
-        """Add measurements to those of earlier calls, and fit the surrogate to all of them. A plan that failed (NaN,
-        measured or simulated) is left out; of a plan that comes again the later measurement counts.
+        """Add measurements to those of earlier calls, and fit the surrogate to all of them. A plan that failed (NaN) is
+        left out; of a plan that comes again the later measurement counts.
 
         Raises:
             ValueError: there are not as many measurements as plans, or one is not positive.
@@ -93,22 +97,16 @@ class ScreenedObjective:
         """See `SimulatedObjective.excess`."""
         return self.simulated.excess(plan)
 
-    def with_spread(self, plans: Sequence[Plan], coverage: float = 0.68) -> tuple[Answers, Answers]:
-        """Runtimes in milliseconds, and for each a factor >= 1: measured, it should lie between runtime / factor and
-        runtime * factor with a probability of `coverage`, if errors of logarithms are normally distributed.
-
-        Raises:
-            ValueError: the coverage is no share.
-        """
-        if not 0.0 < coverage < 1.0:
-            raise ValueError(f"coverage is {coverage}; it is a share of plans, between 0 and 1")
+    def with_spread(self, plans: Sequence[Plan]) -> tuple[Answers, Answers]:
+        """Return runtimes in milliseconds, and for each a factor >= 1: measured, it should lie between runtime / factor
+        and runtime * factor with a probability of `COVERAGE`, if errors of logarithms are normally distributed."""
         simulated = np.asarray(self.simulated(plans), np.float64)
         logs, deviations = np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
         ran = np.flatnonzero(np.isfinite(simulated))
         if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
             logs[ran], deviations[ran] = self.surrogate([plans[number] for number in ran.tolist()], simulated[ran])
         logs, deviations = np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
-        return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + coverage) / 2) * deviations)
+        return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + COVERAGE) / 2) * deviations)
 
 
 class LinearSurrogate:
@@ -116,8 +114,8 @@ class LinearSurrogate:
     each device the time and the number of operations on it, the time of the core that has least to do, values and bytes
     that cross threads; and the logarithm of the simulated runtime itself.
 
-    Of the penalties on the weights the one under which the measurements are likeliest is taken, and deviations are
-    those of the posterior and the noise that belong to it (MacKay, Bayesian Interpolation, 1992).
+    The penalty on the weights is that under which the measurements are likeliest; deviations are those of its posterior
+    and its noise (MacKay, Bayesian Interpolation, 1992).
     """
 
     def __init__(self, task: Task) -> None:
@@ -140,7 +138,7 @@ class LinearSurrogate:
         return self._mean + x @ self._weights, np.sqrt(self._variance * (1 + leverage))
 
     def _sums(self, plans: Sequence[Plan], simulated_ms: Answers) -> Sums:
-        """Bytes are counted at 10 GB/s, operations and values at 1 us each."""
+        """Return sums of bytes at 10 GB/s, of operations and values at 1 us each."""
         return np.stack([self._of_plan(plan, ms * 1e3) for plan, ms in zip(plans, simulated_ms, strict=True)])
 
     def _of_plan(self, plan: Plan, simulated_us: float) -> Float64[np.ndarray, " sums"]:
@@ -158,13 +156,7 @@ class LinearSurrogate:
 class NetworkSurrogate:
     """The GST cost model, asked through a `Rescorer`; learning again goes on from the weights it has. Deviations are
     the disagreement of the members and the error on what was learned. It takes minutes where `LinearSurrogate` takes
-    seconds, and a search of 50 measurements ends about as well by either (`experiments.bench.search_loop`); but
-    what it learns it knows by operation.
-
-    Args:
-        task: what is placed where.
-        seed: of the networks.
-        members: networks that differ in their seed alone.
+    seconds, and a search of 50 measurements ends about as well by either (`experiments.bench.search_loop`).
     """
 
     def __init__(self, task: Task, seed: int = 0, members: int = 3) -> None:
@@ -206,7 +198,7 @@ class NetworkSurrogate:
 
 
 class PlanFeatures:
-    """The configuration features that `plans_graph` gives plans of a program, for some of the nodes alone."""
+    """Configuration features of plans as those of `plans_graph`, for some of the nodes alone."""
 
     def __init__(self, profiled: Profiled) -> None:
         self.profiled = profiled
@@ -219,8 +211,8 @@ class PlanFeatures:
         )
 
     def change(self, base: Plan, plan: Plan) -> Change:
-        """The rows of `plan` of nodes that may have others than under `base`: those that moved, those that read values
-        of one that moved, and those whose turn is another. Rows equal those of `plans_graph`."""
+        """Return the rows of `plan` that may differ from those of `base`: of nodes that moved, that read values of one
+        that moved, or that run at another place in the order."""
         from gst.cost.rescoring import Change
 
         before = self._turns_of_base(base)
@@ -232,7 +224,6 @@ class PlanFeatures:
         return Change(nodes, self._rows(plan, nodes, later[nodes]))
 
     def _turns_of_base(self, base: Plan) -> Float64[np.ndarray, " nodes"]:
-        """Sorted once while the base keeps its order."""
         if self._turns is None or not _same_order(self._turns[0], base.priority):
             self._turns = base.priority, _later(base)
         return self._turns[1]

@@ -1,11 +1,8 @@
 """Annealing of windows of a schedule, for tasks of so many operations that a whole simulation is slow.
 
-A window is a stretch of the order: some dozens of operations that run at about the same time. Its border holds the
-times at which cores become free and values arrive, and the time from each of its operations and cores to the end of
-the schedule. The longest path through the window follows from these alone after a change inside (heads and tails, as
-in job shops: Carlier, European Journal of Operational Research 11, 1982). The makespan is that path, or the longest
-path that passes by the window, which no change inside alters. Links never queue here, and operations do not slow each
-other down: a simulator has to judge the result.
+A window is a stretch of the order, and its border the times before and after it. The longest path through the window
+follows from these alone (heads and tails, as in job shops: Carlier, European Journal of Operational Research 11, 1982).
+Links never queue here, and operations do not slow each other down: a simulator has to judge the result.
 """
 
 from __future__ import annotations
@@ -30,12 +27,12 @@ TRIAL = 0.2  # share of the steps that each trial has
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A device for each operation and an order of all: each core runs its operations in that order.
+    """The device and the times of each operation, and the order in which each core runs its operations.
 
     Args:
         home: device of each operation.
-        order: of all operations, every producer before its consumers.
-        begin, end: of each operation, in the unit of `Arrays.times`.
+        order: all operations, every producer before its consumers.
+        begin, end: in the unit of `Arrays.times`.
     """
 
     home: Int64[np.ndarray, " nodes"]
@@ -45,7 +42,6 @@ class Schedule:
 
     @property
     def makespan(self) -> float:
-        """End of the last operation."""
         return float(self.end.max(initial=0.0))
 
 
@@ -53,7 +49,6 @@ class Run(NamedTuple):
     """Times of operations while a window is annealed.
 
     Args:
-        begin, end: of each operation.
         before: the operation that left the cores of each one last, within its window, or -1.
         whole: the longest path through the schedule that leaves the window after each operation.
     """
@@ -65,7 +60,7 @@ class Run(NamedTuple):
 
 
 class Border(NamedTuple):
-    """The rest of the schedule, as a window depends on it.
+    """The times outside a window on which it depends.
 
     Args:
         free: end of the operations before the window on each core.
@@ -80,7 +75,7 @@ class Border(NamedTuple):
 
 
 def schedule(what: Scheduled, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"]) -> Schedule:
-    """Compute when each operation runs; arguments as in `Schedule`."""
+    """Compute the times of each operation; arguments as in `Schedule`."""
     nodes, (devices, cores) = len(home), what.use.shape
     run = Run(np.zeros(nodes), np.zeros(nodes), np.full(nodes, -1), np.zeros(nodes))
     border = Border(np.zeros(cores), np.zeros(cores), np.zeros((nodes, devices)))
@@ -93,16 +88,13 @@ def refine(
 ) -> tuple[Schedule, int]:
     """Anneal the windows of a schedule, and return the shortest schedule and the number of steps taken.
 
-    A sweep visits the windows of the schedule once, the first to the last. A descent is a series of sweeps, each with
-    other bounds of windows, while the temperature falls geometrically. Two trial descents begin with `start`, one at
-    each of `HEATS`. A third has the steps that remain: it begins with the shortest schedule so far, at the heat of the
-    better trial.
+    A sweep visits the windows of the schedule once. A descent is a series of sweeps, each with other bounds of windows,
+    while the temperature falls geometrically. Two trial descents begin with `start`, one at each of `HEATS`. A third
+    has the steps that remain: it begins with the shortest schedule so far, at the heat of the better trial.
 
     Args:
-        what: operations and devices.
         start: keeps the limits of the memories, and every operation can run on its device.
         steps: at most.
-        seed: of everything that is drawn.
 
     Examples:
         >>> from gst.placement.baselines.computed import ComputedOperations
@@ -132,11 +124,8 @@ def _descend(
     what: Scheduled, start: Schedule, heat: float, steps: int, generator: np.random.Generator,
     state: UInt64[np.ndarray, " 1"], share: tuple[float, float], progress: Progress,
 ) -> tuple[Schedule, int]:  # fmt: skip
-    """Run sweeps while the temperature falls from `heat`; return the last schedule and the number of steps.
-
-    Args:
-        share: of the whole search: the part before this descent, and the part of this descent.
-    """
+    """Run sweeps while the temperature falls from `heat`; return the last schedule and the number of steps. `share` is
+    the part of the search before this descent, and the part of this descent."""
     home, order, begin, end = start.home.copy(), start.order.copy(), start.begin.copy(), start.end.copy()
     unit, total, done = mean_times(what.arrays.times).mean() if len(home) else 0.0, 0, 0.0
     while done < 1 and (moves := min(MOVES, (steps - total) / len(home))) * SIZE >= 1:
@@ -154,13 +143,12 @@ def _descend(
 @compiled
 @no_type_check
 def sweep(home, order, begin, end, offset, steps, temperature, state, what):
-    """Anneal a schedule window by window, the first to the last, and return the number of steps.
+    """Anneal a schedule (`home`, `order`, `begin`, `end`, written) window by window; return the number of steps.
 
     Args:
-        home, order, begin, end: of a schedule, written.
         offset: operations of the first window, 1 to `SIZE`.
         steps: in a window of `SIZE` operations.
-        state: of the random numbers, one uint64.
+        state: that of the random numbers, one uint64.
     """
     arrays, core_indptr, cores = what.arrays, what.core_indptr, what.cores
     nodes, (devices, num_cores) = len(home), what.use.shape
@@ -194,8 +182,8 @@ def sweep(home, order, begin, end, offset, steps, temperature, state, what):
 @compiled
 @no_type_check
 def tails(home, order, offset, what):
-    """Compute the time from the start of each node to the end of the schedule; for each window and core, the same from
-    the first operation after the window. Arguments are those of `sweep`."""
+    """Compute the time from the start of each node to the end of the schedule, and the same for each window and core
+    from the first operation after the window."""
     arrays, core_indptr, cores = what.arrays, what.core_indptr, what.cores
     windows = 1 + max(len(home) - offset + SIZE - 1, 0) // SIZE
     tail, rest = np.zeros(len(home)), np.zeros(what.use.shape[1])
@@ -221,14 +209,8 @@ def tails(home, order, offset, what):
 @compiled
 @no_type_check
 def anneal_window(home, order, position, low, high, used, steps, temperature, state, now, trial, what, border):
-    """Anneal a window: operations of a stretch of the order.
-
-    Args:
-        home, order, position: of a schedule, written; `position` of each operation in `order`.
-        low, high: bounds of the stretch.
-        used: bytes of each memory that all operations of the schedule take, written.
-        now, trial: `Run` of the schedule and of a changed one, written.
-    """
+    """Anneal the window of `order` from `low` to `high`. `used` are the bytes of each memory, `now` and `trial` the
+    times of the schedule and of a changed one; all are written."""
     arrays, is_tight = what.arrays, what.arrays.limits.min() < np.inf
     span, chain, length, is_stale = order[low:high].copy(), np.empty(high - low, np.int64), 0, True
     moved_groups, sources = np.empty(MOST_MOVED, np.int64), np.empty(MOST_MOVED, np.int64)
@@ -269,14 +251,8 @@ def copy_run(source, target, nodes):
 @compiled
 @no_type_check
 def run_window(home, order, low, first, high, limit, run, what, border):
-    """Compute the longest path through a window, and the place up to which operations were computed. The path goes from
-    the beginning of the schedule to its end; it is infinite if it would pass `limit`.
-
-    Args:
-        low, high: bounds of the window in `order`.
-        first: place from which on operations are computed anew.
-        run: `Run`, written.
-    """
+    """Compute the longest path through the window of `order` from `low` to `high`, and the place up to which operations
+    were computed, from `first` on. The path is infinite if it would pass `limit`."""
     arrays, core_indptr, cores, times = what.arrays, what.core_indptr, what.cores, what.arrays.times
     producer_indptr, producers, in_edges = arrays.producer_indptr, arrays.producers, arrays.in_edges
     begin, end, before, whole = run.begin, run.end, run.before, run.whole

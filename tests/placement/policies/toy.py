@@ -68,7 +68,7 @@ def gradient(policy: torch.nn.Module, of: Tensor) -> Tensor:
 
 
 def frequencies(policy: DrawsPlans, rows: Tensor, count: int) -> Iterator[tuple[float, float]]:
-    """How often each of these is drawn, and its probability."""
+    """Return the frequency of each of these, and its probability."""
     drawn = policy.sample(count, torch.Generator().manual_seed(1))
     probabilities = policy.score(rows)[0].exp().tolist()
     for row, probability in zip(rows, probabilities, strict=True):

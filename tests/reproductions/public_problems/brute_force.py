@@ -6,7 +6,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.data.measured_plans import core_use
+from gst.machine.devices import core_use
 from gst.placement.task import Task
 from gst.util.compiled import compiled
 

@@ -22,6 +22,7 @@ from experiments.reproductions.public_problems.published import (
     search_published,
 )
 from gst.lowering.plan import Plan
+from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Budgeted
 from gst.placement.search.annealing import anneal
 from tests.placement.placement_graphs import FIXTURE, SHARED, cost_graph
@@ -146,7 +147,8 @@ def test_annealing_takes_the_published_runtime() -> None:
     graph = cost_graph(15, 1)
     runtime = PublishedObjective(graph)
     budgeted = Budgeted(runtime, 300)
-    anneal(task_of_cost_graph(graph), budgeted, seed=0)
+    task = task_of_cost_graph(graph)
+    anneal(task, budgeted, seed=0, start=[*portfolio(task).values(), *runtime.starts()])
     assert budgeted.left == 0 and budgeted.best is not None
     assert latency(graph, budgeted.best) == pytest.approx(budgeted.best_ms)
     assert budgeted.best_ms <= np.nanmin(runtime(PublishedObjective(graph).starts()))

@@ -15,8 +15,8 @@ from experiments.reproductions.public_problems.exact.solver import (
     solve,
     solver_library,
 )
-from gst.data.measured_plans import core_use
 from gst.lowering.plan import Plan
+from gst.machine.devices import core_use
 from gst.placement.task import Task
 
 PER_US = 1e3

@@ -1,4 +1,4 @@
-"""The constructive policy on a task: its plan, and weights fine-tuned on that task by evolution strategies."""
+"""Fine-tuning of the constructive policy on one task by evolution strategies."""
 
 from __future__ import annotations
 
@@ -27,14 +27,7 @@ LogMakespans = Callable[[Float32[np.ndarray, "members weights"]], Float64[np.nda
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evolving:
-    """The state of training.
-
-    Args:
-        weights: of the policy at this step.
-        average: of the weights of late steps: the result.
-        first, second: moments of Adam.
-        step: steps done.
-    """
+    """The state of training: weights, their average over late steps (the result), moments of Adam, steps done."""
 
     weights: Weights
     average: Weights
@@ -49,18 +42,16 @@ State = TypeVar("State", bound=Evolving)
 def evolved(
     state: State, log_makespans: LogMakespans, pairs: int, generator: np.random.Generator, done: float
 ) -> State:
-    """Return the state after one step of training.
+    """Return the state after one step of evolution strategies (Salimans et al., Evolution strategies as a scalable
+    alternative to reinforcement learning, 2017).
 
-    Noises are added to the weights and subtracted (antithetic sampling). The advantage of a member on a problem is the
-    logarithm of its makespan less the mean of all; the sum over problems is replaced by its rank, and Adam follows the
-    sum of noises times ranks (Salimans et al., Evolution strategies as a scalable alternative to reinforcement
-    learning, 2017).
+    Noises are added to the weights and subtracted. The advantage of a member on a problem is the logarithm of its
+    makespan less the mean of all; the sum over problems is replaced by its rank, and Adam follows the sum of noises
+    times ranks.
 
     Args:
-        state: before the step.
         log_makespans: logarithm of the makespan of each member, a row of weights, on each problem.
         pairs: of opposite noises.
-        generator: of the noise.
         done: share of the training that is done, 0 .. 1; the step size falls with it.
     """
     noise = generator.standard_normal((pairs, len(state.weights)), np.float32)
@@ -88,14 +79,8 @@ MOST_STEPS = 50  # of fine-tuning, as GO's
 
 
 class TaskRollouts:
-    """Plans that the policy builds for a task, one for each vector of weights.
-
-    Operations that take time or read values are placed; inputs and constants go where their first reader is. Links
-    never queue, and streams of one accelerator do not slow each other down while a plan is built.
-
-    Args:
-        task: to place; devices may share cores.
-    """
+    """Plans that the policy builds for a task, one for each vector of weights. Links never queue, and streams of one
+    accelerator do not slow each other down while a plan is built."""
 
     def __init__(self, task: Task) -> None:
         self._operations = ComputedOperations(task)
@@ -115,13 +100,8 @@ class FineTuning:
     """Weights of the policy that follow one task: evolution strategies whose members are judged by an objective, as GO
     is fine-tuned on a graph by policy gradient (Zhou et al., Transferable Graph Optimizers, 2020, section 4.3).
 
-        tuning = FineTuning(task, seed=0)
-        tuning.run(Budgeted(simulated, 500))      # and again, as the simulator is corrected by measurements
-
-    Args:
-        task: to place.
-        seed: of the noise.
-        weights: to begin with; those of the package if None.
+    `run` may be called again, as the simulator is corrected by measurements. It begins with the weights of the package
+    if `weights` is None.
     """
 
     def __init__(self, task: Task, seed: int = 0, weights: Weights | None = None) -> None:
@@ -132,8 +112,7 @@ class FineTuning:
         self._generator = np.random.default_rng([seed, 31])
 
     def run(self, objective: Budgeted, progress: Progress = no_progress) -> None:
-        """Ask the objective about the plan of the weights, then about those of each step's members, until nothing is
-        left or `MOST_STEPS` steps are done."""
+        """Ask about the plan of the weights, then about those of each step's members, `MOST_STEPS` steps at most."""
         self._ask(objective, self._state.average[None])
         steps = min(MOST_STEPS, objective.left // (2 * PAIRS))
         for step in range(steps):
@@ -146,7 +125,7 @@ class FineTuning:
     def _logs(
         self, objective: Budgeted, weights: Float32[np.ndarray, "members weights"]
     ) -> Float64[np.ndarray, "one members"]:
-        """Return logarithms of runtimes, of which only ranks count; a plan that fails comes last."""
+        """Return logarithms of runtimes; a plan that fails comes last."""
         took = self._ask(objective, weights)
         return np.log(np.where(np.isfinite(took), took, 2 * np.nanmax(took, initial=1e-9)))[None]
 

@@ -1,5 +1,4 @@
-"""The network of the constructive policy: its features, its weights in one vector and their file, and the tables of
-numbers that are computed once for each task."""
+"""The network of the constructive policy: its features, its weights and their file, and the tables of a task."""
 
 from __future__ import annotations
 
@@ -57,10 +56,7 @@ def rule_weights() -> Weights:
 
 
 def initial_weights(seed: int) -> Weights:
-    """Return weights to begin training with: a rule by hand (`RULE`), to which a random hidden layer adds little.
-
-    The score of an operation on a device is a linear function of the features and a layer of `HIDDEN` rectified units.
-    """
+    """Return weights to begin training with: a rule by hand (`RULE`), to which a random hidden layer adds little."""
     generator = np.random.default_rng(seed)
     weights = np.zeros(NUM_WEIGHTS, np.float32)
     weights[PRIORITIES.index("upward_rank")] = 1.0
@@ -108,12 +104,12 @@ class Tables(NamedTuple):
     Args:
         mean_times: of each node over the devices that can run it.
         transfers: of each amount that moves, the mean over pairs of different devices.
-        rank: time from the start of each node to the end along its longest path, transfers included (upward rank).
+        rank: upward rank, transfers included.
         optimistic: time from the end of each node on each device to the end, if every later node has its best device
             (the optimistic cost table of PEFT, Arabnejad and Barbosa, 2014).
-        priorities: of each node, `PRIORITIES` without the last.
-        outgoing: of each node, the longest transfer of its value.
-        incoming: of each node, the sum of the transfers of the values that it reads.
+        priorities: `PRIORITIES` without the last.
+        outgoing: the longest transfer of the value of each node.
+        incoming: the sum of the transfers of the values that each node reads.
         heads: of each node, `MOST_CONSUMERS` places in the list of its consumers, -1 where it has fewer.
         group_times: mean times of all nodes of each group.
         able: True where a device can run all nodes of a group.
@@ -142,12 +138,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(what: Scheduled, transfers: Float64[np.ndarray, " amounts"], is_view_free: bool = False) -> Tables:
-    """Return the tables of operations and devices.
-
-    Args:
-        transfers: of each amount, the mean over pairs of different devices.
-        is_view_free: see `Tables`.
-    """
+    """Return the tables of operations and devices; `transfers` and `is_view_free` as in `Tables`."""
     arrays, use = what.arrays, what.use
     mean = mean_times(arrays.times)
     rank, depth = upward_rank(mean, transfers, arrays), downward_rank(mean, transfers, arrays)

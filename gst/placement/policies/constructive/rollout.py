@@ -2,7 +2,6 @@
 
 An operation is ready when all its producers are placed. The network scores the first few ready ones by priority on each
 device that may run them, and the best pair is placed after the operations of its device.
-The makespan is that of `gst.placement.search.windows.schedule`, for devices that share no core.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ def window_of(devices: int) -> int:
 @compiled
 @no_type_check
 def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, home, order):
-    """Build one schedule, and return its makespan; infinite if the memories do not hold all operations.
+    """Build one schedule, and return its makespan, infinite if the memories do not hold all operations. Where devices
+    share no core, it is that of `gst.placement.search.windows.schedule`.
 
     Args:
         weights: float32, see `gst.placement.policies.constructive.network`.
         window: number of ready operations that are scored.
-        is_uniform: pairs are drawn at random, in place of the network.
-        first_come: devices serve operations in the order in which they become ready; they are then scored in that
-            order too.
-        state: of the random numbers, one uint64.
-        home, order: of all nodes, written.
+        is_uniform: draw pairs at random, without the network.
+        first_come: devices serve operations in the order in which they become ready.
+        state: that of the random numbers, one uint64.
+        home, order: device of each node and order of all, written.
     """
     times, devices, nodes = arrays.times, arrays.times.shape[0], len(home)
     indptr, consumers, out_edges = arrays.indptr, arrays.consumers, arrays.out_edges
@@ -283,13 +282,7 @@ def roll_out(arrays, tables, weights, window, is_uniform, first_come, state, hom
 @no_type_check
 def score_pairs(inputs, weights, num_pairs, unit, score):
     """Score pairs: a linear function of the features, each squashed to x / (1 + |x|), and of `HIDDEN` rectified units.
-
-    Args:
-        inputs: (features, pairs), squashed in place.
-        weights: of the whole policy.
-        unit: (pairs), for one hidden unit at a time, written.
-        score: (pairs), written.
-    """
+    `inputs`, (features, pairs), are squashed in place; `unit` and `score`, (pairs), are written."""
     for pair in range(num_pairs):
         score[pair] = np.float32(0.0)
     for feature in range(NUM_FEATURES):
