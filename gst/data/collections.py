@@ -60,7 +60,7 @@ class TpuGraphsCollection(GraphSource):
             for what, width in columns.items():
                 expected, first = widths.setdefault(what, (width, path))
                 if width != expected:
-                    raise ValueError(f"{path} has {width} {what} columns, {first.name} {expected}; leave one kind out")
+                    raise ValueError(f"{path} has {width} {what} columns and {first.name} {expected}; leave one out")
             yield graph
 
     def __len__(self) -> int:

@@ -120,12 +120,12 @@ class Parser(LightningArgumentParser):
 
     section = ""
 
-    def format_help(self) -> str:
+    def format_help(self, *arguments: Any, **named: Any) -> str:
         if not self.epilog:
-            return super().format_help()
+            return super().format_help(*arguments, **named)
         if not self.section:
             return f"usage: {self.usage}\n\n{self.description}\n\n{self.epilog}\n"
-        options = re.split(r"\n(?=  --)", super().format_help())
+        options = re.split(r"\n(?=  --)", super().format_help(*arguments, **named))
         return "\n".join(each for each in options if each.startswith(f"  --{self.section}")) + "\n"
 
 

@@ -239,16 +239,6 @@ def test_one_batch_makes_all_parameters(case: str, num_configurable: int) -> Non
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoder.modules())
 
 
-def test_earlier_weights_of_gin_have_an_eps_without_an_axis() -> None:
-    encoder = made("GIN", batch_of(random_graph(0)))
-    now = encoder.state_dict()
-    names = [name for name in now if name.endswith(".eps")]
-    earlier = {name: value.squeeze() + 0.5 if name in names else value for name, value in now.items()}
-    assert names and all(not earlier[name].ndim for name in names)
-    encoder.load_state_dict(earlier)
-    assert all(torch.equal(encoder.state_dict()[name], earlier[name].view(1)) for name in names)
-
-
 @pytest.mark.parametrize("encoder", [GAT, GPS])
 @pytest.mark.parametrize("heads", [0, 3])
 def test_heads_that_cannot_share_the_channels_are_refused(encoder: type, heads: int) -> None:

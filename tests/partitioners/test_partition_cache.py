@@ -16,15 +16,15 @@ EDGES = grid(8)
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The method of each partition that was computed, not read."""
-    methods: list[str] = []
+    names: list[str] = []
 
     def counted(*arguments: object, method: str = "metis", **others: object) -> np.ndarray:
-        methods.append(method)
+        names.append(method)
         return partition(*arguments, method=method, **others)  # type: ignore[arg-type]
 
     counted.__signature__ = methods.inspect.signature(partition)  # type: ignore[attr-defined]
     monkeypatch.setattr(methods, "partition", counted)
-    return methods
+    return names
 
 
 def test_the_second_time_it_is_read(tmp_path: Path, computed: list[str]) -> None:

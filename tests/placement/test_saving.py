@@ -67,10 +67,10 @@ def test_a_plan_runs_again(tmp_path: Path) -> None:
     replace(placed, result=placed.result | {"winner": placed.result["best"]}).save(tmp_path / "plan")
     again = gst.load(tmp_path / "plan", mine)
     assert again.winner == "plan" and again.plan is not None and again.plan.key == placed.plan.key  # type: ignore[union-attr]
+    assert "was read from a file" in again.explain()
     module = again.module()
     torch.testing.assert_close(module(2 * X), mine(2 * X))
     module.close()
-    assert "was read from a file" in again.explain() and again.device_map() == {"0": "cpu"}
     other = nn.Sequential(nn.Linear(6, 4), nn.Tanh()).eval()
     with pytest.raises(ValueError, match="is of a model with other operations; place this one"):
         gst.load(tmp_path / "plan", other)
