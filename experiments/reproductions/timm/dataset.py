@@ -184,7 +184,10 @@ def step_time_graph(source: FxSource, measurements: Sequence[Measurement]) -> Gr
         configurations[row] = _features(parts[key], each, busy)
     targets = np.array([round(each.step * 1e6) for each in measurements], np.float64)
     graph = fx_graph(operations, f"{family(source.name.partition('.')[0])}/{source.name}")
-    return replace(graph, config_nodes=busy, config_features=configurations, targets=targets, counts=None, spreads=None)
+    counts, spreads = np.ones(len(targets), np.int64), np.zeros(len(targets))
+    return replace(
+        graph, config_nodes=busy, config_features=configurations, targets=targets, counts=counts, spreads=spreads
+    )
 
 
 class _Work(NamedTuple):
