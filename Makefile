@@ -15,7 +15,7 @@ STAMPS := $(VENV)/stamps
 PYTEST := OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test studies e2e lint audit results package docs sbom chaos fuzz bench gpu clean
+.PHONY: demo test studies e2e lint audit results package docs sbom chaos fuzz bench gpu sparse clean
 
 demo: $(STAMPS)/base            ## set up, then show training, ranking and placement in three minutes: runs/demo/report.html
 	$(BIN)/gst demo --json runs/demo.json
@@ -79,6 +79,8 @@ gpu:                            ## tests and benchmarks of the GPU here with the
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu $(if $(SAMPLES),--samples $(SAMPLES)) \
 	  $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(LIMIT),--total-limit $(LIMIT)) $(if $(RESUME),--resume) --json $(GPU_JSON)
 
+sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
+
 $(STAMPS)/base: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV), once: about 300 MB to fetch with PyTorch's CPU build (see TORCH in the Makefile), several GB with the default CUDA build"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -91,6 +93,11 @@ $(STAMPS)/base: pyproject.toml constraints.txt
 $(STAMPS)/dev: $(STAMPS)/base
 	@echo "== tools of the tests, once: about 250 MB to fetch, one to three minutes"
 	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(STAMPS)/sparse: $(STAMPS)/base
+	@echo "== building torch-scatter and torch-sparse, once: twenty minutes or more"
+	@$(PIP) --no-build-isolation -e ".[sparse]"
 	@touch $@
 
 clean:

@@ -73,6 +73,10 @@ def _add_table(bench: Any, command: Command) -> None:
     command(bench, "table", _table, "pulls and pushes of the embedding table", f"{BENCH} table --json table.json")
 
 
+def _add_backends(bench: Any, command: Command) -> None:
+    command(bench, "backends", _backends, "sparse products, native and torch-sparse", f"{BENCH} backends")
+
+
 def _add_partition(bench: Any, command: Command) -> None:
     parser = command(
         bench, "partition", _partition, "cuts and times of the partitioners", f"{BENCH} partition --nodes 100000"
@@ -448,6 +452,13 @@ def _table(options: argparse.Namespace) -> dict[str, Any]:
         return _told(run_table(bars.show), options)
 
 
+def _backends(options: argparse.Namespace) -> dict[str, Any]:
+    from experiments.bench.backends import run as run_backends
+
+    with Bars() as bars:
+        return _told(run_backends(bars.show), options)
+
+
 def _partition(options: argparse.Namespace) -> dict[str, Any]:
     from experiments.bench.partition import run as run_partition
 
@@ -579,6 +590,7 @@ _ADD = {
     "score": _add_score,
     "memory": _add_memory,
     "table": _add_table,
+    "backends": _add_backends,
     "partition": _add_partition,
     "rescore": _add_rescore,
     "windows": _add_windows,

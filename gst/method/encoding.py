@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args, no_type_check
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gst.graphs.graph import NAMES_TAKEN
+from gst.method import kernels
 from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch, assemble
 from gst.method.draws import Catalogue
-from gst.util.compiled import compiled
 
 Source = str | Callable[[ExpandedBatch], Any]
 
@@ -385,9 +385,10 @@ def check_pooling(pooling: str) -> None:
 
 def pool_nodes(states: NodeStates, batch: SegmentBatch, pooling: Pooling) -> Float[Tensor, "segments configs channels"]:
     """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
-    if states.rows.device.type == "cpu" and pooling != "max":
+    if states.rows.device.type == "cpu":
+        kernel = SegmentMaxima if pooling == "max" else SegmentSums
         row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-        pooled = SegmentSums.apply(states.rows, row_of, segment, batch.num_segments)
+        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
     else:
         pooled = _pool_owned_with_torch(states, batch, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
@@ -408,7 +409,7 @@ def _pool_with_torch(
     num_segments: int,
     pooling: Pooling,
 ) -> Float[Tensor, "segments configs channels"]:
-    """Return sums, as `SegmentSums`, or maxima, on any device; -inf is the maximum of no nodes."""
+    """Return the results of `SegmentSums` and `SegmentMaxima` on any device."""
     dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
     dense = dense.view(*row_of.shape, rows.shape[1])
     if pooling == "max":
@@ -469,7 +470,7 @@ class SegmentSums(torch.autograd.Function):
         ctx.save_for_backward(row_of, segment)
         wide = _wide(rows)
         out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
-        _sum_forward(*_arrays(wide, row_of, segment, out))
+        kernels.sum_forward(*_arrays(wide, row_of, segment, out))
         return out
 
     @staticmethod
@@ -477,8 +478,30 @@ class SegmentSums(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         row_of, segment = ctx.saved_tensors
         rows_gradient = gradient.new_zeros(ctx.shape)
-        _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
+        kernels.sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
         return rows_gradient.to(ctx.dtype), None, None, None
+
+
+class SegmentMaxima(torch.autograd.Function):
+    """The same with maxima, -inf without nodes. Equal maxima share the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+        wide = _wide(rows)
+        out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
+        kernels.max_forward(*_arrays(wide, row_of, segment, out))
+        ctx.save_for_backward(rows, row_of, segment, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        rows, row_of, segment, out = ctx.saved_tensors
+        wide, holders = _wide(rows), torch.zeros_like(out)
+        kernels.count_largest(*_arrays(wide, row_of, segment, out, holders))
+        rows_gradient = torch.zeros_like(wide)
+        kernels.max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
+        return rows_gradient.to(rows.dtype), None, None, None
 
 
 def _wide(rows: Tensor) -> Tensor:
@@ -487,56 +510,3 @@ def _wide(rows: Tensor) -> Tensor:
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:
     return [tensor.contiguous().numpy() for tensor in tensors]
-
-
-@compiled
-@no_type_check
-def _varies(rows):
-    """True if a node has more than one row."""
-    for row in rows:  # noqa: SIM110 - numba knows no generators
-        if row != rows[0]:
-            return True
-    return False
-
-
-@compiled
-@no_type_check
-def _sum_forward(rows, row_of, segment, out):
-    """Add up rows; a row common to all configurations is added once for its segment, and then to each of them."""
-    once = np.zeros((out.shape[0], out.shape[2]), out.dtype)
-    for node in range(len(row_of)):
-        if not _varies(row_of[node]):
-            total, row = once[segment[node]], rows[row_of[node, 0]]
-            for channel in range(out.shape[2]):
-                total[channel] += row[channel]
-            continue
-        for config in range(row_of.shape[1]):
-            total, row = out[segment[node], config], rows[row_of[node, config]]
-            for channel in range(out.shape[2]):
-                total[channel] += row[channel]
-    for place in range(out.shape[0]):
-        for config in range(out.shape[1]):
-            total = out[place, config]
-            for channel in range(out.shape[2]):
-                total[channel] += once[place, channel]
-
-
-@compiled
-@no_type_check
-def _sum_backward(gradient, row_of, segment, rows_gradient):
-    together = np.zeros((gradient.shape[0], rows_gradient.shape[1]), rows_gradient.dtype)
-    for place in range(gradient.shape[0]):
-        for config in range(gradient.shape[1]):
-            given = gradient[place, config]
-            for channel in range(rows_gradient.shape[1]):
-                together[place, channel] += given[channel]
-    for node in range(len(row_of)):
-        if not _varies(row_of[node]):
-            total, given = rows_gradient[row_of[node, 0]], together[segment[node]]
-            for channel in range(rows_gradient.shape[1]):
-                total[channel] += given[channel]
-            continue
-        for config in range(row_of.shape[1]):
-            total, given = rows_gradient[row_of[node, config]], gradient[segment[node], config]
-            for channel in range(rows_gradient.shape[1]):
-                total[channel] += given[channel]

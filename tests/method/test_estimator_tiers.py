@@ -1,9 +1,10 @@
-"""Training over a table in any tier, of any dtype, is its slow twin, whose table is a dictionary."""
+"""Training over a table in any tier, of any dtype, by either backend, is its slow twin, whose table is a dictionary."""
 
 from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Iterator
 from typing import get_args
 
 import pytest
@@ -17,14 +18,30 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.storage import Tier
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
+from gst.nn.sparse import Backend, has_torch_sparse, set_backend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+BACKENDS = [
+    "native",
+    pytest.param(
+        "torch_sparse",
+        marks=pytest.mark.skipif(
+            not has_torch_sparse(), reason="torch-sparse and torch-scatter are not installed (`make sparse`)"
+        ),
+    ),
+]
 GRAPHS = [segment(random_graph(seed, 8 + 6 * seed, num_configs=3 + seed), 5, halo=seed % 2) for seed in range(3)]
 ROUNDED = {torch.float32: 1e-7, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 """Half the distance to the next number, as a share of it: how far a row of the table may be from the one pushed."""
 
 Work = tuple[list[int], list[list[int]]]
 """Of one step: which of GRAPHS, and which configurations of each."""
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    set_backend("auto")
 
 
 @st.composite
@@ -56,6 +73,7 @@ def descend(gradient: list[Tensor], *modules: nn.Module) -> None:
             parameter -= 0.1 * slope / (1 + length)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tier", get_args(Tier))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=3)
@@ -67,8 +85,8 @@ def descend(gradient: list[Tensor], *modules: nn.Module) -> None:
     keep=st.sampled_from([0.3, 1.0]),
     seed=st.integers(0, 99),
 )
-def test_training_is_its_slow_twin_in_every_tier_and_dtype(
-    tier: Tier, work: list[Work], dtype: torch.dtype, kind: str, pooling: str, num_fresh: int,
+def test_training_is_its_slow_twin_in_every_tier_and_dtype_by_every_backend(
+    tier: Tier, backend: Backend, work: list[Work], dtype: torch.dtype, kind: str, pooling: str, num_fresh: int,
     keep: float, seed: int,
 ) -> None:  # fmt: skip
     """The model is in double precision, so that of all that differs only the rounding of rows is seen; the twin rounds
@@ -83,8 +101,10 @@ def test_training_is_its_slow_twin_in_every_tier_and_dtype(
         for which, rows in work:
             graphs, configs = [GRAPHS[i] for i in which], torch.tensor(rows)
             real = configs >= 0
+            set_backend(backend)
             ours = model(graphs, configs)[real]
             our_gradient = gradients(ours.square().sum(), encoder, head)
+            set_backend("native")
             by_place = twin(graphs, configs)
             theirs = torch.stack([by_place[place] for place in map(tuple, real.nonzero().tolist())])
             their_gradient = gradients(theirs.square().sum(), twin.encoder, twin.head)

@@ -14,6 +14,7 @@ from gst.method.encoding import (
     Call,
     GraphPool,
     Pooling,
+    SegmentMaxima,
     SegmentSums,
     _pool_owned_with_torch,
     _pool_with_torch,
@@ -122,12 +123,14 @@ def shared_states(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pooling", ["sum", "max"])
 @given(seed=st.integers(0, 9999))
-def test_the_kernel_pools_and_hands_back_as_torch_does(dtype: torch.dtype, seed: int) -> None:
+def test_kernels_pool_and_hand_back_as_torch_does(pooling: Pooling, dtype: torch.dtype, seed: int) -> None:
     rows, row_of, segment = shared_states(seed, dtype)
+    kernel = {"sum": SegmentSums, "max": SegmentMaxima}[pooling]
     gradient = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(seed)).to(dtype).double()
     results = []
-    for pool in (SegmentSums.apply, partial(_pool_with_torch, pooling="sum")):
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
         leaf = rows.clone().requires_grad_()
         pooled = pool(leaf, row_of, segment, 3)
         present = torch.isfinite(pooled)
@@ -143,20 +146,15 @@ def test_the_kernel_pools_and_hands_back_as_torch_does(dtype: torch.dtype, seed:
 def test_what_is_no_number_stays_in_the_maximum() -> None:
     rows = torch.tensor([[1.0], [torch.nan], [3.0]])
     both = torch.tensor([[0, 0], [1, 1], [2, 2]])
-    assert _pool_with_torch(rows, both, torch.zeros(3, dtype=torch.long), 1, "max").isnan().all()
+    assert SegmentMaxima.apply(rows, both, torch.zeros(3, dtype=torch.long), 1).isnan().all()
 
 
-def test_equal_maxima_share_the_gradient() -> None:
-    rows = torch.tensor([[2.0], [2.0], [1.0]], requires_grad=True)
-    _pool_with_torch(rows, torch.arange(3)[:, None], torch.zeros(3, dtype=torch.long), 1, "max").sum().backward()
-    assert rows.grad is not None and rows.grad.flatten().tolist() == [0.5, 0.5, 0.0]
-
-
-def test_a_row_of_two_nodes_gets_the_gradient_of_both() -> None:
+@pytest.mark.parametrize("pooling", ["sum", "max"])
+def test_a_row_of_two_nodes_gets_the_gradient_of_both(pooling: Pooling) -> None:
     rows, both = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 0], [0, 0], [1, 0]])
-    segment = torch.tensor([0, 1, 1])
+    segment, kernel = torch.tensor([0, 1, 1]), {"sum": SegmentSums, "max": SegmentMaxima}[pooling]
     gradients = []
-    for pool in (SegmentSums.apply, partial(_pool_with_torch, pooling="sum")):
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
         leaf = rows.clone().requires_grad_()
         pool(leaf, both, segment, 2).sum().backward()
         gradients.append(leaf.grad)
