@@ -11,9 +11,8 @@ Examples:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gst.util.lazy import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
@@ -36,7 +35,7 @@ _HOMES = dict.fromkeys(
 ) | {
     "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
     "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
-    "__version__": "gst.util.process", "collate": "gst.data.frameworks", "estimate": "gst.cost.step_time.estimate",
+    "collate": "gst.data.frameworks", "estimate": "gst.cost.step_time.estimate",
     "from_dgl": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",
     "load": "gst.placement.api.saving", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
     "placed": "gst.placement.api.place", "prepare": "gst.graphs.store", "segment": "gst.graphs.segments",
@@ -49,7 +48,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-__getattr__ = lazy_names("gst", _HOMES)
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("gst.util.process").version()
+    return import_module("gst.util.lazy").lazy_names("gst", _HOMES)(name)
 
 
 def __dir__() -> list[str]:

@@ -60,6 +60,8 @@ def _devices(options: argparse.Namespace) -> dict[str, Any]:
     rates = saved_rates()
     console = Console()
     console.print(_device_table([*found, *sets] if options.sets else found, rates))
+    if rates and any(link.copies for link in rates.links):
+        console.print(_link_table(rates))
     for line in _notes(found, sets, rates):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     listed = {"devices": [asdict(device) for device in found], "sets": [asdict(device) for device in sets]}
@@ -82,6 +84,21 @@ def _device_table(devices: Sequence[Device], rates: Rates | None) -> Table:
             names = ("matrix_gflops", "convolution_gflops", "elementwise_gb_per_s", "reduction_gb_per_s", "small_us")
             row += ["-" if known is None else f"{getattr(known, name):.3g}" for name in names]
         table.add_row(*row)
+    return table
+
+
+def _link_table(rates: Rates) -> Table:
+    """Latency and bandwidth of copies between memories; pinned memory of the host in the last two columns."""
+    from rich.table import Table
+
+    table = Table()
+    for name in ("from", "to", "us", "GB/s", "pinned us", "pinned GB/s"):
+        table.add_column(name, justify="left" if name in ("from", "to") else "right")
+    for link in rates.links:
+        if link.copies is not None:
+            of = link.copies
+            values = of.latency_us, of.gb_per_s, of.pinned_latency_us, of.pinned_gb_per_s
+            table.add_row(link.source, link.destination, *("-" if each is None else f"{each:.3g}" for each in values))
     return table
 
 

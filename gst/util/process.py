@@ -130,6 +130,3 @@ def import_from_here() -> None:
     """Append the current directory to the path of modules, so that classes which a command names are found there."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-
-
-__version__ = version()

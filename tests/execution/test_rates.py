@@ -114,7 +114,7 @@ def test_the_command_measures(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the interpreter is loaded already, for `rates`
     monkeypatch.setattr(LoadGate, "wait", lambda self, patience_s=None: (0.0, True))
     assert main(["devices", "--measure"]) == 0
-    assert "copy" in capsys.readouterr().out and saved_rates() is not None
+    assert "copied" in capsys.readouterr().out and saved_rates() is not None
 
 
 @pytest.mark.parametrize(("loads", "want"), [((0.5, 0.0), 0.0), ((0.5, 0.3, 0.4, 0.0), 0.3), ((0.1, 0.0), 0.1)])
