@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,11 +39,11 @@ def driver(command: tuple[str, ...] = DRIVER) -> str | None:
     return (answer.stdout.split() or [None])[0]
 
 
-def clocks_of(device: torch.device) -> dict[str, Any]:
+def clocks_of(device: torch.device) -> Mapping[str, Any]:
     """Clock, temperature and what slows an accelerator now, by its name; none where they cannot be read.
 
     Examples:
         >>> clocks_of(torch.device("cpu"))
         {}
     """
-    return {} if device.type == "cpu" else {name: each.to_dict() for name, each in read_clocks([str(device)]).items()}
+    return {} if device.type == "cpu" else read_clocks([str(device)])

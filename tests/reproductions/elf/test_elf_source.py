@@ -163,7 +163,7 @@ def test_wrong_arguments(tmp_path: Path, unchecked: None) -> None:
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "usr").mkdir()
     monkeypatch.setitem(sys.modules, "elftools", None)
-    with pytest.raises(ValueError, match=r"graph-segment-training\[elf\]"):
+    with pytest.raises(ValueError, match=r"graph-segment-training\[experiments\]"):
         next(iter(source(tmp_path)))
 
 

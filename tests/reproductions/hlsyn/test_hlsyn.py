@@ -143,7 +143,7 @@ GEXF, JSON = "graphs/rows_processed_result.gexf", "designs/v20/rows.json"
     [
         (_cut_off, "not a readable archive"),
         (lambda folder: folder / "nothing", "there is no such file"),
-        (_removed("sources/rows_kernel.c"), "has no sources/rows_kernel.c"),
+        (_removed("sources/rows_kernel.c"), "lacks sources/rows_kernel.c"),
         (_changed(GEXF, "<gexf", "<!DOCTYPE a [<!ENTITY b 'c'>]><gexf"), "declares a document type"),
         (_changed(GEXF, 'target="2"', 'target="99"'), "which are not both nodes"),
         (_changed(GEXF, "</nodes>", ""), "mismatched tag"),

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments import workloads
-from experiments.workloads import inception_v3, nasnet
-from gst.programs import TrainingStep, resolve
-
-SMALL = {
-    "inception_v3": lambda: inception_v3(depth=1, width=1, size=75, batch=4),
-    "nasnet": lambda: nasnet(stages=2, cells=1, width=4, size=8, batch=4),
-}
+from gst.programs.workloads import images as workloads
+from gst.programs.workloads.images import inception_v3, nasnet
 
 
 def test_inception_v3_has_as_many_parameters_as_the_published_network() -> None:
@@ -35,24 +29,9 @@ def test_cells_of_nasnet_keep_or_halve_the_image() -> None:
     assert halved(before, reduction(before, last)).shape == (2, 24, 4, 4)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_loss_decreases_when_the_step_is_iterated(name: str) -> None:
-    step: TrainingStep = SMALL[name]()
-    parameters, *tensors = step.inputs
-    losses = []
-    for _ in range(20):
-        loss, parameters = step.function(parameters, *tensors)
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
-
-
 def test_depth_is_an_argument_and_images_have_a_least_size() -> None:
     sizes = [len(inception_v3(depth=depth, width=1).inputs[0]) for depth in (2, 4, 6)]
     assert sizes == sorted(set(sizes))
     assert len(nasnet(cells=3, width=4).inputs[0]) > len(nasnet(cells=1, width=4).inputs[0])
     with pytest.raises(ValueError, match="70 x 70 pixels are too small"):
         inception_v3(size=70)
-
-
-def test_a_workload_is_named_by_its_module() -> None:
-    assert resolve("experiments.workloads:nasnet").name == "nasnet-3x2"

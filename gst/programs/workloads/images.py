@@ -1,7 +1,4 @@
-"""Larger convolutional workloads of published placements: Inception-v3 and NASNet-A.
-
-gst place experiments.workloads:inception_v3
-"""
+"""Larger convolutional workloads of published placements: Inception-v3 and NASNet-A."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gst.programs import TrainingStep
-from gst.programs.step import drawn
+from gst.programs.step import TrainingStep, drawn
 from gst.programs.workloads.convolution import image_step
 
 # Inception-v3 ---------------------------------------------------------------------------------------------------------

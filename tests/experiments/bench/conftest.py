@@ -1,0 +1,5 @@
+"""Small programs, as fixtures."""
+
+from tests.execution.conftest import program
+
+__all__ = ["program"]
