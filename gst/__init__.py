@@ -51,7 +51,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("gst.util.process").version()
-    return import_module("gst.util.lazy").lazy_names("gst", _HOMES)(name)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name) if _HOMES[name] else import_module(f"gst.{name}")
 
 
 def __dir__() -> list[str]:
