@@ -50,7 +50,7 @@ def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
     """Raises:
     ValueError: a method or a task is unknown, or placement is not among the tasks.
     """
-    for names, choices, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+    for names, choices, what in ((methods, tuple(SEARCHES), "method"), (tasks, TASKS, "task")):
         if wrong := [name for name in names if name not in choices]:
             raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(choices)}")
     if "placement" not in tasks:
