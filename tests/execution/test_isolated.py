@@ -32,7 +32,7 @@ from tests.processes import is_running
 from tests.programs.small import small_program
 
 HERE = ("cpu:0", "cpu:1")
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
