@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from gst.graphs.graph import Graph
 from gst.machine.devices import Device
 from gst.placement.machines import STREAMS, Machine
 from gst.placement.task import Task
+from gst.util.process import import_from_here
 from gst.util.untrusted import plain, read_object, shown
 
 MOST = 1e15  # sums and products of such numbers are finite
@@ -124,8 +124,7 @@ def task_reader(path: Path, name: str | None) -> TaskReader:
     if name is None:
         return CostGraph(path)
     module, _, kind = name.partition(":")
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     try:
         reader = getattr(import_module(module), kind)
     except (ImportError, AttributeError, ValueError) as error:
