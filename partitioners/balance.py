@@ -11,7 +11,8 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights, compiled, symmetric_csr
+from partitioners.compiled import compiled
+from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weights, symmetric_csr
 
 
 def largest_part(

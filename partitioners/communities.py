@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from partitioners.balance import Problem, move_locally, part_weights, place_on_lightest, sift_down, sift_up
-from partitioners.csr import Csr, compiled
+from partitioners.compiled import compiled
+from partitioners.csr import Csr
 
 NODES_PER_PART = 60  # of the coarsest graph: enough freedom to balance, few enough to be quick
 COMMUNITIES_PER_PART = 16  # at least: a community weighs at most 1 / 16 of a part

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, no_type_check
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 
-
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `kernel` on its first call and keep the machine code for later processes.
-
-    Write `@no_type_check` under this decorator: numba must see the bare function, not a wrapper of the tests' shape
-    checker. Without a folder that can be written (RuntimeError) each process compiles anew. Delete `__pycache__` after
-    a change of a kernel that another file's kernel calls.
-    """
-    try:
-        return numba.njit(cache=True, nogil=True)(kernel)
-    except RuntimeError:
-        return numba.njit(nogil=True)(kernel)
+from partitioners.compiled import compiled
 
 
 def checked_edges(edges: Any, num_nodes: int) -> Int64[np.ndarray, "2 edges"]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from partitioners.balance import Problem, sift_down
-from partitioners.csr import compiled
+from partitioners.compiled import compiled
 
 
 def contiguous(problem: Problem) -> Int64[np.ndarray, " nodes"]:

@@ -34,7 +34,7 @@ from gst.machine.devices import usable_devices
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.programs import kind_for
-from gst.programs.traces import traced
+from gst.programs.traces import pinned, traced
 from gst.reporting.headline import headline
 from gst.util.progress import Progress
 
@@ -263,7 +263,7 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
         budget=sizes.budget, evaluations=300, repetitions=10, seed=seed, patience_s=0.0, cost_model="network",
         compile_s=sizes.compile_s, finals_s=3.0,
     )  # fmt: skip
-    placed = place_measured(program, sizes.program, devices, out / "place", settings, progress)
+    placed = place_measured(program, pinned(sizes.program, program), devices, out / "place", settings, progress)
     trials = placed.drawing.get("measurements", [])
     return {**placed.result, "name": sizes.program, "headline": headline(placed.result), "measurements": trials}
 

@@ -7,7 +7,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 @compiled

@@ -9,7 +9,7 @@ from jaxtyping import Int32, Int64
 
 from gst.method.batch import SegmentBatch
 from gst.nn.sparse import rounded
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class Level(NamedTuple):

@@ -22,7 +22,7 @@ from gst.method.fixed_step import NoFixedShapes, Sizes
 from gst.nn.bounds import Bounds, Direction, PlanOptions
 from gst.nn.levels import Adjacency, Level, all_apart, at_first, over_segments, refine
 from gst.nn.sparse import CsrMatrix, transposed
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 Part = Literal["own", "forward", "backward"]
 """Where a message comes from: the node itself, those whose values it consumes, or those that consume its values."""

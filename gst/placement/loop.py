@@ -75,7 +75,7 @@ def place_measured(
     `measurements.jsonl`, from which the same call goes on.
 
     Args:
-        source: name of the program (`traced`), or a directory where it is saved; processes that run plans read it.
+        source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
         here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
@@ -89,7 +89,7 @@ def place_measured(
     with fleet or IsolatedExecutor(source, devices) as runner:
         patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
         profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
-        task = cached_task(program, runner.devices, out, profile)
+        task = cached_task(program, runner.devices, out, profile, fleet.kind.machine if fleet else None)
         left_s = seconds - (time.perf_counter() - started)
         settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gst.execution.costs import Costs, links_of, links_record, pairs_of, pairs_record, profiled_costs, shortest_us
 from gst.lowering.plan import ExecutionError, RunsInTurns
-from gst.machine.devices import Device
+from gst.machine.devices import Device, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.baselines.portfolio import single
 from gst.placement.machines import STREAMS
@@ -124,21 +124,31 @@ def representatives(devices: Sequence[Device]) -> tuple[list[int], list[int]]:
     return [kinds.index(kind) for kind in distinct], [distinct.index(kind) for kind in kinds]
 
 
-def cached_task(program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task]) -> Task:
+def cached_task(
+    program: Program, devices: Sequence[Device], out: Path, make: Callable[[], Task],
+    machine: Mapping[str, Any] | None = None,
+) -> Task:  # fmt: skip
     """Read the task with its costs from `out`, or measure it by `make` and write it there: baselines would plan
     differently with other costs.
 
+    Args:
+        machine: record of the host that measures; None = this machine.
+
     Raises:
-        ValueError: `out` has costs of another program, other devices or another release, or they are damaged.
+        ValueError: `out` has costs of another program, machine or release, of other devices, or they are damaged.
     """
-    path = out / COSTS
+    path, machine = out / COSTS, machine or this_machine()
     if not path.exists():
         task = make()
-        names = {"program": program.key, "devices": list(task.names), "contention": task.contention.to_dict()}
+        names = {
+            "program": program.key, "devices": list(task.names), "contention": task.contention.to_dict(),
+            "machine": machine,
+        }  # fmt: skip
         with atomic_write(path) as file:
             file.write(json.dumps(names | costs_record(task.costs), allow_nan=False))
     record = read_object(path)
-    check_same(path, record, {"program": program.key, "devices": [device.name for device in devices]})
+    now = {"program": program.key, "devices": [device.name for device in devices], "machine": machine}
+    check_same(path, record, now)
     try:
         return Task.of_program(program, costs_of(program, devices, record), Contention(**record["contention"]))
     except (KeyError, TypeError) as error:

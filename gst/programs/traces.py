@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import inspect
@@ -10,13 +9,12 @@ import json
 import re
 import shutil
 import sys
-import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -31,9 +29,8 @@ from gst.util.process import DISTRIBUTION, version_of
 
 KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")
-SOURCES = "sources.json"
+PIN = "#"  # between the name of a step and the key of its program
 LEFT_S = 3600.0  # nobody writes that long
-STARTED = time.time()  # of this process, nearly
 
 
 def resolve(name: str) -> Step:
@@ -47,6 +44,7 @@ def resolve(name: str) -> Step:
         >>> resolve("rnnlm:layers=1,steps=2").name
         'rnnlm-1'
     """
+    name = name.partition(PIN)[0]
     head, _, rest = name.partition(":")
     if head in WORKLOADS:
         return _built(name, WORKLOADS[head], _arguments(name, rest))
@@ -108,70 +106,78 @@ def _from_function(name: str, module_name: str, function_name: str) -> Step:
 
 
 def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
-    """Return the program of a step by its name (`resolve`), for a kind of device, from `cache` if it was traced before.
+    """Return the program of a step by its name (`resolve`), for a kind of device.
 
-    It is traced again after a change of a source file of the step (found by import statements, outside of installed
-    packages), and by another version of torch, of this package or of transformers.
+    Bundled workloads and models of transformers are read from `cache` if these versions traced them before. A user's
+    function is called and traced anew, since its step may depend on anything: the environment, a checkpoint, a file of
+    settings. Its trace is kept for processes that ask for it by `pinned` names.
+
+    Args:
+        name: of the step, or one that `pinned` made: then the program has the key in it.
+        cache: directory of traces, shared by processes.
+        kind: of `gst.programs.operation.KINDS`.
 
     Raises:
-        ValueError: as `resolve` and `capture`; a damaged trace is made again instead.
+        ValueError: as `resolve` and `capture`, or the program is not the pinned one. A damaged trace is made again.
 
     Examples:
         >>> program = traced("rnnlm:layers=1,steps=2", Path("traces"))
         >>> traced("rnnlm:layers=1,steps=2", Path("traces")).key == program.key  # read from disk
         True
     """
+    name, _, key = name.partition(PIN)
     directory = trace_path(name, cache, kind)
-    with suppress(ValueError, OSError):
-        if _is_current(directory):
-            return Program.load(directory / "program")
-    before = set(sys.modules)
+    if key or _head(name) in (*WORKLOADS, PREFIX):
+        with suppress(ValueError, OSError):
+            kept = Program.load(directory)
+            if key in ("", kept.key):
+                return kept
     program = capture(resolve(name), kind)
-    imported_now = set(sys.modules) - before
-    sources = own_sources({_module(name), "gst.programs.tracing", *imported_now})
-    if not _changed_since_import(set(sources) - set(filter(None, map(source_of, imported_now)))):
-        _keep(program, directory, sources)
+    if key not in ("", program.key):
+        raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")
+    _keep(program, directory)
     return program
 
 
+def pinned(name: str, program: Program) -> str:
+    """Return a name by which other processes `resolve` the same step and get the same program from `traced`."""
+    return f"{name.partition(PIN)[0]}{PIN}{program.key}"
+
+
 def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
-    """Return the directory of the program of that name in the cache of `traced`, for these versions.
+    """Return the directory of the program of that name in the cache of `traced`, for these versions of Python, torch,
+    transformers and the source files of `gst.programs`.
 
     Examples:
         >>> trace_path("rnnlm:layers=1", Path("traces")).name[:14]
         'rnnlm-layers-1'
     """
-    head = name.partition(":")[0]
-    versions = [version_of(DISTRIBUTION), torch.__version__, *sys.version_info[:2]]
+    versions = [kind, _sources(), version_of(DISTRIBUTION), torch.__version__, *sys.version_info[:2]]
+    head = _head(name)
     if head == PREFIX:
         versions.append(version_of(PREFIX))
     elif head not in WORKLOADS:
         with suppress(ImportError, ValueError, AttributeError):
             spec = find_spec(head)
             versions.append(spec and spec.origin)
-    versions += [] if kind == "cpu" else [kind]
     digest = hashlib.sha256(json.dumps([name, versions]).encode()).hexdigest()[:16]
     return cache / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}-{digest}"
 
 
-def _module(name: str) -> str:
-    head = name.partition(":")[0]
-    if head in WORKLOADS:
-        return WORKLOADS[head].__module__
-    return "gst.programs.workloads.hugging_face" if head == PREFIX else head
+def _head(name: str) -> str:
+    return name.partition(":")[0]
 
 
-def _is_current(directory: Path) -> bool:
-    recorded = json.loads((directory / SOURCES).read_text())
-    return bool(recorded == digests(map(Path, recorded)))
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Return a digest of the source files that traces depend on."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
-def _changed_since_import(files: Iterable[Path]) -> bool:
-    """True if this process may run older code than these files hold."""
-    return any(path.stat().st_mtime > STARTED for path in files)
-
-
-def _keep(program: Program, directory: Path, sources: Iterable[Path]) -> None:
+def _keep(program: Program, directory: Path) -> None:
     """Replace an earlier trace at once, and remove the leftovers of killed processes."""
     for left in directory.parent.glob(f".partial-{directory.name}-*"):
         with suppress(OSError):
@@ -179,65 +185,9 @@ def _keep(program: Program, directory: Path, sources: Iterable[Path]) -> None:
                 shutil.rmtree(left, ignore_errors=True)
     partial = directory.with_name(f".partial-{directory.name}-{uuid4().hex}")
     try:
-        program.save(partial / "program")
-        (partial / SOURCES).write_text(json.dumps(digests(sources)))
+        program.save(partial)
         shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):  # another process traced the same, and was quicker
             partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-# Source files -------------------------------------------------------------------------------------------------------
-
-
-def own_sources(modules: Iterable[str]) -> list[Path]:
-    """Return source files of imported modules and of all that their import statements reach, sorted; without the
-    standard library and installed packages."""
-    waiting, seen, files = list(modules), set[str](), set[Path]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in sys.modules:
-            continue
-        seen.add(name)
-        path = source_of(name)
-        if path is not None:
-            files.add(path)
-            waiting += _imports(path, sys.modules[name])
-        if "." in name:
-            waiting.append(name.rpartition(".")[0])  # a package is run before what is in it
-    return sorted(files)
-
-
-def source_of(module: str) -> Path | None:
-    """Return the source file of an imported module; None in the standard library or an installed package."""
-    name = getattr(sys.modules[module], "__file__", None)
-    if not name or not name.endswith(".py"):
-        return None
-    path = Path(name).resolve()
-    return None if any(path.is_relative_to(place) for place in _INSTALLED) else path
-
-
-def digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return path -> SHA-256 of the content; '' for a file that is not there."""
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in files}
-
-
-def _imports(path: Path, module: ModuleType) -> Iterator[str]:
-    """Yield names of modules that a source file may import, also inside functions."""
-    package = module.__package__ or ""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-_INSTALLED = [
-    Path(place).resolve()
-    for key, place in sysconfig.get_paths().items()
-    if key in ("stdlib", "platstdlib", "purelib", "platlib")
-]

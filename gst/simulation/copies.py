@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 
 from gst.execution.costs import Costs
 from gst.lowering.plan import Timeline
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class Copies(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from gst.execution.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.simulation.copies import copies_of
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class Holds(NamedTuple):

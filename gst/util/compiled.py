@@ -1,4 +1,4 @@
-"""Machine code: loops compiled by numba, and libraries of C++ compiled once on this machine."""
+"""Libraries of C++ that are compiled once on this machine, and the folder that holds them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,12 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numba
 import torch
 
 from gst.util.progress import notice
-
-try:
-    numba.njit(cache=True)(lambda: None)
-    _IS_KEPT = True
-except RuntimeError:  # neither the package's folder nor the user's cache folder can be written
-    _IS_KEPT = False
-
-compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(cache=_IS_KEPT, nogil=True)
-"""Decorator that compiles a loop on its first call and keeps the machine code for later processes.
-
-Write `@no_type_check` under it: numba must see the bare function, not one wrapped by the shape checker of the tests.
-Delete the `__pycache__` folders after a change of a kernel that another file calls.
-"""
 
 
 def cache_directory() -> Path:

@@ -182,7 +182,7 @@ def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
     arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,hdp", "--out", "out"]
     command = [sys.executable, "-m", "gst.cli", *arguments, "--evaluations", "200000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not list(Path().glob("runs/traces/*/sources.json")) and process.poll() is None:
+        while not list(Path().glob("runs/traces/*/program.json")) and process.poll() is None:
             time.sleep(0.01)
         time.sleep(1.0)  # now it seeks plans
         process.send_signal(signal.SIGTERM)

@@ -117,3 +117,10 @@ def test_the_command_says_that_others_were_busy_while_operations_were_profiled(
     assert json.loads(Path("result.json").read_text())["profile_load"] == load
     assert main([*arguments, "--resume"]) == 0
     assert (words in capsys.readouterr().out) == (load == BUSY), "costs of before are used"
+
+
+def test_costs_of_another_machine_are_refused(task: Task, tmp_path: Path) -> None:
+    assert task.program is not None
+    cached_task(task.program, task.devices, tmp_path, lambda: task)
+    with pytest.raises(ValueError, match=r"costs.json was made with machine .*; give another --out"):
+        cached_task(task.program, task.devices, tmp_path, lambda: task, {"cpu": "another"})

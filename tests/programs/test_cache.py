@@ -1,25 +1,24 @@
-"""A second trace is a load; a changed source is traced again."""
+"""Bundled workloads are traced once; a user's step is traced as it is now, and once for all processes of a command."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from gst.lowering.calls import eager
-from gst.programs import Program, Step, outputs_differ, trace_path, traced, traces
-from gst.programs.traces import digests, own_sources
+from gst.programs import Program, Step, outputs_differ, resolve, trace_path, traced, traces
+from gst.programs.traces import pinned
 
 SMALL = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
 
 STEP = """
+import os
 import torch
 from gst.programs import Step
-from {package}.factors import FACTOR
 
 
 def make():
-    import {package}.late
-    return Step("mine", lambda x: x * FACTOR, (torch.ones(2),))
+    factor = float(os.environ["FACTOR"])
+    return Step("mine", lambda x: x * factor if factor > 0 else x - x, (torch.ones(2),))
 """
 
 
@@ -34,7 +33,6 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(step, kind)
 
     monkeypatch.setattr(traces, "capture", counted)
-    monkeypatch.setattr(traces, "STARTED", float("inf"))  # whoever edits beside this test run does not matter
     return names
 
 
@@ -53,53 +51,53 @@ def test_other_arguments_and_versions_are_other_traces(tmp_path: Path, monkeypat
 
 def test_a_damaged_trace_is_made_again(tmp_path: Path, captures: list[str]) -> None:
     key = traced(SMALL, tmp_path).key
-    file = trace_path(SMALL, tmp_path) / "program" / "tensors.pt"
+    file = trace_path(SMALL, tmp_path) / "tensors.pt"
     file.write_bytes(file.read_bytes()[:-9])
     assert traced(SMALL, tmp_path).key == key and len(captures) == 2
     assert traced(SMALL, tmp_path).key == key and len(captures) == 2
 
 
-def test_a_changed_source_is_traced_again(tmp_path: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "mine"
-    package.mkdir()
+@pytest.fixture
+def own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a step that depends on an environment variable."""
+    (tmp_path / "depends.py").write_text(STEP)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is kept by second and size
-
-    def run(**changed: str) -> tuple[list[float], int]:
-        for name, text in changed.items():
-            (package / f"{name}.py").write_text(text)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
-            del sys.modules[name]  # as in another process
-        (output,) = eager(traced("mine.steps:make", tmp_path / "cache"))
-        return output.tolist(), len(captures)
-
-    steps = STEP.format(package="mine")
-    assert run(__init__="", factors="FACTOR = 2.0", late="", unused="", steps=steps) == ([2.0, 2.0], 1)
-    assert run(unused="NOTHING = 1") == ([2.0, 2.0], 1)
-    assert run(factors="FACTOR = 3.0") == ([3.0, 3.0], 2)
-    assert run(late="NOW = 1") == ([3.0, 3.0], 3)
-    assert run() == ([3.0, 3.0], 3)
+    monkeypatch.setenv("FACTOR", "2")
+    return "depends:make"
 
 
-def test_a_source_changed_while_this_process_runs_is_not_kept(
-    tmp_path: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_step_of_the_user_is_traced_as_it_is_now(
+    own_step: str, tmp_path: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "STARTED", 0.0)
-    (tmp_path / "new_step.py").write_text(f"from gst.programs import resolve\ndef make(): return resolve('{SMALL}')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    traced("new_step:make", tmp_path / "cache")
-    assert not (tmp_path / "cache").exists() and captures == ["rnnlm-1"]
+    keys = {}
+    for factor, want in (("2", 2.0), ("3", 3.0), ("0", 0.0), ("2", 2.0)):
+        monkeypatch.setenv("FACTOR", factor)
+        program = traced(own_step, tmp_path / "cache")
+        (output,) = eager(program)
+        assert output.tolist() == [want, want]
+        assert keys.setdefault(factor, program.key) == program.key
+    assert len(set(keys.values())) == 3 and len(captures) == 4
 
 
-def test_own_sources_are_what_a_module_imports() -> None:
-    names = {path.name for path in own_sources(["gst.programs.workloads.attention"])}
-    assert {"attention.py", "step.py", "graph.py"} <= names
-    assert not any(path.is_relative_to(sys.prefix) for path in own_sources(["gst.programs.workloads.attention"]))
-    assert own_sources(["json", "torch", "no_such_module"]) == []
+def test_a_pinned_step_is_traced_once(own_step: str, tmp_path: Path, captures: list[str]) -> None:
+    program = traced(own_step, tmp_path / "cache")
+    name = pinned(own_step, program)
+    assert resolve(name).name == "mine" and pinned(name, program) == name
+    assert traced(name, tmp_path / "cache").key == program.key and captures == ["mine"]
+    assert traced(name, tmp_path / "elsewhere").key == program.key and captures == ["mine", "mine"]
 
 
-def test_a_missing_file_differs_from_a_present_one(tmp_path: Path) -> None:
-    path = tmp_path / "a.py"
-    missing = digests([path])
-    path.write_text("")
-    assert digests([path]) != missing
+def test_a_pinned_step_that_is_another_now_is_refused(
+    own_step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = pinned(own_step, traced(own_step, tmp_path / "cache"))
+    monkeypatch.setenv("FACTOR", "3")
+    traced(own_step, tmp_path / "cache")  # replaces the trace that was pinned
+    with pytest.raises(ValueError, match="another one each time it is traced"):
+        traced(name, tmp_path / "cache")
+
+
+def test_a_changed_source_of_the_product_is_another_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = trace_path(SMALL, tmp_path)
+    monkeypatch.setattr(traces, "_sources", lambda: "changed")
+    assert trace_path(SMALL, tmp_path) != before

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from experiments.reproductions.elf import instructions as ins
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 SYMBOLIC, RELATIVE = (1025, 1026), (1027, 1032)
 """Relocations that fill a slot with the address of a symbol or with one of this binary (ELF for the Arm 64-bit

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from experiments.reproductions.elf import instructions as ins
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 SYMBOLIC, RELATIVE = (6, 7), (8, 37)
 """Relocations that fill a slot with the address of a symbol, or with one of this binary (System V ABI, AMD64

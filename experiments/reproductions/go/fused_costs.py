@@ -25,7 +25,7 @@ from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops
 from gst.simulation.queues import pop, push
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 TimesOfGroups = Callable[[Int64[np.ndarray, " nodes"], Float64[np.ndarray, " new_nodes"]], np.ndarray]
 """From the new node of each member of a group (-1 for other nodes) and the bytes that each new node reads and writes to

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from experiments.reproductions.jobshop.problem import JobShop
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 def starts_of(shop: JobShop, order: Int64[np.ndarray, "machines jobs"]) -> Int64[np.ndarray, "jobs steps"]:

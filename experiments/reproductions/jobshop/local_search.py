@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.reproductions.jobshop.graph import heads_and_tails, link
 from gst.placement.search.moves import uniform
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 @compiled

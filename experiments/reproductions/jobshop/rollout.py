@@ -15,7 +15,7 @@ import numpy as np
 from experiments.reproductions.jobshop.network import HIDDEN, LAYER, LINEAR, NUM_FEATURES, OUTPUT
 from experiments.reproductions.jobshop.problem import JobShop
 from gst.placement.search.moves import uniform
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 NETWORK, UNIFORM, MOST_WORK, SHORTEST, FIRST_COME = range(5)
 """Who chooses among the candidates: the network, chance, or a dispatching rule (most work remaining, shortest

@@ -12,8 +12,8 @@ from experiments.reproductions.public_problems.schedules import Schedule, run_by
 from gst.placement.baselines.arrays import moved, upward_rank
 from gst.placement.search import windows
 from gst.placement.search.moves import MOST_MOVED, rotate, step_from, take_back, uniform
-from gst.util.compiled import compiled
 from gst.util.progress import Progress, no_progress
+from partitioners.compiled import compiled
 
 HOT, COLD = ((50_000, 0.1), (2_000, 0.01), (0, 0.001)), 0.01
 """First temperature, as a share of the makespan, by the least number of steps for each operation; the last temperature,

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.placement.baselines.arrays import Arrays
 from gst.placement.baselines.bounds import heads, tails
 from gst.simulation.queues import pop, push
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 ROUNDS = 4  # in which devices are struck out
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from gst.placement.baselines.arrays import arrives, free_at, may_take, take
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class Rule(NamedTuple):

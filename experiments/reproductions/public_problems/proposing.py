@@ -14,7 +14,7 @@ from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.schedules import Schedule, run_first_come
 from gst.placement.policies.constructive.network import NUM_WEIGHTS, Tables, Weights, tables_of
 from gst.placement.policies.constructive.rollout import roll_out, window_of
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 NOISE = 0.3  # standard deviation of what is added to each weight of a sample
 BATCH_S = 0.05  # seconds between two looks at the clock

@@ -16,7 +16,7 @@ from experiments.reproductions.public_problems.cost_graphs import CostGraph, ref
 from gst.lowering.plan import Plan
 from gst.placement.search.moves import uniform
 from gst.simulation.simulator import neighbour_lists
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class PublishedObjective:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from experiments.reproductions.public_problems.problem import Problem
 from gst.placement.baselines.arrays import Arrays, moved
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 @compiled

@@ -32,7 +32,7 @@ from gst.placement.search.measured import RAN, Trial
 from gst.placement.task import save_plan
 from gst.placement.task_file import task_reader
 from gst.programs import Program, kind_for
-from gst.programs.traces import traced
+from gst.programs.traces import pinned, traced
 from gst.reporting.placement import render
 from gst.util.process import Stopped
 from gst.util.progress import Progress, notice
@@ -133,7 +133,7 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
     if options.runtime == "measured":
         return _place_measured(options, devices, settings, progress)
     program = _captured(options, progress, devices)
-    with IsolatedExecutor(options.program, devices) as isolated:
+    with IsolatedExecutor(pinned(options.program, program), devices) as isolated:
         profiled = partial(profiled_task, program, isolated, settings.seed, settings.patience_s, progress)
         task = cached_task(program, devices, options.out, profiled)
     return place_simulated(task, options.out, settings, progress)
@@ -146,9 +146,10 @@ def _place_measured(
     Stopped: the command was asked to end; the fastest plan measured so far is in `plan.json`.
     """
     program, out = _captured(options, progress, devices), options.out
+    source = pinned(options.program, program)
     seconds = math.inf if options.seconds is None else options.seconds
     try:
-        return place_measured(program, options.program, devices, out, settings, progress, seconds=seconds)
+        return place_measured(program, source, devices, out, settings, progress, seconds=seconds)
     except Stopped as stop:
         best = keep_best(program, out / "measurements.jsonl", out / "plan.json")
         go_on = "the same command with --resume goes on"
@@ -180,7 +181,8 @@ def _place_by_fleet(options: Namespace, limit: int | None, settings: Settings, p
         program = _captured(options, progress, kind.selected(names, with_sets=False))
         devices = [replace(each, memory_limit=limit) for each in kind.selected(names, with_sets=True)]
         fleet = FleetWorkers(kind, program, devices, repetitions=SEARCH_RUNS, patience_s=settings.patience_s)
-        return place_measured(program, options.program, devices, options.out, settings, progress, fleet)
+        source = pinned(options.program, program)
+        return place_measured(program, source, devices, options.out, settings, progress, fleet)
 
 
 def _captured(options: Namespace, progress: Progress, devices: Sequence[Device] = ()) -> Program:

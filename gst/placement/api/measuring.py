@@ -28,7 +28,7 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same, load_plan
 from gst.programs import Program, kind_for
-from gst.programs.traces import traced
+from gst.programs.traces import pinned, traced
 from gst.util.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed alternately; the log holds all of them before the next four begin
@@ -93,11 +93,7 @@ def measure_program(settings: MeasuringSettings, progress: Progress = no_progres
     progress("capturing", 0, 1)
     program = traced(settings.program, kind=kind_for(each.kind for each in devices))
     from_files = [load_plan(path, program, devices) for path in settings.plan_files]
-    with IsolatedExecutor(settings.program, devices, settings.time_limit_s) as isolated:
-        if isolated.program_key != program.key:
-            raise ValueError(
-                f"program {settings.program!r} is another one each time it is traced; draw its constants from a seed"
-            )
+    with IsolatedExecutor(pinned(settings.program, program), devices, settings.time_limit_s) as isolated:
         gate = LoadGate(patience_s=settings.patience_s, progress=progress)
 
         def profile() -> Costs:

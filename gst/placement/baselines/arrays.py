@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.simulation.simulator import neighbour_lists
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class EdgeLists(NamedTuple):

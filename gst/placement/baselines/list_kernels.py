@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from gst.placement.baselines.arrays import arrives, free_at, may_take, take
 from gst.simulation.queues import pop, push
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 class Threads(NamedTuple):

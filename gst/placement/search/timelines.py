@@ -12,7 +12,7 @@ from gst.lowering.plan import Timeline
 from gst.machine.devices import core_use
 from gst.simulation.copies import copies_of
 from gst.simulation.simulator import neighbour_lists
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 FIRST, VALUE, CROSSING, BUSY = range(4)
 """Cause of a wait: none, a value of the same device, a value of another device, the device itself."""

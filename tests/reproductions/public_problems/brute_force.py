@@ -8,7 +8,7 @@ import numpy as np
 
 from gst.machine.devices import core_use
 from gst.placement.task import Task
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 
 def least_us(task: Task) -> float:

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from gst.placement.baselines.arrays import Scheduled, downward_rank, mean_times, optimistic_costs, upward_rank
-from gst.util.compiled import compiled
 from gst.util.untrusted import read_arrays
 from gst.util.writing import atomic_path
+from partitioners.compiled import compiled
 
 PRIORITIES = (
     "upward_rank", "downward_rank", "optimistic_cost", "time", "transfer_out", "num_consumers", "transfers_in",

@@ -20,7 +20,7 @@ from gst.placement.policies.constructive.network import (
     OUTPUT,
 )
 from gst.placement.search.moves import uniform
-from gst.util.compiled import compiled
+from partitioners.compiled import compiled
 
 PAIRS, MOST_WINDOW = 32, 8
 """About `PAIRS` pairs of an operation and a device are scored at a step, of at most `MOST_WINDOW` operations."""
