@@ -253,6 +253,19 @@ def _add_fuzz(bench: Any, command: Command) -> None:
     parser.add_argument("--coverage", action="store_true", help="also run the readers' tests and count their lines")
 
 
+def _add_fuzz_programs(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "fuzz_programs", _run_of("fuzz_programs"),
+        "random programs and PyTorch's operators, run by gst and by PyTorch: equal, or refused in one line",
+        f"{BENCH} fuzz_programs --programs 2000 --operators 300 --json experiments/results/fuzz_programs.json",
+    )  # fmt: skip
+    parser.set_defaults(json=RESULTS / "fuzz_programs.json")
+    parser.add_argument("--programs", type=int, default=2000, help="by each runner (default: %(default)s)")
+    parser.add_argument("--operators", type=int, default=300, help="of PyTorch (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the programs (default: %(default)s)")
+    parser.add_argument("--runners", nargs="+", default=[], metavar="NAME", help="only these (default: all)")
+
+
 def _add_stream_programs(bench: Any, command: Command) -> None:
     parser = command(
         bench, "stream_programs", _run_of("stream_programs"),
@@ -604,6 +617,7 @@ _ADD = {
     "alexnet": _add_alexnet,
     "chaos": _add_chaos,
     "fuzz": _add_fuzz,
+    "fuzz_programs": _add_fuzz_programs,
     "stream_programs": _add_stream_programs,
     "fusion": _add_fusion,
     "placement_simulated": _add_placement_simulated,
