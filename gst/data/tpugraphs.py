@@ -6,8 +6,10 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph, chunks, groups_of_equals
@@ -68,6 +70,31 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
         raise ValueError(f"{path}: {error}") from error
 
 
+class FileRows(NamedTuple):
+    """Configurations of a file in the order of the file, for results that name them by their number there.
+
+    Args:
+        numbers: place of each in the file, from 0.
+        config: the configuration of the merged graph that it belongs to.
+        targets: as measured; NaN where the file holds the placeholder 0.
+    """
+
+    numbers: Int64[np.ndarray, " rows"]
+    config: Int64[np.ndarray, " rows"]
+    targets: Float64[np.ndarray, " rows"]
+
+
+def rows_of_file(path: Path, merge: bool = True, rows: Sequence[int] | None = None) -> FileRows:
+    """Return the configurations of a file behind those that `read` returns with the same arguments."""
+    if rows is not None and merge:
+        rows = list(dict.fromkeys(rows))
+    graph = read(path, False, rows)
+    everything = np.arange(graph.num_configs)
+    config = groups_of_equals(graph.config_features)[1] if merge else everything
+    numbers = everything if rows is None else np.array(rows, np.int64)
+    return FileRows(numbers, config, np.where(graph.targets > 0, graph.targets, np.nan))
+
+
 def write_npz(graph: Graph, path: Path | str) -> None:
     """Write a graph atomically as a layout file, which `read` and the published readers read.
 
@@ -112,6 +139,10 @@ class TpuGraphs(GraphSource):
 
     def __len__(self) -> int:
         return len(self.paths())
+
+    def file_rows(self, name: str) -> FileRows:
+        """Return the rows of the file that a graph was read from, by the name of the graph."""
+        return rows_of_file(next(path for path in self.paths() if path.stem == name))
 
     def fingerprint(self) -> str:
         """Return the same text for equal files."""
