@@ -113,8 +113,11 @@ class SegmentDataModule(L.LightningDataModule):
         for part in _NEEDED[stage]:
             if part not in self.parts:
                 self._read(part)
+        if stage in _SCORED and self.missing_targets == "refuse":
+            _check_measured([selection for part in _NEEDED[stage] for selection in self.parts[part]])
+        for part in _NEEDED[stage]:
             if stage in _SCORED:
-                self.parts[part] = _labelled(self.parts[part], self.missing_targets)
+                self.parts[part] = _labelled(self.parts[part])
             if part != TRAIN and self.eval_cuts > 1:
                 self._cut_again(part)
         if stage == "fit":
@@ -214,28 +217,26 @@ def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
         )
 
 
-def _labelled(selections: list[Selection], missing_targets: str) -> list[Selection]:
-    """Return the configurations whose targets are numbers, of the graphs that have some.
-
-    Raises:
-        ValueError: some are NaN or infinite, and `missing_targets` is not 'skip'; the message names their graphs.
-    """
+def _labelled(selections: list[Selection]) -> list[Selection]:
+    """Return the configurations whose targets are numbers, of the graphs that have some."""
     measured = [
         (graph, configs[torch.from_numpy(np.isfinite(graph.targets[configs.numpy()]))]) for graph, configs in selections
     ]
-    missing = {
-        graph.name: len(every) - len(some)
-        for (graph, every), (_, some) in zip(selections, measured, strict=True)
-        if len(some) < len(every)
-    }
-    if missing and missing_targets != "skip":
+    return [(graph, configs) for graph, configs in measured if len(configs)]
+
+
+def _check_measured(selections: list[Selection]) -> None:
+    missing: dict[str, int] = {}
+    for graph, configs in selections:
+        if count := int((~np.isfinite(graph.targets[configs.numpy()])).sum()):
+            missing[graph.name] = missing.get(graph.name, 0) + count
+    if missing:
         names = ", ".join(map(repr, list(missing)[:NAMED]))
         names += f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         raise ValueError(
-            f"{sum(missing.values())} targets are NaN or infinite, of the graphs {names}; measure them, or leave them "
-            "out by --data.missing_targets skip"
+            f"targets are NaN or infinite ({sum(missing.values())}, of the graphs {names}); measure them, or leave "
+            "them out by --data.missing_targets skip"
         )
-    return [(graph, configs) for graph, configs in measured if len(configs)]
 
 
 def _check_labels(selections: list[Selection]) -> None:

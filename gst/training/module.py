@@ -114,7 +114,10 @@ class SegmentTrainingModule(L.LightningModule):
     def prepare_data(self) -> None:
         """Check settings and shapes of a single process before a logger begins its run: see `setup`."""
         if self.trainer.world_size == 1 and self.trainer.state.fn is not None:
-            self.setup(str(self.trainer.state.fn.value))
+            self.setup(stage := str(self.trainer.state.fn.value))
+            if stage == "fit":  # encoder and head fit each other and the graphs
+                step = next(iter(self._data.train_dataloader()))
+                self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
 
     def setup(self, stage: str) -> None:
         """Build the estimator, with a table if it is to be trained: evaluation reads none."""
