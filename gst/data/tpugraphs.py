@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,16 @@ from jaxtyping import Float64, Int64
 
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph, chunks, groups_of_equals
-from gst.util.untrusted import read_arrays
+from gst.util.progress import notice
+from gst.util.untrusted import read_arrays, shown
 from gst.util.writing import atomic_path
 
 VERSION = 1  # of what is read
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
+NODES = frozenset({"node_feat", "node_opcode", "edge_index", "node_splits", "config_runtime"})
+LAYOUT = NODES | {"node_config_ids", "node_config_feat"}
+TILE = NODES | {"config_feat", "config_runtime_normalizers"}
+"""Arrays of published files. `node_splits`, the nodes of each computation, is not needed."""
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
 ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
@@ -64,6 +70,8 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
     try:
         _take_rows(arrays, rows, merge)
         is_layout = bool({"node_config_ids", "node_config_feat"} & arrays.keys())
+        if unread := arrays.keys() - (LAYOUT if is_layout else TILE):
+            _tell_unread(path.name, tuple(sorted(unread)))
         graph = (_layout if is_layout else _tile)(path.stem, arrays)
         return merge_repeats(graph) if merge else graph
     except ValueError as error:
@@ -149,6 +157,11 @@ class TpuGraphs(GraphSource):
         return fingerprint_of_files(self.paths(), f"TpuGraphs {VERSION}")
 
 
+@cache
+def _tell_unread(file: str, names: tuple[str, ...]) -> None:
+    notice(f"{file} has arrays that a graph has no place for, which are left out: {', '.join(map(shown, names))}")
+
+
 def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge: bool) -> None:
     if rows is None:
         return
@@ -189,7 +202,8 @@ def _runtimes(arrays: dict[str, np.ndarray], key: str, configs: int) -> np.ndarr
 
 def _nodes(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return node features, edges (producer, consumer) and opcodes."""
-    features = _array(arrays, "node_feat", 2).astype(np.float32)
+    with np.errstate(over="ignore"):  # a graph refuses what becomes infinite
+        features = _array(arrays, "node_feat", 2).astype(np.float32)
     opcodes = _integers(arrays, "node_opcode", 1)
     edges = _integers(arrays, "edge_index", 2)
     if edges.shape[1] != 2:
