@@ -339,8 +339,8 @@ class SegmentTrainingModule(L.LightningModule):
         metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
         if self.loss in OF_ALL and pairs:
-            scores, targets = (each.numpy() for each in _joined(pairs))
-            means |= {f"{part}/{key}": value for key, value in OF_ALL[self.loss](scores, targets).items()}
+            overall = OF_ALL[self.loss](*(each.numpy() for each in _joined(pairs)))
+            means |= {f"{part}/{key}": value for key, value in overall.items()}
         if not self.trainer.sanity_checking and not any(
             np.isfinite(value) for key, value in means.items() if "slowdown" not in key
         ):

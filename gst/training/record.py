@@ -335,14 +335,13 @@ def show_flops(callback: ModelSummary) -> None:
     """Let the table of a summary show the operations of a step of `SegmentTrainingModule`."""
     summary_of = callback._summary
 
-    def with_flops(trainer: L.Trainer, module: L.LightningModule) -> Any:
-        summary = summary_of(trainer, module)
-        alone = isinstance(module, SegmentTrainingModule) and trainer.world_size == 1
-        if alone and (counter := module.count_flops()) is not None:
-            summary._flop_counter = counter
+    def with_flops(trainer: L.Trainer, pl_module: L.LightningModule) -> Any:
+        summary = summary_of(trainer, pl_module)
+        if isinstance(pl_module, SegmentTrainingModule) and trainer.world_size == 1:
+            summary._flop_counter = pl_module.count_flops() or summary._flop_counter  # type: ignore[union-attr]
         return summary
 
-    callback._summary = with_flops  # type: ignore[method-assign]
+    callback._summary = with_flops  # type: ignore[method-assign, assignment]
 
 
 def code_version(package: Path = PACKAGE) -> str:
