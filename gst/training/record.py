@@ -338,10 +338,10 @@ def show_flops(callback: ModelSummary) -> None:
     def with_flops(trainer: L.Trainer, pl_module: L.LightningModule) -> Any:
         summary = summary_of(trainer, pl_module)
         if isinstance(pl_module, SegmentTrainingModule) and trainer.world_size == 1:
-            summary._flop_counter = pl_module.count_flops() or summary._flop_counter  # type: ignore[union-attr]
+            summary._flop_counter = pl_module.count_flops() or summary._flop_counter
         return summary
 
-    callback._summary = with_flops  # type: ignore[method-assign, assignment]
+    callback._summary = with_flops  # type: ignore[method-assign]
 
 
 def code_version(package: Path = PACKAGE) -> str:

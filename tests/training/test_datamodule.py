@@ -221,7 +221,8 @@ def test_rank_scores_a_file_as_predict_does(capsys: pytest.CaptureFixture[str]) 
 def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
     """With repeated configurations, in an order of their own, of which some are held out."""
     arrays = dict(np.load(ALEXNET))
-    chosen = np.random.default_rng(0).integers(12, size=60)  # each about five times
+    different = np.unique(arrays["node_config_feat"], axis=0, return_index=True)[1][:12]
+    chosen = different[np.random.default_rng(0).integers(12, size=60)]  # each about five times
     arrays |= {"node_config_feat": arrays["node_config_feat"][chosen], "config_runtime": 1000 + np.arange(60)}
     np.savez("repeats.npz", **arrays)
     flags = ["--data.source=gst.data.TpuGraphs", "--data.source.init_args.files=[repeats.npz]", "--data.num_test=5",

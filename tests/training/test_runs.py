@@ -74,7 +74,7 @@ def test_numbers_with_an_exponent_in_a_configuration(capsys: pytest.CaptureFixtu
 
 
 def test_the_summary_shows_parameters_and_operations_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """A linear encoder of 3 -> 8 and a head of 8 -> 1: products of a forward and of a backward pass are counted."""
+    """Products of matrices are counted, forward and backward."""
     assert small("fit", "--trainer.limit_train_batches=1") == 0
     said = capsys.readouterr().out
     flops = re.search(r"Total FLOPs: ([\d.]+) ([KMGT ])", said)
