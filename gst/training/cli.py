@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ USUAL = """\
 --data.method NAME           partitioner: metis, communities, ldg, fennel, topological, contiguous, random, auto
 --data.halo N                hops of context around a segment
 --data.split_by NAME         hold out configs, graphs or groups; --data.num_valid N, --data.num_test N
+--data.missing_targets skip  leave out targets that are NaN or infinite, which are refused otherwise
 --data.graphs_per_step N     graphs in a step of each process
 --data.configs_per_graph N   configurations of each graph in a step
 --optimizer CLASS            such as torch.optim.AdamW; --optimizer.lr X; --lr_scheduler CLASS
@@ -214,14 +216,11 @@ class GstCLI(LightningCLI):
 
 def _with_config(arguments: list[str]) -> list[str]:
     """Return arguments with the configuration of the training of `--ckpt_path`, if an evaluation names no other."""
-    given = dict(zip(arguments, [*arguments[1:], ""], strict=True)) | dict(
-        each.split("=", 1) for each in arguments if "=" in each
-    )
-    checkpoint = Path(given.get("--ckpt_path", ""))
-    if arguments[0] == "fit" or any(_config_files(arguments)) or not checkpoint.is_file():
-        return arguments
-    saved = checkpoint.resolve().parents[1] / CONFIG
-    if not saved.is_file():
+    named = dict(each.split("=", 1) for each in arguments if "=" in each)
+    named |= dict(pairwise(arguments))
+    checkpoint = Path(named.get("--ckpt_path", ""))
+    saved = checkpoint.resolve().parent.parent / CONFIG if checkpoint.is_file() else None
+    if arguments[0] == "fit" or any(_config_files(arguments)) or saved is None or not saved.is_file():
         return arguments
     return [arguments[0], f"--config={saved}", *arguments[1:]]
 
