@@ -218,6 +218,7 @@ def test_rank_scores_a_file_as_predict_does(capsys: pytest.CaptureFixture[str]) 
     assert "old.ckpt was trained on derived node features, which this version lacks" in last_error(capsys)
 
 
+@pytest.mark.e2e
 def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
     """With repeated configurations, in an order of their own, of which some are held out."""
     arrays = dict(np.load(ALEXNET))

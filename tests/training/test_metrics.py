@@ -57,6 +57,7 @@ def test_an_epoch_without_a_metric_is_an_error(targets: str, capsys: pytest.Capt
     assert "epoch 0: no metric of the validation part can be computed" in last_error(capsys)
 
 
+@pytest.mark.e2e
 def test_a_regression_is_judged_by_its_errors() -> None:
     callback = [
         "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",

@@ -27,6 +27,7 @@ def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
+@pytest.mark.e2e
 def test_an_evaluation_takes_the_configuration_of_the_run_and_leaves_it() -> None:
     assert small("fit", "--model.loss=log_runtime") == 0
     saved = Path("run/config.yaml").read_bytes()
