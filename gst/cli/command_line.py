@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import os
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
@@ -149,7 +151,10 @@ def _train(arguments: list[str]) -> int:
     ours, rest = taken.parse_known_args(arguments)
     if verbosity() == "quiet":
         rest += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("WANDB_SILENT", "true")
     try:
         result = run(rest)
     except RuntimeError as error:

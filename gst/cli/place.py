@@ -12,6 +12,8 @@ from gst.util.progress import Bars
 
 BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 USUAL_SECONDS = 60.0
+LEARNED = frozenset({"colocrl", "hdp", "go", "policy"})
+"""Methods that learn on the simulator."""
 
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -73,6 +75,12 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     here = measured and isinstance(options.workers, int)
     if options.seconds is not None and not here:
         raise ValueError("--seconds is for plans measured on this machine; give --evaluations")
+    methods = _names(options.methods)
+    if measured and options.budget and "guided_search" not in methods and (learned := LEARNED.intersection(methods)):
+        raise ValueError(
+            f"--budget {options.budget} is of plans that guided_search measures, and {', '.join(sorted(learned))} ask "
+            "the simulator alone: add guided_search to --methods, or give --evaluations in place of --budget"
+        )
     if options.seconds is None and options.budget is None and here:
         options.seconds = USUAL_SECONDS
     options.budget = BUDGET if options.budget is None else options.budget
@@ -83,7 +91,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.reporting.headline import headline, undercut
 
     settings = Settings(
-        budget=options.budget, evaluations=options.evaluations, methods=_names(options.methods),
+        budget=options.budget, evaluations=options.evaluations, methods=methods,
         tasks=_names(options.tasks), seed=options.seed, patience_s=options.patience,
         workers=options.workers if isinstance(options.workers, int) else 1, cost_model=options.cost_model,
         compile_step=not options.no_compile,

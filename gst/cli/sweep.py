@@ -44,7 +44,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
             f"W&B's own sweeps need its service and an account: `wandb sweep {options.file}`, then `wandb agent "
             f"ENTITY/PROJECT/SWEEP` as that prints it; without them: `gst sweep --local {options.file}`"
         )
-    from gst.training.sweeps import best_of, read_sweep, run_sweep
+    from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
 
     sweep = read_sweep(options.file)
     out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)
@@ -53,11 +53,17 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     with directory_lock(out), Bars() as bars:
         trials = run_sweep(sweep, out, most, options.seed, options.go_on, lambda ended: _tell(bars, ended, most, sweep))
     best = best_of(trials, sweep.goal)
+    if not best:
+        last = trials[-1]
+        raise ValueError(
+            f"no trial of {len(trials)} gave a value of {sweep.metric}, the last one with: {last.error}; see "
+            f"{folder_of(out, last.number)}/output.log"
+        )
     _print(sweep, trials, best)
     print(f"Look at {out}")
     return {
         "command": options.command, "sweep": sweep.name, "method": sweep.method, "metric": sweep.metric,
-        "goal": sweep.goal, "best": asdict(best[0]) if best else None, "trials": [asdict(each) for each in trials],
+        "goal": sweep.goal, "best": asdict(best[0]), "trials": [asdict(each) for each in trials],
     }  # fmt: skip
 
 
@@ -89,5 +95,4 @@ def _print(sweep: Sweep, trials: list[Trial], best: list[Trial]) -> None:
         print(f"{each.number:>5}  {each.value:>{width}.4g}  {each.seconds:7.1f}  {tried}")
     for each in (each for each in trials if each.error):
         print(f"{each.number:>5}  failed: {each.error}")
-    if best:
-        print(f"The best again: WANDB_MODE=offline {shlex.join(sweep.words(best[0].parameters))}")
+    print(f"The best again: WANDB_MODE=offline {shlex.join(sweep.words(best[0].parameters))}")

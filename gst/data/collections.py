@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.data.tpugraphs import VERSION, read
+from gst.data.tpugraphs import VERSION, FileRows, read, rows_of_file
 from gst.graphs.graph import Graph
 from gst.util.untrusted import parse_json, plain
 
@@ -51,6 +51,11 @@ class TpuGraphsCollection(GraphSource):
     def __post_init__(self) -> None:
         _check_names(self.collection, self.part)
 
+    @property
+    def unit(self) -> str:
+        """Unit of the targets."""
+        return "ns" if self.collection.startswith("layout") else "runtimes of the default"
+
     def __iter__(self) -> Iterator[Graph]:
         widths: dict[str, tuple[int, Path]] = {}
         rows = self._rows
@@ -65,6 +70,11 @@ class TpuGraphsCollection(GraphSource):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def file_rows(self, name: str) -> FileRows:
+        """Return the rows of the file that a graph was read from, by the name of the graph."""
+        path = next(path for path in self.files if path.stem == name)
+        return rows_of_file(path, self.merge, None if self._rows is None else self._rows[name])
 
     def fingerprint(self) -> str:
         """Return the same text for equal files and settings; raise ValueError if a file is missing."""

@@ -180,6 +180,8 @@ class MeasuredPlans(GraphSource):
         directories: of `gst measure --out`, or patterns of them (`runs/measured/*`); they share a list of devices.
     """
 
+    unit = "ns"
+
     def __init__(self, directories: Sequence[str]) -> None:
         self.directories = tuple(directories)
 

@@ -14,7 +14,9 @@ class GraphSource(ABC):
 
     Optional: `fingerprint() -> str`, equal for equal graphs, lets `gst.prepare` find its segment store without reading
     them; `__len__`, an approximate number for progress bars; `classes`, names by number, and `skipped`, reasons by item
-    left out or a `Counter` of reasons, which `gst prepare` prints.
+    left out or a `Counter` of reasons, which `gst prepare` prints; `file_rows(name)`, the
+    `gst.data.tpugraphs.FileRows` of a graph, by which `gst predict` numbers configurations as the file does;
+    `unit`, of the targets, for the report.
 
     Examples:
         >>> import numpy as np

@@ -5,17 +5,25 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph, chunks, groups_of_equals
-from gst.util.untrusted import read_arrays
+from gst.util.progress import notice
+from gst.util.untrusted import read_arrays, shown
 from gst.util.writing import atomic_path
 
 VERSION = 1  # of what is read
 OF_CONFIGURATIONS = {"node_config_feat", "config_feat", "config_runtime", "config_runtime_normalizers"}
+NODES = frozenset({"node_feat", "node_opcode", "edge_index", "node_splits", "config_runtime"})
+LAYOUT = NODES | {"node_config_ids", "node_config_feat"}
+TILE = NODES | {"config_feat", "config_runtime_normalizers"}
+"""Arrays of published files. `node_splits`, the nodes of each computation, is not needed."""
 LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
 ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
@@ -62,10 +70,37 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
     try:
         _take_rows(arrays, rows, merge)
         is_layout = bool({"node_config_ids", "node_config_feat"} & arrays.keys())
+        if unread := arrays.keys() - (LAYOUT if is_layout else TILE):
+            _tell_unread(path.name, tuple(sorted(unread)))
         graph = (_layout if is_layout else _tile)(path.stem, arrays)
         return merge_repeats(graph) if merge else graph
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+class FileRows(NamedTuple):
+    """Configurations of a file in the order of the file, for results that name them by their number there.
+
+    Args:
+        numbers: place of each in the file, from 0.
+        config: the configuration of the merged graph that it belongs to.
+        targets: as measured; NaN where the file holds the placeholder 0.
+    """
+
+    numbers: Int64[np.ndarray, " rows"]
+    config: Int64[np.ndarray, " rows"]
+    targets: Float64[np.ndarray, " rows"]
+
+
+def rows_of_file(path: Path, merge: bool = True, rows: Sequence[int] | None = None) -> FileRows:
+    """Return the configurations of a file behind those that `read` returns with the same arguments."""
+    if rows is not None and merge:
+        rows = list(dict.fromkeys(rows))
+    graph = read(path, False, rows)
+    everything = np.arange(graph.num_configs)
+    config = groups_of_equals(graph.config_features)[1] if merge else everything
+    numbers = everything if rows is None else np.array(rows, np.int64)
+    return FileRows(numbers, config, np.where(graph.targets > 0, graph.targets, np.nan))
 
 
 def write_npz(graph: Graph, path: Path | str) -> None:
@@ -113,9 +148,18 @@ class TpuGraphs(GraphSource):
     def __len__(self) -> int:
         return len(self.paths())
 
+    def file_rows(self, name: str) -> FileRows:
+        """Return the rows of the file that a graph was read from, by the name of the graph."""
+        return rows_of_file(next(path for path in self.paths() if path.stem == name))
+
     def fingerprint(self) -> str:
         """Return the same text for equal files."""
         return fingerprint_of_files(self.paths(), f"TpuGraphs {VERSION}")
+
+
+@cache
+def _tell_unread(file: str, names: tuple[str, ...]) -> None:
+    notice(f"{file} has arrays that a graph has no place for, which are left out: {', '.join(map(shown, names))}")
 
 
 def _take_rows(arrays: dict[str, np.ndarray], rows: Sequence[int] | None, merge: bool) -> None:
@@ -158,7 +202,8 @@ def _runtimes(arrays: dict[str, np.ndarray], key: str, configs: int) -> np.ndarr
 
 def _nodes(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return node features, edges (producer, consumer) and opcodes."""
-    features = _array(arrays, "node_feat", 2).astype(np.float32)
+    with np.errstate(over="ignore"):  # a graph refuses what becomes infinite
+        features = _array(arrays, "node_feat", 2).astype(np.float32)
     opcodes = _integers(arrays, "node_opcode", 1)
     edges = _integers(arrays, "edge_index", 2)
     if edges.shape[1] != 2:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
-from gst.graphs.config_classes import with_references
+from gst.graphs.config_classes import config_classes, with_references
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble
@@ -224,9 +225,22 @@ class GraphSegmentTraining(nn.Module):
     def scores(
         self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64
     ) -> Tensor:
-        """Return `exact` predictions for `configs` of one graph (all if not given), so many of them at a time."""
+        """Return `exact` predictions for `configs` of one graph (all if not given): the head takes so many at a time.
+
+        A segment is encoded once for all configurations that are alike on it (`config_classes`).
+        """
         chosen = torch.arange(graph.num_configs) if configs is None else configs
-        return torch.cat([self.exact([graph], part[None])[0] for part in chosen.split(configs_at_once)])
+        parts = [self._with_references([graph], part[None])[0] for part in chosen.split(configs_at_once)]
+        catalogue, together = Catalogue.of([graph]), torch.cat(parts)
+        pool, weights = self._pool(catalogue), torch.ones(1, len(together))
+        with torch.no_grad(), evaluating(self.encoder, self.head):
+            for place, classes in enumerate(config_classes(graph).of(together.numpy())):
+                _, first, class_of = np.unique(classes, return_index=True, return_inverse=True)
+                segment = torch.tensor([place])
+                rows = self._encode(catalogue, segment, together[first][None])
+                self._add(pool, catalogue, segment, rows[:, torch.from_numpy(class_of).to(rows.device)], weights)
+            lengths = [len(part) for part in parts]
+            return torch.cat([apply_head(self.head, part)[0] for part in pool.result().split(lengths, dim=1)])
 
     def exact_over_cuts(
         self, graphs: Sequence[Graph], configs: Int64[Tensor, "graphs configs"] | None = None, cuts: int = 4,

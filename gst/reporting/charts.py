@@ -81,13 +81,17 @@ def span(low: Any, high: Any) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """Map from an interval of numbers to an interval of pixels (`start` may lie right of or below `end`)."""
+    """Map from an interval of numbers to an interval of pixels (`start` may lie right of or below `end`).
+
+    An axis of a count has ticks at whole numbers only.
+    """
 
     low: float
     high: float
     start: float
     end: float
     log: bool = False
+    is_count: bool = False
 
     @classmethod
     def fit(cls, values: Iterable[float], start: float, end: float, *, zero: bool = False) -> Axis:
@@ -114,6 +118,7 @@ class Axis:
             rough = (self.high - self.low) / 5
             power = 10.0 ** math.floor(math.log10(rough))
             step = power * next(nice for nice in (1, 2, 5, 10) if nice * power >= rough * 0.999)
+            step = max(step, 1.0) if self.is_count else step
             marks = [step * k for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         return [mark for mark in marks if self.low <= mark <= self.high]
 
@@ -301,7 +306,7 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
     """Draw a line for each course, with its own colour, dashes and marks, and its name at the end of several."""
     right = WIDTH - (14 if len(courses) == 1 else 92)
-    x = Axis(0, max(5.0, *(points[-1][0] for _, points in courses)), 62, right)
+    x = Axis(0, max(points[-1][0] for _, points in courses), 62, right, is_count=True)
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
     out, names = [frame(x, y, "epochs", y_label)], label_heights([y(points[-1][1]) for _, points in courses], y)
     for index, (name, points) in enumerate(courses):

@@ -30,11 +30,18 @@ from gst.reporting.page import (
 
 MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
 
-METRICS = {"tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy"}
+METRICS = {
+    "mae": "mean absolute error", "tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
+}  # fmt: skip
 """Metrics of a training; the first that it has counts."""
+
+LOWER = frozenset({"mae", "rmse"})
+"""Metrics of which less is better."""
 
 LOGGED = METRICS | {
     "ordered_pairs": "pairs in order", "slowdown@1": "slowdown, first", "slowdown@5": "slowdown, best of 5",
+    "rmse": "root of the mean squared error", "macro_f1": "macro F1", "median_error": "median error",
 }  # fmt: skip
 TABLE = {
     "age_mean": "mean age", "age_max": "greatest age", "share_unknown": "unknown", "rows_in_use": "rows",
@@ -81,7 +88,12 @@ def summary(record: Record) -> str:
     count, what = _held_out(record)
     where = f" on {count:,} {what} held out" if count else " on what was held out"
     when = f"after {whole(number(best.get('epoch')) + 1)} of {epochs}"
-    return f"{name[0].upper()}{name[1:]} {number(best[key]):.3f}{where}, {when}"
+    return f"{name[0].upper()}{name[1:]} {_figure(key, best)}{where}, {when}"
+
+
+def _figure(key: str, entry: Record) -> str:
+    """Return a metric in three places, or three digits of an error, which has the unit of the targets."""
+    return brief(entry[key]) if key in LOWER else f"{number(entry[key]):.3f}"
 
 
 def _held_out(record: Record) -> tuple[int, str]:
@@ -107,12 +119,12 @@ def training_facts(record: Record) -> str:
     """Return the most important numbers as tiles."""
     key, best, loss = metric_of(record), best_epoch(record), course(record, "loss", "loss")
     slower = number(best.get("slowdown@1"))
-    entries = [(f"{number(best[key]):.3f}", f"{METRICS[key]}, best epoch", "")] if key else []
+    entries = [(_figure(key, best), f"{METRICS[key]}, best epoch", "")] if key else []
     if not math.isnan(slower):
         entries.append((f"{100 * slower:.1f} %", "lost by taking the one predicted fastest", ""))
     if loss:
         first, last = loss[0][1][0][1], loss[0][1][-1][1]
-        entries.append((f"{brief(first)}\u00a0\u2192\u00a0{brief(last)}", "loss, first and last epoch", ""))
+        entries.append((f"{brief(first)}\u00a0\u2192\u00a0{brief(last)}", "mean loss, first and last epoch", ""))
     for part in (part for part in mappings(record.get("parts")) if part.get("part") == "training"):
         graphs = f"configurations to learn from, graphs: {whole(part.get('graphs'))}"
         entries.append((whole(part.get("configurations")), graphs, ""))
@@ -138,7 +150,7 @@ def best_epoch(record: Record) -> Record:
     """Return the epoch with the best metric; empty without a metric."""
     key = metric_of(record)
     known = [entry for entry in mappings(record.get("epochs")) if not math.isnan(number(entry.get(key)))]
-    return max(known, key=lambda entry: number(entry.get(key)), default={})
+    return max(known, key=lambda entry: number(entry.get(key)) * (-1 if key in LOWER else 1), default={})
 
 
 def courses(record: Record) -> str:
@@ -148,10 +160,10 @@ def courses(record: Record) -> str:
     title = f"Loss and {name}"
     if not loss:
         return section("courses", title, empty("No epoch was finished."))
-    table = details(_table(record, {"steps": "steps", "loss": "loss", **LOGGED}, "Epochs"))
+    table = details(_table(record, {"steps": "steps", "loss": "mean loss", **LOGGED}, "Epochs"))
     left = figure(
         over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
-        "The mean loss of each epoch's training steps.",
+        "The mean loss of each epoch's training steps, train/loss_mean in the log and in W&B.",
         heading="Loss",
     )
     held, right = course(record, key, name), empty("Nothing held out was scored, so there is no metric.")
@@ -206,7 +218,7 @@ def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
 
 def _value(key: str, entry: Record) -> str:
     value = number(entry.get(key))
-    if key in METRICS:
+    if key in METRICS and key not in LOWER:
         return brief(value) if math.isnan(value) else f"{value:.4f}"
     if key in ("share_unknown", "ordered_pairs", "slowdown@1", "slowdown@5"):
         return brief(value) if math.isnan(value) else f"{100 * value:.2f} %"
@@ -236,7 +248,7 @@ def scores(record: Record) -> str:
     svg = cloud(predicted[shown], measured[shown], x_label, y_label, label)
     fewer = f" {len(shown):,} of {count:,} points are drawn." if len(shown) < count else ""
     chart = figure(svg, TOLD[kind] + fewer, _tenths(predicted, measured, x_label, y_label), heading="All of them")
-    return section("scores", title, when, pair(chart, _by_graph(graphs)))
+    return section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")))
 
 
 def _graphs(held: Record) -> list[tuple[str, PerConfig, PerConfig, float]]:
@@ -280,19 +292,20 @@ def _tenths(predicted: PerConfig, measured: PerConfig, x_label: str, y_label: st
     return rows("Groups of equal size by prediction", heads, lines)
 
 
-def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
-    """Return a table of graphs with the measured value of the configuration that was predicted first."""
+def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]], unit: str) -> str:
+    """Return a table of graphs with the measured value of the configuration that was predicted first, in `unit`."""
     lines = []
     for name, predicted, measured, tau in graphs[:MAX_GRAPHS]:
         first, best = float(measured[predicted.argmin()]), float(measured.min())
         slower = f"{100 * (first / best - 1):.1f} %" if best > 0 else DASH
         order = DASH if math.isnan(tau) else f"{tau:.3f}"
         lines.append((name, f"{len(measured):,}", order, _target(best), _target(first), slower))
-    heads = ("graph", "held out", "tau", "least", "first", "slower")
+    of = unit or "unit of targets"
+    heads = ("graph", "held out", "tau", f"least, {of}", f"first, {of}", "slower")
     more = f" The first {MAX_GRAPHS} of {len(graphs):,}." if len(graphs) > MAX_GRAPHS else ""
     told = (
         '<p class="note-line">Least is the least that was measured, first what was measured of the configuration with '
-        f"the lowest score, in the units of the targets.{more}</p>"
+        f"the lowest score, in {unit or 'the unit of the targets'}.{more}</p>"
     )
     return block("Graph by graph", rows("Graphs", heads, lines) + told)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import math
 import os
 import re
 import shlex
@@ -12,16 +13,16 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml  # type: ignore[import-untyped]
 from jsonargparse import DefaultHelpFormatter
 from jsonargparse.typing import PositiveFloat
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import BasePredictionWriter, RichProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, ModelSummary, RichProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -31,8 +32,9 @@ from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
-from gst.training.record import LogProgress, Recorder, ReportPage
-from gst.util.untrusted import check_yaml
+from gst.training.record import LogProgress, Recorder, ReportPage, checkpoints_of, folder_of_run, show_flops
+from gst.training.sweeps import FOLDER_OF_TRIAL
+from gst.util.untrusted import check_yaml, read_yaml
 from gst.util.writing import atomic_write
 
 AN_EXAMPLE = "experiments/configs/giant_synthetic.yaml"
@@ -44,8 +46,8 @@ EXAMPLES = {
         f"--config {AN_EXAMPLE} --ckpt_path last",
         f"--config {AN_EXAMPLE} --print_config > mine.yaml",
     ),
-    "validate": (f"--config {AN_EXAMPLE} --ckpt_path {LAST}",),
-    "test": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --json runs/test.json",),
+    "validate": (f"--ckpt_path {LAST}",),
+    "test": (f"--ckpt_path {LAST} --json runs/test.json",),
     "predict": (f"--config {AN_EXAMPLE} --ckpt_path {LAST} --predictions.path runs/scores.csv",),
 }
 USUAL = """\
@@ -69,6 +71,7 @@ USUAL = """\
 --data.method NAME           partitioner: metis, communities, ldg, fennel, topological, contiguous, random, auto
 --data.halo N                hops of context around a segment
 --data.split_by NAME         hold out configs, graphs or groups; --data.num_valid N, --data.num_test N
+--data.missing_targets skip  leave out targets that are NaN or infinite, which are refused otherwise
 --data.graphs_per_step N     graphs in a step of each process
 --data.configs_per_graph N   configurations of each graph in a step
 --optimizer CLASS            such as torch.optim.AdamW; --optimizer.lr X; --lr_scheduler CLASS
@@ -86,6 +89,9 @@ SUMMARIES = {
     "predict": "Score the test part",
 }
 
+CONFIG = "config.yaml"
+"""File with the configuration of a training, in the folder of its directory of checkpoints."""
+
 NOT_FOR_USERS = (
     "💡 Tip: For seamless cloud",  # two advertisements of services, printed whatever the configuration says
     "TPU available: False",  # the line about GPUs stays: those are what people look for
@@ -94,9 +100,10 @@ NOT_FOR_USERS = (
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Callback of `gst predict` that writes `graph,unique_config,score` to a CSV file.
+    """Callback of `gst predict` that writes `graph,config,score,target` to a CSV file.
 
-    Repeated configurations of a graph have one row, unless the source has `merge: false`."""
+    Configurations have the numbers of their file, as in `gst rank --out`, so that repeated ones have a row each. The
+    target is what was measured, empty where nothing was."""
 
     def __init__(self, path: str = "runs/predictions.csv") -> None:
         super().__init__(write_interval="epoch")
@@ -108,11 +115,34 @@ class PredictionWriter(BasePredictionWriter):
         predictions = gathered(predictions)
         if not trainer.is_global_zero:
             return
+        graphs: dict[str, dict[int, tuple[float, float]]] = {}
+        for name, config, *result in (row for rows in predictions for row in rows):
+            graphs.setdefault(name, {})[config] = (result[0], result[1])
+        file_rows = getattr(trainer.datamodule.source_of("predict"), "file_rows", None)  # type: ignore[attr-defined]
         with atomic_write(self.path) as file:
             writer = csv.writer(file)
-            writer.writerow(["graph", "unique_config", "score"])
-            for rows in predictions:
-                writer.writerows(rows)
+            writer.writerow(["graph", "config", "score", "target"])
+            for name, scored in graphs.items():
+                of_file = [(i, i, target) for i, (_, target) in scored.items()]
+                for number, config, target in zip(*file_rows(name), strict=True) if file_rows else of_file:
+                    if config in scored:
+                        measured = "" if math.isnan(target) else repr(float(target))
+                        writer.writerow([name, number, repr(scored[config][0]), measured])
+
+
+class SavedConfig(SaveConfigCallback):
+    """Callback that saves the configuration of a training, and of no evaluation, also in the folder of its checkpoints'
+    directory, where `gst test --ckpt_path FILE` looks for it."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the configuration once the directory of checkpoints is known."""
+        if trainer.is_global_zero and (folder := folder_of_run(trainer)) is not None:
+            with atomic_write(folder / self.config_filename) as file:
+                file.write(self.parser.dump(self.config, skip_none=False))
 
 
 class Parser(LightningArgumentParser):
@@ -163,6 +193,11 @@ class GstCLI(LightningCLI):
         limit_waits(trainer, self._get(self.config_init, "collective_timeout"))
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, ModelSummary):
+                show_flops(callback)
+            if isinstance(callback, ModelCheckpoint) and (trial := os.environ.get(FOLDER_OF_TRIAL)):
+                callback.dirpath = str(Path(trial).resolve() / "checkpoints")
         trainer.callbacks.insert(0, Recorder())  # type: ignore[attr-defined]
         if self.subcommand == "fit":
             trainer.callbacks.insert(0, Stoppable())  # type: ignore[attr-defined]
@@ -179,11 +214,22 @@ class GstCLI(LightningCLI):
         return trainer
 
 
+def _with_config(arguments: list[str]) -> list[str]:
+    """Return arguments with the configuration of the training of `--ckpt_path`, if an evaluation names no other."""
+    named = dict(each.split("=", 1) for each in arguments if "=" in each)
+    named |= dict(pairwise(arguments))
+    checkpoint = Path(named.get("--ckpt_path", ""))
+    saved = checkpoint.resolve().parent.parent / CONFIG if checkpoint.is_file() else None
+    if arguments[0] == "fit" or any(_config_files(arguments)) or saved is None or not saved.is_file():
+        return arguments
+    return [arguments[0], f"--config={saved}", *arguments[1:]]
+
+
 def _names_checkpoint(arguments: Sequence[str]) -> bool:
     """True if an argument or a configuration file names a checkpoint, or help is asked for."""
     if any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
         return True
-    contents = [yaml.safe_load(path.read_text()) for path in _config_files(arguments)]  # see `check_yaml`
+    contents = [read_yaml(path) for path in _config_files(arguments)]
     return any(isinstance(content, dict) and content.get("ckpt_path") for content in contents)
 
 
@@ -199,6 +245,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: an argument, a configuration file or the file of `--ckpt_path` is wrong.
     """
+    arguments = _with_config(arguments)
     for path in _config_files(arguments):
         check_yaml(path)
     if arguments[0] != "fit" and not _names_checkpoint(arguments):
@@ -212,6 +259,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 SegmentTrainingModule,
                 SegmentDataModule,
                 parser_class=Parser,
+                save_config_callback=SavedConfig,
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)", "exit_on_error": False}
                 | {"formatter_class": _HelpFormatter}  # of the commands too
@@ -232,6 +280,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "metrics": {key: float(value) for key, value in cli.trainer.callback_metrics.items()},
         "best": None if best is None else {str(getattr(callback, "monitor", "")): float(best)},
         "epochs": cli.trainer.current_epoch,
+        "checkpoints": checkpoints_of(cli.trainer),
     }
 
 

@@ -19,6 +19,7 @@ from gst.util.progress import bar
 from partitioners import SEEDED
 
 TRAIN, VALID, TEST = range(3)
+NAMED = 3  # graphs in a message
 _NAMES = {VALID: "valid_source", TEST: "test_source"}
 _NEEDED = {"fit": (TRAIN, VALID), "validate": (VALID,), "test": (TEST,), "predict": (TEST,)}
 _SCORED = {"fit": VALID, "validate": VALID, "test": TEST}
@@ -39,6 +40,7 @@ class SegmentDataModule(L.LightningDataModule):
         eval_cuts: scores of validation, test and prediction are means over so many cuts of each graph, made with
             `partition_seed`, `partition_seed` + 1, ... Each costs as much as the first; training uses the first alone.
         valid_source, test_source: all graphs of that part, where a dataset is published in parts.
+        missing_targets: `refuse` targets that are NaN or infinite, or `skip` their configurations.
 
     Attributes:
         digest: the content key of the store of `source`, once it is prepared.
@@ -65,6 +67,7 @@ class SegmentDataModule(L.LightningDataModule):
         valid_source: GraphSource | None = None,
         test_source: GraphSource | None = None,
         eval_cuts: int = 1,
+        missing_targets: Literal["refuse", "skip"] = "refuse",
     ) -> None:
         super().__init__()
         check_cuts(eval_cuts, method)
@@ -79,14 +82,19 @@ class SegmentDataModule(L.LightningDataModule):
         self.num_test = 0 if TEST in self.published else num_test
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
-        self.eval_cuts = eval_cuts
+        self.eval_cuts, self.missing_targets = eval_cuts, missing_targets
         self.parts: dict[int, list[Selection]] = {}
         self._cuts: dict[SegmentedGraph, tuple[SegmentedGraph, ...]] = {}  # of each graph that is evaluated
         self.digest = ""
         self.versions: dict[str, str] = {}
 
     def prepare_data(self) -> None:
-        """Prepare the stores on one process of each host; the other processes wait."""
+        """Prepare the stores on one process of each host; the other processes wait.
+
+        A single process reads them now, so that what is wrong with them is told before a logger begins its run.
+        """
+        if self.trainer is not None and self.trainer.world_size == 1 and self.trainer.state.fn is not None:
+            self.setup(str(self.trainer.state.fn.value))
         if self.trainer is not None and self.trainer.world_size > 1:
             needed = _NEEDED.get(self.trainer.state.fn or "", ())
             for source in {id(each): each for each in map(self._source, needed)}.values():
@@ -105,10 +113,14 @@ class SegmentDataModule(L.LightningDataModule):
         for part in _NEEDED[stage]:
             if part not in self.parts:
                 self._read(part)
+        if stage in _SCORED and self.missing_targets == "refuse":
+            _check_measured([selection for part in _NEEDED[stage] for selection in self.parts[part]])
+        for part in _NEEDED[stage]:
+            if stage in _SCORED:
+                self.parts[part] = _labelled(self.parts[part])
             if part != TRAIN and self.eval_cuts > 1:
                 self._cut_again(part)
         if stage == "fit":
-            self.parts[TRAIN] = _labelled(self.parts[TRAIN])
             _check_labels(self.parts[TRAIN])
             _check_widths(self.parts[TRAIN], self.parts[VALID])
         if stage in _SCORED:
@@ -141,6 +153,10 @@ class SegmentDataModule(L.LightningDataModule):
             return [step]
         cuts = zip(*(self._cuts[graph] for graph in step.graphs), strict=True)
         return [replace(step, graphs=graphs) for graphs in cuts]
+
+    def source_of(self, stage: str) -> GraphSource:
+        """Return the source of the part that a stage evaluates."""
+        return self._source(_NEEDED[stage][-1])
 
     def _source(self, part: int) -> GraphSource:
         return self.published.get(part, self.source)
@@ -202,19 +218,31 @@ def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
 
 
 def _labelled(selections: list[Selection]) -> list[Selection]:
-    """The configurations whose target is known (no NaN), of the graphs that have some."""
-    known = [
-        (graph, configs[torch.from_numpy(~np.isnan(graph.targets[configs.numpy()]))]) for graph, configs in selections
+    """Return the configurations whose targets are numbers, of the graphs that have some."""
+    measured = [
+        (graph, configs[torch.from_numpy(np.isfinite(graph.targets[configs.numpy()]))]) for graph, configs in selections
     ]
-    return [(graph, configs) for graph, configs in known if len(configs)]
+    return [(graph, configs) for graph, configs in measured if len(configs)]
+
+
+def _check_measured(selections: list[Selection]) -> None:
+    missing: dict[str, int] = {}
+    for graph, configs in selections:
+        if count := int((~np.isfinite(graph.targets[configs.numpy()])).sum()):
+            missing[graph.name] = missing.get(graph.name, 0) + count
+    if missing:
+        names = ", ".join(map(repr, list(missing)[:NAMED]))
+        names += f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        raise ValueError(
+            f"targets are NaN or infinite ({sum(missing.values())}, of the graphs {names}); measure them, or leave "
+            "them out by --data.missing_targets skip"
+        )
 
 
 def _check_labels(selections: list[Selection]) -> None:
     if not selections:
-        raise ValueError("no training target is known (all are NaN); give sources with measured targets")
+        raise ValueError("no training target is known (all are NaN or infinite); give sources with measured targets")
     together = np.concatenate([graph.targets[configs.numpy()] for graph, configs in selections])
-    if not np.isfinite(together).all():
-        raise ValueError("some training targets are infinite; drop these configurations before")
     if (together == together[0]).all():
         raise ValueError("all training targets are equal: there is nothing to learn; give sources whose targets differ")
 

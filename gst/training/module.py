@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
@@ -108,6 +111,14 @@ class SegmentTrainingModule(L.LightningModule):
     def _data(self) -> SegmentDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
+    def prepare_data(self) -> None:
+        """Check settings and shapes of a single process before a logger begins its run: see `setup`."""
+        if self.trainer.world_size == 1 and self.trainer.state.fn is not None:
+            self.setup(stage := str(self.trainer.state.fn.value))
+            if stage == "fit":  # encoder and head fit each other and the graphs
+                step = next(iter(self._data.train_dataloader()))
+                self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
+
     def setup(self, stage: str) -> None:
         """Build the estimator, with a table if it is to be trained: evaluation reads none."""
         loader = getattr(self._data, f"{_LOADER[stage]}_dataloader")()
@@ -163,6 +174,26 @@ class SegmentTrainingModule(L.LightningModule):
         path = Path(self.trainer.default_root_dir) / "runs"
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def count_flops(self) -> FlopCounterMode | None:
+        """Count the floating-point operations of a step, forward and backward, on copies of encoder and head.
+
+        With a table only fresh segments count: rows of the others are read. None for an encoder that cannot be copied.
+        """
+        step, method = next(iter(self._data.train_dataloader())), dict(self._method)
+        if self.wants_table:
+            method |= {"estimate": "fresh", "keep_probability": 1.0, "refresh": "uniform"}
+        try:
+            twin = GraphSegmentTraining(*deepcopy((self.estimator.encoder, self.estimator.head)), **method).train()
+            with torch.random.fork_rng(), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+                scores = twin(step.graphs, step.configs) + self.offset.float()
+                LOSSES[self.loss](scores, step.targets.to(self.device)).backward()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # the training says it, if it is an error
+            return None
+        for name, counts in list(counter.flop_counts.items()):  # as Lightning's summary names modules
+            place = name.removeprefix(type(twin).__name__)
+            counter.flop_counts[f"{type(self).__name__}.estimator{place if place != 'Global' else ''}"] = counts
+        return counter
 
     def forward(self, step: Step) -> Tensor:
         """Return scores (graphs, configs): the lower, the faster. With `cross_entropy` classes are the last axis."""
@@ -261,16 +292,17 @@ class SegmentTrainingModule(L.LightningModule):
     def test_step(self, step: Step, index: int) -> None:
         self._evaluate(step, index)
 
-    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float]]:
+    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float, float]]:
+        """Return graph, configuration, score (with `cross_entropy` the class) and target of each configuration."""
         if step.peers is not None and step.peers.idle:
             return []
         scores = self._over_cuts(step).cpu()
         if self.loss == "cross_entropy":
             scores = scores.argmax(-1)
         return [
-            (graph.name, int(config), float(score))
-            for graph, configs, row in zip(step.graphs, step.configs, scores, strict=True)
-            for config, score in zip(configs, row, strict=True)
+            (graph.name, int(config), float(score), float(target))
+            for graph, configs, row, targets in zip(step.graphs, step.configs, scores, step.targets, strict=True)
+            for config, score, target in zip(configs, row, targets, strict=True)
             if config >= 0
         ]
 
@@ -306,8 +338,17 @@ class SegmentTrainingModule(L.LightningModule):
         measure = classify if self.loss == "cross_entropy" else evaluate
         metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
         means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
-        if self.loss == "log_runtime" and pairs:
-            means[f"{part}/median_error"] = median_error(*(each.numpy() for each in _joined(pairs)))
+        if self.loss in OF_ALL and pairs:
+            overall = OF_ALL[self.loss](*(each.numpy() for each in _joined(pairs)))
+            means |= {f"{part}/{key}": value for key, value in overall.items()}
+        if not self.trainer.sanity_checking and not any(
+            np.isfinite(value) for key, value in means.items() if "slowdown" not in key
+        ):
+            raise ValueError(
+                f"epoch {self.current_epoch}: no metric of the {'validation' if part == 'val' else 'test'} part can be "
+                "computed, since no two of its targets of a graph differ or the scores are no numbers; hold out more "
+                "(--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
+            )
         self.log_dict(means, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -350,6 +391,17 @@ def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     }
 
 
+def errors(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Return the mean absolute error and the root of the mean squared error, in the unit of the targets.
+
+    Examples:
+        >>> errors(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+        {'mae': 1.0, 'rmse': 1.4142135623730951}
+    """
+    off = scores.astype(np.float64) - targets
+    return {"mae": float(np.abs(off).mean()), "rmse": float(np.sqrt(np.square(off).mean()))}
+
+
 def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
     """Return the median of |exp(score) - target| / target over all graphs and configurations.
 
@@ -360,11 +412,30 @@ def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
     return float(np.median(np.abs(np.exp(scores.astype(np.float64)) - targets) / targets))
 
 
+OF_ALL: dict[str, Callable[[np.ndarray, np.ndarray], dict[str, float]]] = {
+    "squared_error": errors,
+    "log_runtime": lambda scores, targets: {"median_error": median_error(scores, targets)},
+}
+"""Metrics over all graphs together, by the loss."""
+
+
 def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the accuracy, and its mean over classes (balanced accuracy)."""
-    correct = scores.argmax(-1) == targets
+    """Return the accuracy, its mean over the classes of the targets (balanced accuracy), and the mean of F1 over all
+    classes that are targets or predicted (macro F1, `sklearn.metrics.f1_score`).
+
+    Examples:
+        >>> classify(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0.0, 1.0, 1.0]))["macro_f1"]
+        0.6666666666666666
+    """
+    predicted = scores.argmax(-1)
+    correct = predicted == targets
     by_class = [correct[targets == label].mean() for label in np.unique(targets)]
-    return {"accuracy": float(correct.mean()), "balanced_accuracy": float(np.mean(by_class))}
+    f1 = [
+        2 * (correct & (targets == label)).sum() / ((targets == label).sum() + (predicted == label).sum())
+        for label in np.union1d(targets, predicted)
+    ]
+    means = {"accuracy": correct, "balanced_accuracy": by_class, "macro_f1": f1}
+    return {name: float(np.mean(values)) for name, values in means.items()}
 
 
 def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

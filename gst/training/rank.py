@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from gst.data.tpugraphs import read
@@ -15,7 +14,6 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.training.datamodule import SegmentDataModule, check_cuts
 from gst.training.module import SegmentTrainingModule
-from gst.util.progress import bar
 from gst.util.untrusted import DAMAGE, check_classes, plain, read_tensors
 
 
@@ -67,6 +65,4 @@ def rank(
 
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:
-    parts = torch.arange(graph.num_configs).split(configs_at_once)
-    scores = [model.estimator.exact([graph], part[None])[0] for part in bar(parts, "scoring", delay=2)]
-    return (torch.cat(scores).cpu() + model.offset.float()).numpy()
+    return (model.estimator.scores(graph, configs_at_once=configs_at_once).cpu() + model.offset.float()).numpy()

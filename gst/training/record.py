@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
-from gst.reporting.training import render_training
+from gst.reporting.training import LOWER, METRICS, render_training
 from gst.training.checkpoints import checkpoint_callbacks
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
@@ -173,26 +173,31 @@ class ReportPage(L.Callback):
             name[4:]: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")
         }
         self._entry(trainer, pl_module).update(metrics)
-        judged = metrics.get("tau", metrics.get("balanced_accuracy", math.nan))
+        key = next((each for each in METRICS if each in metrics), "")
+        judged = metrics.get(key, math.nan) * (-1 if key in LOWER else 1)
         if not self._held_out or judged > self._best:
             self._best = judged if not math.isnan(judged) else self._best
             self._held_out = _held_out(pl_module.scored, trainer.current_epoch, pl_module.loss)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, SegmentTrainingModule)
-        self._entry(trainer, pl_module)
+        entry = self._entry(trainer, pl_module)
+        if "loss" in entry:
+            pl_module.log("train/loss_mean", entry["loss"], prog_bar=True)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, SegmentTrainingModule)
-        path = _page_of(trainer)
-        if path is None or not trainer.is_global_zero:
+        folder = folder_of_run(trainer)
+        if folder is None or not trainer.is_global_zero:
             return
+        path = folder / NAME
         record = {
             "name": path.parent.resolve().name, "command": self.command,
             "seconds": time.perf_counter() - self._started, "epochs": self._epochs,
             "machine": machine_record() | {"code": code_version()},
-            "held_out": self._held_out, "model": _model(trainer, pl_module), "data": _data(trainer),
-            "parts": _parts(trainer), "checkpoints": _checkpoints(trainer),
+            "held_out": self._held_out | {"unit": getattr(trainer.datamodule.source, "unit", "")},  # type: ignore[attr-defined]
+            "model": _model(trainer, pl_module), "data": _data(trainer),
+            "parts": _parts(trainer), "checkpoints": checkpoints_of(trainer),
         }  # fmt: skip
         with atomic_write(path) as file:
             file.write(render_training(record))
@@ -212,10 +217,11 @@ class ReportPage(L.Callback):
         return self._epochs[-1]
 
 
-def _page_of(trainer: L.Trainer) -> Path | None:
+def folder_of_run(trainer: L.Trainer) -> Path | None:
+    """Return the parent of the first directory of checkpoints; None without one on this machine."""
     directories = [str(each.dirpath) for each in checkpoint_callbacks(trainer)]
     local = [Path(path) for path in directories if "://" not in path]
-    return local[0].parent / NAME if local and not getattr(trainer, "fast_dev_run", False) else None
+    return local[0].parent if local and not getattr(trainer, "fast_dev_run", False) else None
 
 
 def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:
@@ -274,7 +280,8 @@ def _parts(trainer: L.Trainer) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _checkpoints(trainer: L.Trainer) -> list[str]:
+def checkpoints_of(trainer: L.Trainer) -> list[str]:
+    """Return the paths of the best and the last checkpoint of each callback that writes some."""
     paths = [(each.best_model_path, each.last_model_path) for each in checkpoint_callbacks(trainer)]
     return list(dict.fromkeys(path for pair in paths for path in pair if path))
 
@@ -322,6 +329,19 @@ class LogProgress(ProgressBar):
 
     def _metrics(self, trainer: L.Trainer) -> str:
         return " ".join(f"{name}={float(value):.4g}" for name, value in trainer.progress_bar_metrics.items())
+
+
+def show_flops(callback: ModelSummary) -> None:
+    """Let the table of a summary show the operations of a step of `SegmentTrainingModule`."""
+    summary_of = callback._summary
+
+    def with_flops(trainer: L.Trainer, pl_module: L.LightningModule) -> Any:
+        summary = summary_of(trainer, pl_module)
+        if isinstance(pl_module, SegmentTrainingModule) and trainer.world_size == 1:
+            summary._flop_counter = pl_module.count_flops() or summary._flop_counter
+        return summary
+
+    callback._summary = with_flops  # type: ignore[method-assign]
 
 
 def code_version(package: Path = PACKAGE) -> str:

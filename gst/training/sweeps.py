@@ -23,8 +23,10 @@ from typing import IO, Any, Literal, get_args
 
 import numpy as np
 
-from gst.util.untrusted import check_yaml, plain, read_object, shown
+from gst.util.untrusted import plain, read_object, read_yaml, shown
 
+NUMBERS = ("min", "max", "mu", "sigma", "q")
+"""Keys of a parameter in a sweep file that hold a number."""
 METHODS = ("grid", "random", "bayes")
 Goal = Literal["minimize", "maximize"]
 MACROS = ("${args}", "${interpreter}", "${env}")
@@ -73,14 +75,11 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         ValueError: `gst sweep --local` cannot run it; the message names the file and the key.
     """
-    import yaml  # type: ignore[import-untyped]
-
-    check_yaml(path)
-    content = yaml.safe_load(path.read_bytes())
+    content = read_yaml(path)
     try:
         if not isinstance(content, dict):
             raise ValueError("a sweep file has keys: method, metric, parameters, command")
-        return _sweep(path.stem, content)
+        return _sweep(path, content)
     except ValueError as error:
         raise ValueError(f"{path}: {plain(error)}") from error
 
@@ -99,7 +98,7 @@ def metric_of(result: Mapping[str, Any], name: str) -> float:
     raise ValueError(f"the result has no finite {name!r}; it has {', '.join(there) or 'no numbers'}")
 
 
-def _sweep(stem: str, content: dict[str, Any]) -> Sweep:
+def _sweep(path: Path, content: dict[str, Any]) -> Sweep:
     method, metric = content.get("method"), content.get("metric")
     if method not in METHODS:
         raise ValueError(f"method is {shown(method)}; want one of {', '.join(METHODS)}")
@@ -113,19 +112,28 @@ def _sweep(stem: str, content: dict[str, Any]) -> Sweep:
     if most is not None and (not isinstance(most, int) or most < 1):
         raise ValueError(f"run_cap is {shown(most)}; want 1 or more")
     return Sweep(
-        str(content.get("name", stem)), method, metric["name"], goal,
-        {str(name): _distribution(name, each) for name, each in parameters.items()}, _command(command), most,
+        str(content.get("name", path.stem)), method, metric["name"], goal,
+        {str(name): _distribution(name, each) for name, each in parameters.items()}, _command(command, path), most,
         "early_terminate" in content,
     )  # fmt: skip
 
 
-def _command(command: Any) -> tuple[str, ...]:
+def _command(command: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(command, list) or "${args}" not in command:
         raise ValueError("command is to be a list of words, '${args}' among them, where the parameters go")
     words = tuple(map(str, command))
     if unknown := [each for each in words if "${" in each and each not in MACROS]:
         raise ValueError(f"command has {shown(unknown[0])}; known here are {', '.join(MACROS)}")
-    return words
+    return tuple(_located(each, path) if each.startswith("--config=") else each for each in words)
+
+
+def _located(word: str, path: Path) -> str:
+    """Return `--config=FILE` with a file that exists: from the current directory, or from one above the sweep file."""
+    name = word.partition("=")[2]
+    for folder in (Path(), *path.resolve().parents):
+        if (folder / name).is_file():
+            return f"--config={folder / name}"
+    raise ValueError(f"command has {word}, and there is no such file here or in a folder above; give its path")
 
 
 def _distribution(name: Any, given: Any) -> Any:
@@ -135,11 +143,12 @@ def _distribution(name: Any, given: Any) -> Any:
     except ImportError as error:
         raise ValueError(MISSING) from error
     given = dict(given) if isinstance(given, dict) else {}
+    given |= {key: _number(f"{name}.{key}", given[key]) for key in NUMBERS if key in given}
     kind = given.pop("distribution", _usual(given))
     kinds: dict[str, Callable[..., Any]] = {
         "constant": lambda value: optuna.CategoricalDistribution([_plain(value)]),
         "categorical": lambda values: optuna.CategoricalDistribution([_plain(each) for each in values]),
-        "int_uniform": lambda min, max: optuna.IntDistribution(min, max),
+        "int_uniform": lambda min, max: optuna.IntDistribution(_integer(min), _integer(max)),
         "uniform": lambda min, max: optuna.FloatDistribution(min, max),
         "log_uniform_values": lambda min, max: optuna.FloatDistribution(min, max, log=True),
     }
@@ -158,6 +167,22 @@ def _usual(given: Mapping[str, Any]) -> str:
     return "constant" if "value" in given else "categorical"
 
 
+def _number(key: str, value: Any) -> int | float:
+    """Return a number, also one that is written as text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} is {shown(value)}; want a number, such as 1e-5")
+    return value
+
+
+def _integer(value: float) -> int:
+    if value != int(value):
+        raise ValueError(f"{value} is no whole number")
+    return int(value)
+
+
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -173,6 +198,8 @@ def _values(name: str, distribution: Any) -> list[Any]:
 
 
 STORAGE = "sweep.db"
+FOLDER_OF_TRIAL = "GST_TRIAL"
+"""Variable of the environment of a trial: its directory, in which `gst fit` keeps its checkpoints."""
 PATIENCE = 3  # trials that may fail one after the other
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -284,7 +311,7 @@ def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | 
         command += ["--out", str(folder)]
     with log.open("w") as file:
         print("$", shlex.join(command), file=file, flush=True)
-        status = _run(command, _environment(sweep.name), file)
+        status = _run(command, _environment(sweep.name) | {FOLDER_OF_TRIAL: str(folder)}, file)
     if status:
         return None, f"exit status {status}: {plain(log.read_text(errors='replace').strip().splitlines()[-1])}"
     try:

@@ -177,6 +177,10 @@ def check_classes(settings: Any, trusted: Iterable[str] = ()) -> None:
                 )
 
 
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}")
+"""A number with an exponent."""
+
+
 def check_yaml(path: Path) -> None:
     """Refuse a configuration that its aliases make larger than `MOST_ENTRIES`.
 
@@ -207,6 +211,18 @@ def check_yaml(path: Path) -> None:
         raise ValueError(f"{path}: not YAML ({plain(error)})") from error
     if inside[0][1] > MOST_ENTRIES:
         raise ValueError(f"{path}: its aliases make it larger than {MOST_ENTRIES} entries")
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a configuration that `check_yaml` allows, with `1e-5` as the number that YAML 1.2 takes it for."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's loader of YAML 1.1, in which a number with an exponent needs a point and a sign."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
+    check_yaml(path)
+    return yaml.load(path.read_bytes(), Loader)
 
 
 def _check_sizes(archive: zipfile.ZipFile, file_bytes: int) -> None:

@@ -371,3 +371,12 @@ def test_the_help_is_short(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         main(["place", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 70 and "examples:" in lines
+
+
+@pytest.mark.parametrize("methods", ["colocrl,go", "hdp", "annealing,policy"])
+def test_a_budget_that_no_method_would_use_is_refused(methods: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Learned policies ask the simulator alone; `guided_search` is what measures plans in a search."""
+    assert main(["place", PROGRAM, "--methods", methods, "--budget", "12", "--out", "out"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("gst: error: --budget 12 is of plans that guided_search measures") and said.count("\n") == 1
+    assert "add guided_search to --methods" in said and not Path("out").exists()

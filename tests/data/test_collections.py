@@ -13,7 +13,7 @@ import pytest
 from gst.cost.metrics import are_placeholders
 from gst.data import TpuGraphsCollection
 from gst.data.collections import COLLECTIONS, PARTS, download_command, inventory, parts_below
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import read, rows_of_file
 from gst.graphs.store import open_store, prepare
 from gst.util.arrays import PackedArray
 from tests.files import FIXTURES, SHARED
@@ -274,3 +274,29 @@ def test_stored_layouts_are_packed_and_tiles_are_not(unpacked: Path, tmp_path: P
     assert layout.config_features.nbytes == 4 * layout.num_configs * 26  # ten columns of three bits
     tiles = open_store(prepare(TpuGraphsCollection(str(unpacked), "tile/xla"), tmp_path))
     assert all(isinstance(cut.config_features, np.ndarray) for cut in tiles)
+
+
+def test_arrays_without_a_place_in_a_graph_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = dict(np.load(ALEXNET))
+    np.savez(tmp_path / "more.npz", **arrays, edge_feat=np.ones((3, 2)), train_mask=np.ones(7))
+    assert read(tmp_path / "more.npz").num_nodes == 372
+    said = capsys.readouterr().err
+    assert "more.npz has arrays that a graph has no place for, which are left out: 'edge_feat', 'train_mask'" in said
+    read(ALEXNET)
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_of_a_file_are_those_behind_the_merged_configurations(tmp_path: Path) -> None:
+    """With a list of rows, which names one twice, and without one."""
+    arrays = dict(np.load(ALEXNET))
+    chosen = [3, 5, 3, 3, 8, 5]
+    runtimes = np.array([10, 20, 30, 0, 50, 60])
+    changed = {"node_config_feat": arrays["node_config_feat"][chosen], "config_runtime": runtimes}
+    np.savez(tmp_path / "few.npz", **arrays | changed)
+    numbers, config, targets = rows_of_file(tmp_path / "few.npz")
+    assert numbers.tolist() == [0, 1, 2, 3, 4, 5] and config.tolist() == [0, 1, 0, 0, 2, 1]
+    np.testing.assert_array_equal(targets, [10, 20, 30, np.nan, 50, 60])
+    numbers, config, _ = rows_of_file(tmp_path / "few.npz", rows=[4, 2, 4, 0])
+    assert numbers.tolist() == [4, 2, 0] and config.tolist() == [0, 1, 1]
+    numbers, config, _ = rows_of_file(tmp_path / "few.npz", merge=False, rows=[4, 2, 4])
+    assert numbers.tolist() == [4, 2, 4] and config.tolist() == [0, 1, 2]

@@ -119,3 +119,30 @@ def test_hostile_text_stays_text() -> None:
 def test_a_saved_record_renders_to_the_same_page() -> None:
     record = make_training()
     assert render_training(json.loads(json.dumps(record))) == render_training(record)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 7, 60])
+def test_the_axis_of_epochs_ends_with_the_last_one(epochs: int) -> None:
+    svg = over_epochs([("loss", [(epoch, 1.0 / epoch) for epoch in range(1, epochs + 1)])], "loss", "label")
+    ticks = [int(each) for each in re.findall(r'class="tick"[^>]*text-anchor="middle">([\d,]+)<', svg)]
+    assert ticks and max(ticks) <= epochs and "." not in "".join(map(str, ticks))
+    last = re.findall(r"translate\(([\d.]+) ", svg) if epochs <= 40 else []
+    assert not last or float(last[-1]) == 440 - 14  # the mark of the last epoch is at the end of the axis
+
+
+def test_a_regression_has_its_error_in_the_headline_and_the_least_is_best() -> None:
+    record = make_training("value", epochs=3)
+    for entry, error in zip(record["epochs"], (4.0, 2.5, 3.0), strict=True):
+        entry |= {"mae": error, "rmse": 2 * error}
+    assert summary(record) == "Mean absolute error 2.50 on 400 configurations held out, after 2 of 3 epochs"
+    assert "root of the mean squared error" in render_training(record)
+
+
+def test_measured_columns_have_a_unit_and_the_whole_width() -> None:
+    record = make_training(graphs=3)
+    record["held_out"]["unit"] = "ns"
+    page = render_training(record)
+    assert "least, ns" in page and "first, ns" in page
+    assert "least, unit of targets" in render_training(make_training())
+    scores = page[page.index('id="scores"') : page.index('id="table"')]
+    assert 'class="pair"' not in scores  # in half the width the last column was cut off at 1,200 pixels

@@ -195,7 +195,8 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("predict", "alexnet_layout", f"--ckpt_path={checkpoint}", "--predictions.path=p.csv")) == 0
     with Path("p.csv").open() as lines:
         predicted = list(csv.DictReader(lines))
-    assert len(predicted) == 100 and predicted[0].keys() == {"graph", "unique_config", "score"}
+    assert predicted[0].keys() == {"graph", "config", "score", "target"}
+    assert all(float(row["score"]) == pytest.approx(scores[int(row["config"])], rel=1e-4) for row in predicted)
 
 
 @pytest.mark.slow

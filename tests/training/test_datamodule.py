@@ -22,7 +22,7 @@ from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.training import SegmentDataModule
-from gst.training.datamodule import TEST, TRAIN, VALID, _check_labels, _check_scorable, _labelled
+from gst.training.datamodule import TEST, TRAIN, VALID, _check_labels, _check_measured, _check_scorable, _labelled
 from gst.training.rank import load, score
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -139,12 +139,12 @@ def selections(*targets: list[float]) -> list[Selection]:
 
 
 def test_configurations_that_nobody_measured_are_left_out_of_training() -> None:
-    known = _labelled(selections([1.0, np.nan, 3.0], [np.nan, np.nan], [5.0]))
+    known = _labelled(selections([1.0, np.nan, 3.0], [np.nan, np.inf], [5.0]))
     assert [(graph.name, configs.tolist()) for graph, configs in known] == [("0", [0, 2]), ("2", [0])]
     with pytest.raises(ValueError, match="no training target is known"):
         _check_labels(_labelled(selections([np.nan])))
-    with pytest.raises(ValueError, match="some training targets are infinite"):
-        _check_labels(_labelled(selections([1.0, np.inf])))
+    with pytest.raises(ValueError, match=r"NaN or infinite \(4, of the graphs '1', '2', '3' and 1 more\)"):
+        _check_measured(selections([1.0], [np.nan], [-np.inf], [np.nan, 2.0], [np.inf]))
 
 
 def test_zeros_of_one_graph_may_be_true_and_zeros_of_all_are_placeholders() -> None:
@@ -185,7 +185,8 @@ def test_the_published_parts_by_commands_alone(capsys: pytest.CaptureFixture[str
     assert main(command("predict", ".", table, best, "--predictions.path=p.csv")) == 0
     with Path("p.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    assert [(row["graph"], row["unique_config"]) for row in rows] == [("test", str(i)) for i in range(20)]
+    assert [(row["graph"], row["config"]) for row in rows] == [("test", str(i)) for i in range(20)]
+    assert {row["target"] for row in rows} == {""}  # placeholders
     assert len({row["score"] for row in rows}) > 10
     capsys.readouterr()
     assert main(command("test", ".", table, best)) == 2
@@ -215,6 +216,31 @@ def test_rank_scores_a_file_as_predict_does(capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     assert main(["rank", "old.ckpt", str(unet), "--out", "r.csv"]) == 2
     assert "old.ckpt was trained on derived node features, which this version lacks" in last_error(capsys)
+
+
+@pytest.mark.e2e
+def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
+    """With repeated configurations, in an order of their own, of which some are held out."""
+    arrays = dict(np.load(ALEXNET))
+    different = np.unique(arrays["node_config_feat"], axis=0, return_index=True)[1][:12]
+    chosen = different[np.random.default_rng(0).integers(12, size=60)]  # each about five times
+    arrays |= {"node_config_feat": arrays["node_config_feat"][chosen], "config_runtime": 1000 + np.arange(60)}
+    np.savez("repeats.npz", **arrays)
+    flags = ["--data.source=gst.data.TpuGraphs", "--data.source.init_args.files=[repeats.npz]", "--data.num_test=5",
+             "--data.valid_source=null", "--data.test_source=null", "--data.num_valid=3"]  # fmt: skip
+    assert main(command("fit", ".", "--trainer.max_epochs=1", *flags)) == 0
+    best = "runs/layout_xla_random/checkpoints/best.ckpt"
+    assert main(command("predict", ".", *flags, f"--ckpt_path={best}", "--predictions.path=p.csv")) == 0
+    assert main(["rank", best, "repeats.npz", "--out", "r.csv"]) == 0
+    with Path("p.csv").open() as predicted, Path("r.csv").open() as ranked:
+        ours, theirs = list(csv.DictReader(predicted)), list(csv.DictReader(ranked))
+    scores = {int(row["config"]): float(row["score"]) for row in theirs}
+    held_out = {int(row["config"]): float(row["score"]) for row in ours}
+    assert len(scores) == 60 and len(held_out) == len(ours)
+    assert len({chosen[number] for number in held_out}) == 5  # whole groups of repeats
+    assert set(held_out) == {number for number in range(60) if chosen[number] in {chosen[each] for each in held_out}}
+    assert [held_out[number] for number in held_out] == pytest.approx([scores[number] for number in held_out], rel=1e-4)
+    assert {int(row["config"]): float(row["target"]) for row in ours} == {each: 1000.0 + each for each in held_out}
 
 
 def test_scores_are_means_over_cuts_of_the_graph_in_validation_prediction_and_rank() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from made_targets import SMALL
 from offline_runs import read_runs
 
 from gst.cli.command_line import _parser, main
@@ -48,7 +50,7 @@ json.dump({"metrics": {"loss": value}}, open(found.json, "w"))
 def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
     (tmp_path / "script.py").write_text(SCRIPT)
 
 
@@ -218,6 +220,90 @@ def test_failed_trials_are_told_and_three_in_a_row_end_the_sweep(capsys: pytest.
     assert "no finite 'accuracy'; it has loss" in refused(capsys, "--local", file, "--out", "other")
 
 
+def test_a_sweep_whose_trials_all_fail_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file(method="grid", parameters={"x": {"values": [0, 1]}, "y": {"value": "bad"}})
+    said = refused(capsys, "--local", file, "--out", "out")
+    assert "no trial of 2 gave a value of loss, the last one with: exit status 1: it does not work" in said
+    assert "trial-0001/output.log" in said and capsys.readouterr().out == ""
+
+
+NUMBERS = {
+    "{distribution: log_uniform_values, min: 1e-5, max: 1e-2}": (1e-5, 1e-2),
+    "{min: 1e-5, max: 0.1}": (1e-5, 0.1),
+    "{min: '1e-5', max: '0.1'}": (1e-5, 0.1),
+    "{distribution: uniform, min: -1E+2, max: 1.5e3}": (-100.0, 1500.0),
+    "{distribution: int_uniform, min: 1e0, max: 1e3}": (1, 1000),
+    "{min: .5e-1, max: 1}": (0.05, 1),
+}
+
+
+@pytest.mark.parametrize("written", NUMBERS)
+def test_numbers_with_an_exponent_are_numbers(written: str) -> None:
+    """YAML 1.1 reads `1e-5` as text, since it has no point, and `1.5e3` too, since its exponent has no sign."""
+    Path("sweep.yaml").write_text(sweep_text(written))
+    distribution = read_sweep(Path("sweep.yaml")).parameters["lr"]
+    assert (distribution.low, distribution.high) == NUMBERS[written]
+    assert type(distribution.low) is type(NUMBERS[written][0]) or distribution.low == NUMBERS[written][0]
+
+
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [("[1e-3, 1E-4]", (1e-3, 1e-4)), ("['1e-3', e5, 1e, 2021-01e1]", ("1e-3", "e5", "1e", "2021-01e1"))],
+)  # fmt: skip
+def test_values_with_an_exponent_are_numbers_and_texts_stay_texts(written: str, values: tuple[Any, ...]) -> None:
+    Path("sweep.yaml").write_text(sweep_text(f"{{values: {written}}}"))
+    assert read_sweep(Path("sweep.yaml")).parameters["lr"].choices == values
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{min: low, max: 1}", "lr.min is 'low'; want a number"),
+        ("{min: 0, max: .inf}", "lr.max is inf"),
+        ("{distribution: normal, mu: x, sigma: 1e-1}", "lr.mu is 'x'"),
+        ("{distribution: normal, mu: 1e-3, sigma: 1e-1}", "lr has distribution 'normal'; known here are"),
+        ("{distribution: int_uniform, min: 1.5, max: 2}", "1.5 is no whole number"),
+    ],
+)
+def test_a_text_in_place_of_a_number_is_named(written: str, said: str) -> None:
+    Path("sweep.yaml").write_text(sweep_text(written))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_sweep(Path("sweep.yaml"))
+
+
+def sweep_text(parameter: str) -> str:
+    command = "command: [gst, fit, '${args}']"
+    return f"method: random\nmetric: {{name: val/tau, goal: maximize}}\nparameters:\n  lr: {parameter}\n{command}\n"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_a_shipped_file_finds_its_configuration_from_any_directory(path: Path) -> None:
+    named = [word.partition("=")[2] for word in read_sweep(path).command if word.startswith("--config=")]
+    assert all(Path(name).is_file() for name in named)
+
+
+def test_a_configuration_that_is_nowhere_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file(command=["gst", "fit", "--config=nowhere.yaml", "${args}"])
+    assert "command has --config=nowhere.yaml, and there is no such file here" in refused(capsys, "--local", file)
+
+
+@pytest.mark.e2e
+def test_checkpoints_of_a_trial_are_in_its_directory_and_named_in_its_result() -> None:
+    Path("small.yaml").write_text(SMALL)
+    command = ["gst", "fit", "--config=small.yaml", "${args}"]
+    parameters = {"optimizer.init_args.lr": {"values": [1e-3, 1e-2]}}
+    file = sweep_file(
+        method="grid", metric={"name": "val/tau", "goal": "maximize"}, parameters=parameters, command=command
+    )
+    assert main(["sweep", "--local", file, "--out", "out"]) == 0
+    for number in (0, 1):
+        folder = Path(f"out/trial-000{number}").resolve()
+        (named,) = json.loads((folder / "result.json").read_text())["checkpoints"]
+        assert Path(named).parent == folder / "checkpoints" and Path(named).is_file()
+        assert (folder / "config.yaml").is_file() and (folder / "report.html").is_file()
+    assert not Path("run").exists()
+
+
 def test_results_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     file = sweep_file()
     assert main(["sweep", "--local", file, "--trials", "1", "--out", "out"]) == 0
@@ -283,4 +369,4 @@ def test_a_training_runs_from_its_sweep_file() -> None:
     assert set(best["parameters"]) == set(content["parameters"]) and -1 <= best["value"] <= 1
     (run,) = read_runs(Path("runs"))
     assert run.group == "gst_variants" and run.history["val/tau"] and not run.history["table/bytes"]
-    assert list(Path("runs/sweeps/gst_variants").glob("**/checkpoints/*.ckpt"))
+    assert list(Path("runs/sweeps/sweep/trial-0000/checkpoints").glob("*.ckpt"))

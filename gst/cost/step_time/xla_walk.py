@@ -30,7 +30,8 @@ MOST_INSTRUCTIONS = 200_000  # of a program, those of a computation at each of i
 MOST_ELEMENTS = 1 << 50  # of an array
 SAME_ARRAY = VIEWS | {"convert", "copy", "transpose", "get-tuple-element"}
 
-Result: TypeAlias = "Value | tuple[Result, ...]"
+Result: TypeAlias = Value | tuple[Any, ...]
+"""An array, or a tuple of results."""
 
 
 @dataclass
@@ -112,8 +113,8 @@ class Walk:
             case "tuple":
                 return tuple(operands)
             case "get-tuple-element":
-                return operands[0][each.tuple_index]  # type: ignore[return-value]
-            case "async-done" | "async-update" | "copy-done" | "opt-barrier" | "add-dependency" | "domain":
+                return operands[0][each.tuple_index]
+            case "async-done" | "async-update" | "opt-barrier" | "add-dependency" | "domain":
                 return operands[0]
             case "fusion":
                 inside = self.region(repeats)
@@ -124,6 +125,8 @@ class Walk:
                 return self.loop(each, called, operands, repeats)
             case "conditional":
                 return self.branches(each, called, operands, repeats)
+        if each.opcode.endswith("-done") and (moved := _moved(each.shape, operands[0])) is not None:
+            return moved  # its start has done the work
         return self.operator(each, operands, group if group is not None else self.region(repeats), repeats)
 
     def parameter(self, each: Any) -> Result:
@@ -201,6 +204,20 @@ class Walk:
 def leaves(result: Result) -> list[Value]:
     """Return the arrays of a result, in order."""
     return [result] if isinstance(result, Value) else [value for part in result for value in leaves(part)]
+
+
+def _moved(shape: Any, started: Result) -> Result | None:
+    """Return the part of what a start returned that its done returns: the last one of these sizes, None without any."""
+    wanted = _sizes(shape)
+    parts = [started, *(started if isinstance(started, tuple) and not isinstance(started, Value) else ())]
+    return next((part for part in reversed(parts) if [each.shape for each in leaves(part)] == wanted), None)
+
+
+def _sizes(shape: Any) -> list[tuple[int, ...]]:
+    """Return the sizes of the arrays of a shape, in order."""
+    if shape.element_type == ELEMENT_TYPES["tuple"]:
+        return [sizes for each in shape.tuple_shapes for sizes in _sizes(each)]
+    return [tuple(shape.dimensions)]
 
 
 def _root(computation: Any) -> Any:

@@ -203,7 +203,8 @@ def _wrapped(instruction: Any, number: int) -> Any:
 
 
 def _shape(tokens: Tokens, shape: Any, depth: int = 0) -> None:
-    """Parse `f32[8,<=4]{1,0:T(8,128)}` (`<=` bounds a dynamic size) or a tuple of shapes, `(f32[8]{0}, token[])`."""
+    """Parse `f32[8,<=4]{1,0:T(8,128)}` (`<=` bounds a dynamic size), the buffer of such an array, `b(f32[8]{0})`, which
+    is read as the array, or a tuple of shapes, `(f32[8]{0}, token[])`."""
     if tokens.token == "(":
         shape.element_type = ELEMENT_TYPES["tuple"]
         if depth == DEEPEST_TUPLE:
@@ -216,6 +217,16 @@ def _shape(tokens: Tokens, shape: Any, depth: int = 0) -> None:
         tokens.take()
         return
     name = tokens.word()
+    if name == "b" and tokens.token == "(":
+        tokens.take()
+        _array(tokens, shape, tokens.word())
+        tokens.expect(")")
+    else:
+        _array(tokens, shape, name)
+
+
+def _array(tokens: Tokens, shape: Any, name: str) -> None:
+    """Parse what follows the name of a type of elements: the sizes and the layout of an array."""
     name = {"opaque": "opaque_type"}.get(name, name)
     if name not in ELEMENT_TYPES and not _OTHER_TYPE.fullmatch(name):
         raise tokens.error(f"{name[:40]!r} is no type of elements")
@@ -223,6 +234,8 @@ def _shape(tokens: Tokens, shape: Any, depth: int = 0) -> None:
     if tokens.token != "[":
         raise tokens.error(f"got {tokens.shown()}, want the sizes of {name}[...]")
     sizes = "".join(tokens.group()).replace("<=", "")
+    if "?" in sizes:
+        raise ValueError(f"line {tokens.line}: {name}[{sizes[:40]}] has a size without a bound; give all sizes to XLA")
     shape.dimensions.extend(_size(tokens, size) for size in sizes.split(",") if size)
     _layout(tokens, shape)
 

@@ -224,3 +224,28 @@ def test_msr_graphs_find_the_published_experts() -> None:
     for path in sorted((SHARED / "placement/latency_layer_graphs").glob("*.json")):
         split = read_public_graph(path).split
         assert split is not None and len(split) == len(json.loads(path.read_text())["nodes"])
+
+
+@pytest.mark.parametrize("version", ["1.5", "1.6"])
+def test_versions_of_wfformat_that_add_optional_keys_are_read_alike(version: str, tmp_path: Path) -> None:
+    """wfcommons/WfCommons#43: a reader of another version of the schema refused such files."""
+    parents = {"a": [], "b": ["a"], "c": ["a"]}
+    tasks = [
+        {"name": name, "id": name, "parents": above, "inputFiles": [], "outputFiles": [],
+         "children": [child for child, its in parents.items() if name in its]}
+        for name, above in parents.items()
+    ]  # fmt: skip
+    times = zip("abc", (1.5, 2.0, 3.0), strict=True)
+    runs = [{"id": name, "runtimeInSeconds": time, "machines": ["m"]} for name, time in times]
+    specification: dict[str, object] = {"tasks": tasks, "files": []}
+    execution: dict[str, object] = {
+        "makespanInSeconds": 9, "executedAt": "2025-01-01T00:00:00Z", "tasks": runs, "machines": [{"nodeName": "m"}],
+    }  # fmt: skip
+    if version == "1.6":
+        specification["metrics"], execution["metrics"] = {"numberOfTasks": 3}, {"totalWork": 6.5}
+    workflow = {"specification": specification, "execution": execution}
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps({"name": "w", "schemaVersion": version, "workflow": workflow}))
+    graph = read_public_graph(path)
+    assert graph.format == "wfformat" and graph.times.tolist() == [[1.5, 2.0, 3.0]]
+    assert graph.edges.tolist() == [[0, 0], [1, 2]]

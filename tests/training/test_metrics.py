@@ -1,0 +1,115 @@
+"""Targets that are missing, and metrics that follow the loss: in training, its checkpoints and its report."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_targets import small
+from sklearn.metrics import f1_score, mean_absolute_error, root_mean_squared_error
+
+from gst.training.module import classify, errors
+
+TARGETS = "--data.source.init_args.targets"
+
+
+@pytest.fixture(autouse=True)
+def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def last_error(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("gst: error: ")]
+    return line
+
+
+@pytest.mark.parametrize("missing", ["null", ".inf", "-.inf"])
+def test_missing_targets_are_refused_with_the_names_of_their_graphs(
+    missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = f"{TARGETS}=[[1, 2, 3, 4, 5, 6], [2, {missing}, {missing}, 4, 1, 3], [3, 1, 2, {missing}, 5, 4]]"
+    assert small("fit", targets) == 2
+    said = last_error(capsys)  # of what is held out for the test nothing is said yet
+    assert "targets are NaN or infinite" in said and "--data.missing_targets skip" in said
+    assert "'graph2'" in said and "graph0" not in said
+    assert not Path("run").exists()
+
+
+def test_missing_targets_are_skipped_where_that_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    targets = f"{TARGETS}=[[1, 2, 3, 4, 5, 6, 7, 8], [null, null, 3, 4, .inf, 6, 5, 8], [null, null, null, null]]"
+    assert small("fit", targets, "--data.missing_targets=skip", "--json=fit.json", "--data.num_valid=1",
+                 "--data.num_test=1", "--trainer.limit_val_batches=0") == 0  # fmt: skip
+    assert np.isfinite(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
+    assert small("fit", f"{TARGETS}=[[null, null, null, null, null, null]]", "--data.missing_targets=skip") == 2
+    assert "no training target is known" in last_error(capsys)
+
+
+@pytest.mark.parametrize("targets", ["[[7, 7, 7, 7]]", "[[5]]"], ids=["equal", "single"])
+def test_an_epoch_without_a_metric_is_an_error(targets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of equal targets, or of a single one, there is no order."""
+    valid = "--data.valid_source"
+    flags = [f"{valid}=made_targets.MadeTargets", f"{valid}.init_args.targets={targets}"]
+    assert small("fit", *flags) == 2
+    assert "epoch 0: no metric of the validation part can be computed" in last_error(capsys)
+
+
+@pytest.mark.e2e
+def test_a_regression_is_judged_by_its_errors() -> None:
+    callback = [
+        "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
+        "--trainer.callbacks.monitor=val/rmse",
+    ]
+    flags = ["--model.loss=squared_error", "--trainer.max_epochs=2", "--json=fit.json", *callback]
+    best = ["--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint", "--trainer.callbacks.monitor=val/mae",
+            "--trainer.callbacks.dirpath=run/best"]  # fmt: skip
+    assert small("fit", *flags, *best) == 0
+    metrics = json.loads(Path("fit.json").read_text())["metrics"]
+    assert 0 < metrics["val/mae"] <= metrics["val/rmse"] and "val/tau" in metrics
+    assert Path("run/report.html").read_text().count("Mean absolute error") >= 1
+    assert small("predict", *flags[:1], "--ckpt_path=run/checkpoints/best.ckpt", "--predictions.path=p.csv") == 0
+    assert small("test", *flags[:1], "--ckpt_path=run/checkpoints/best.ckpt", "--json=test.json") == 0
+    with Path("p.csv").open() as lines:
+        rows = [(float(row["score"]), float(row["target"])) for row in csv.DictReader(lines)]
+    scores, targets = np.array(rows).T
+    tested = json.loads(Path("test.json").read_text())["metrics"]
+    assert tested["test/mae"] == pytest.approx(mean_absolute_error(targets, scores), rel=1e-5)
+    assert tested["test/rmse"] == pytest.approx(root_mean_squared_error(targets, scores), rel=1e-5)
+
+
+def test_classification_has_accuracy_and_macro_f1() -> None:
+    classes = f"{TARGETS}=[[0, 1, 2, 0, 1, 2, 0, 1], [1, 1, 0, 2, 2, 0, 1, 0]]"
+    assert small("fit", classes, "--model.loss=cross_entropy", "--model.head.outputs=3", "--json=fit.json") == 0
+    metrics = json.loads(Path("fit.json").read_text())["metrics"]
+    assert {"val/accuracy", "val/balanced_accuracy", "val/macro_f1"} <= metrics.keys()
+
+
+def test_a_ranking_has_the_metrics_that_it_had() -> None:
+    assert small("fit", "--json=fit.json") == 0
+    metrics = json.loads(Path("fit.json").read_text())["metrics"]
+    assert {name for name in metrics if name.startswith("val/")} == {
+        "val/tau", "val/ordered_pairs", "val/slowdown@1", "val/slowdown@5",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_metrics_are_those_of_scikit_learn(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    scores, targets = random.normal(size=(40, 5)).astype(np.float32), random.integers(4, size=40).astype(np.float64)
+    expected = f1_score(targets, scores.argmax(-1), average="macro")
+    assert classify(scores, targets)["macro_f1"] == pytest.approx(expected)
+    assert errors(scores[:, 0], targets)["mae"] == pytest.approx(mean_absolute_error(targets, scores[:, 0]))
+    assert errors(scores[:, 0], targets)["rmse"] == pytest.approx(root_mean_squared_error(targets, scores[:, 0]))
+
+
+def test_log_report_and_result_have_one_mean_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    """`train/loss` is of the last step, `train/loss_mean` of the epoch."""
+    assert small("fit", "--json=fit.json", "--trainer.enable_progress_bar=true") == 0
+    mean = json.loads(Path("fit.json").read_text())["metrics"]["train/loss_mean"]
+    assert f"train/loss_mean={mean:.4g}" in capsys.readouterr().err
+    epochs = torch.load("run/checkpoints/best.ckpt", weights_only=True)["callbacks"]
+    (entry,) = next(state["epochs"] for name, state in epochs.items() if name.startswith("ReportPage"))
+    assert entry["loss"] == pytest.approx(mean, rel=1e-6)

@@ -1,0 +1,92 @@
+"""The files of a run: its configuration, which evaluations read and leave as it is, and what an error leaves behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from made_targets import SMALL, small
+
+from gst.cli import main
+
+ROOT = Path(__file__).parents[2]
+WANDB = "--trainer.logger=lightning.pytorch.loggers.WandbLogger"
+OFFLINE = (WANDB, "--trainer.logger.offline=true", "--trainer.logger.save_dir=run")
+
+
+@pytest.fixture(autouse=True)
+def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+@pytest.mark.e2e
+def test_an_evaluation_takes_the_configuration_of_the_run_and_leaves_it() -> None:
+    assert small("fit", "--model.loss=log_runtime") == 0
+    saved = Path("run/config.yaml").read_bytes()
+    Path("small.yaml").unlink()
+    checkpoint = "--ckpt_path=run/checkpoints/best.ckpt"
+    for verb in ("validate", "test"):
+        assert main([verb, checkpoint, "--json", f"{verb}.json"]) == 0
+        assert (
+            f"{verb[:4].replace('vali', 'val')}/median_error" in json.loads(Path(f"{verb}.json").read_text())["metrics"]
+        )
+    assert main(["predict", "--ckpt_path", "run/checkpoints/best.ckpt", "--predictions.path=p.csv"]) == 0
+    assert Path("run/config.yaml").read_bytes() == saved
+    assert len(Path("p.csv").read_text().splitlines()) == 1 + 2 * 2  # two configurations of two graphs
+
+
+WRONG = ["--model.encoder.init_args.channels=16", "--data.num_valid=60", "--data.max_nodes=0", "--data.num_test=-1"]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_error_of_the_user_is_one_line_and_begins_no_run(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert small("fit", *OFFLINE, wrong) == 2
+    assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("gst: error:")]) == 1
+    assert not list(Path().glob("**/offline-run-*"))
+
+
+@pytest.mark.e2e
+def test_quiet_prints_results_alone() -> None:
+    Path("small.yaml").write_text(SMALL)
+    command = [sys.executable, "-m", "gst.cli", "fit", "--config", "small.yaml", *OFFLINE, "--quiet"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+    environment.pop("WANDB_SILENT")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr == "" and done.stdout.splitlines() == [f"Look at {Path('run/report.html').resolve()}"]
+
+
+def test_numbers_with_an_exponent_in_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    text = SMALL.replace("lr: 1e-3", "lr: 1e-5, weight_decay: 1E-2, betas: [9e-1, 99e-2]")
+    Path("mine.yaml").write_text(text + "lr_scheduler:\n  class_path: torch.optim.lr_scheduler.CosineAnnealingLR\n"
+                                 "  init_args: {T_max: 15, eta_min: 1e-6}\n")  # fmt: skip
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "mine.yaml", "--print_config"])
+    shown = capsys.readouterr().out
+    for line in ("lr: 1.0e-05", "weight_decay: 0.01", "eta_min: 1.0e-06", "- 0.9\n", "- 0.99\n"):
+        assert line in shown
+
+
+def test_the_summary_shows_parameters_and_operations_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Products of matrices are counted, forward and backward."""
+    assert small("fit", "--trainer.limit_train_batches=1") == 0
+    said = capsys.readouterr().out
+    flops = re.search(r"Total FLOPs: ([\d.]+) ([KMGT ])", said)
+    assert flops is not None and float(flops[1]) > 0 and "FLOPs" in said and "Total params" in said
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> object:
+    """Levels of loggers and filters of warnings are those of the process."""
+    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
+    with warnings.catch_warnings():
+        yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
