@@ -6,7 +6,7 @@ import gc
 import operator
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +35,8 @@ from gst.programs.operation import KINDS, Operation, Reference
 from gst.programs.program import Program
 from gst.programs.step import Step, inference_step
 from gst.programs.structures import PLAIN, opened, special_kind
-from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 from gst.programs.untouched import VALUE, untouched, words
+from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 
 aten = torch.ops.aten
 MAX_CONSTANT_BYTES = 2**30

@@ -363,7 +363,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(each)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_own(module: str) -> bool:
     """True for a module of the user: no installed package, and no part of this one."""
     if module.partition(".")[0] in ("torch", "gst", "builtins") or module not in sys.modules:
@@ -399,7 +399,7 @@ def _mode(pair: tuple[Callable[[], Any], Callable[[Any], Any]]) -> tuple[Any, Ca
 def _global_random() -> list[tuple[Any, Callable[[Any], Any]]]:
     states = [
         (torch.get_rng_state(), torch.set_rng_state),
-        (np.random.get_state(), np.random.set_state),
+        (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (the state that a user may draw from)
         (random.getstate(), random.setstate),
     ]
     if torch.cuda.is_available() and torch.cuda.is_initialized():

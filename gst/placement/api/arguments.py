@@ -80,7 +80,7 @@ class Arguments:
             return self.function
         if isinstance(self.function, nn.Module):
             return ByPosition(self.function, self.names)
-        return lambda *inputs: _called(self.function, self.names, inputs)
+        return lambda *inputs: called(self.function, self.names, inputs)
 
     def _takes(self, keywords: Mapping[str, Any]) -> bool:
         try:
@@ -123,9 +123,10 @@ class ByPosition(nn.Module):
         self.model, self.names, self.training = model, tuple(names), model.training
 
     def forward(self, *inputs: Any) -> Any:
-        return _called(self.model, self.names, inputs)
+        return called(self.model, self.names, inputs)
 
 
-def _called(function: Callable[..., Any], names: Sequence[str], inputs: Sequence[Any]) -> Any:
+def called(function: Callable[..., Any], names: Sequence[str], inputs: Sequence[Any]) -> Any:
+    """Call a function whose last inputs are its arguments of these names."""
     split = len(inputs) - len(names)
     return function(*inputs[:split], **dict(zip(names, inputs[split:], strict=True)))

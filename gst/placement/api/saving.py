@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
-from gst.placement.api.arguments import Arguments, ByPosition
+from gst.placement.api.arguments import Arguments, ByPosition, called
 from gst.placement.api.placed import PLAN, SCHEMA, Placed, description, guard_of
 from gst.programs import Program, Step, differ_beyond_rounding, inference_step, kind_for
 from gst.programs.program import structure
@@ -149,7 +149,8 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
 
     module = placed.module()
     try:
-        outputs, want = module(*values), again(values)
+        names = placed.arguments.names if placed.arguments else ()
+        outputs, want = called(module, names, values), again(values)
     finally:
         module.close()
     if difference := differ_beyond_rounding(leaves(outputs), leaves(want), again, values):
