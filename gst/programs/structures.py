@@ -24,7 +24,7 @@ class _Fields:
 
 def _rebuilt(children: Any, context: tuple[type, tuple[str, ...]]) -> Any:
     kind, names = context
-    value = object.__new__(kind)
+    value: Any = object.__new__(kind)
     for name, each in zip(names, children, strict=True):
         object.__setattr__(value, name, each)
     return value

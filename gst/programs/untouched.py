@@ -187,11 +187,17 @@ class Snapshot:
         return inner
 
     def _class(self, of: type, kind: str) -> Named:
-        names = [key for key in vars(of) if not key.startswith(("__", "_abc_"))]
-        inner = self._watch(
-            kind, lambda: {key: vars(of)[key] for key in names if key in vars(of)},
-            lambda before: [setattr(of, key, each) for key, each in before.items()], partial(_joined, of.__name__),
-        )  # fmt: skip
+        def read() -> Parts:
+            return {key: each for key, each in vars(of).items() if not key.startswith(("__", "_abc_"))}
+
+        def put(before: Parts) -> None:
+            for key, now in read().items():
+                if key not in before:
+                    delattr(of, key)
+                elif now is not before[key]:
+                    setattr(of, key, before[key])
+
+        inner = self._watch(kind, read, put, partial(_joined, of.__name__))
         return [*inner, *((each.__name__, each) for each in of.__bases__)]
 
     def _tensor(self, name: str, value: Tensor, kind: str) -> Named:
@@ -281,9 +287,9 @@ def _same(a: Any, b: Any) -> bool:
 
 def _equal(live: Any, copy: Any) -> bool:
     if isinstance(live, Tensor):
-        if live.layout == torch.strided and not live.is_quantized and not live.is_nested:
-            return torch.equal(live, copy)
-        return bool(live._version == 0)  # it is an alias with a counter of its own
+        if live.is_nested:
+            return all(map(torch.equal, live.unbind(), copy.unbind()))
+        return torch.equal(*((live, copy) if live.layout == torch.strided else (live.to_dense(), copy.to_dense())))
     if isinstance(live, np.ndarray):
         return bool(live.dtype == object or live.tobytes() == copy.tobytes())
     return bool(live == copy)
@@ -333,17 +339,16 @@ def _slots(of: type) -> list[str]:
 
 
 def _place(value: Tensor) -> tuple[Any, ...]:
-    try:
+    where: tuple[Any, ...] = ()
+    with suppress(RuntimeError, NotImplementedError):  # of a sparse one, for example
         where = value.data_ptr(), tuple(value.shape), value.stride()
-    except (RuntimeError, NotImplementedError):  # sparse, for example
-        where = ()
     return *where, value.dtype, value.is_leaf, value.requires_grad
 
 
 def _memory(value: Tensor) -> Tensor:
     """Return the bytes of the memory that a tensor shows; itself if it has none of its own, as a sparse one."""
     try:
-        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())  # type: ignore[call-overload]
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
     except (NotImplementedError, RuntimeError):
         return value
 
@@ -368,9 +373,9 @@ def _is_own(module: str) -> bool:
     """True for a module of the user: no installed package, and no part of this one."""
     if module.partition(".")[0] in ("torch", "gst", "builtins") or module not in sys.modules:
         return False
-    file = getattr(sys.modules[module], "__file__", None)
+    file = Path(getattr(sys.modules[module], "__file__", None) or sysconfig.get_path("stdlib")).resolve()
     installed = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return module == "__main__" or (bool(file) and not any(map(Path(file).resolve().is_relative_to, installed)))
+    return module == "__main__" or not any(map(file.is_relative_to, installed))
 
 
 # Modes and random numbers --------------------------------------------------------------------------------------------
@@ -397,7 +402,7 @@ def _mode(pair: tuple[Callable[[], Any], Callable[[Any], Any]]) -> tuple[Any, Ca
 
 
 def _global_random() -> list[tuple[Any, Callable[[Any], Any]]]:
-    states = [
+    states: list[tuple[Any, Callable[[Any], Any]]] = [
         (torch.get_rng_state(), torch.set_rng_state),
         (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (the state that a user may draw from)
         (random.getstate(), random.setstate),

@@ -182,3 +182,15 @@ def test_a_failed_capture_names_the_line_of_the_user(function: Callable[..., obj
         capture(Step("mine", function, (torch.ones(4),)))
     message = str(caught.value)
     assert line in message and "GuardOnDataDependent" not in message and "u0" not in message and "\n" not in message
+
+
+def test_a_class_attribute_that_is_new_is_removed() -> None:
+    class Lazy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(Lazy, "table"):
+                Lazy.table = x * 2
+            return x + Lazy.table
+
+    with pytest.raises(ValueError, match=r"it changes Lazy.table when it runs"):
+        capture_module(Lazy(), (torch.ones(2),))
+    assert not hasattr(Lazy, "table")
