@@ -63,9 +63,10 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     """
     path = Path(path)
     record, tensors = _read(path)
-    user, names = model if isinstance(model, nn.Module) else model.function, list(map(str, record.get("keywords", [])))
-    if names and isinstance(model, nn.Module):
-        model = ByPosition(model, names)
+    keywords = list(map(str, record.get("keywords", [])))
+    user = model if isinstance(model, nn.Module) else model.function
+    if keywords and isinstance(model, nn.Module):
+        model = ByPosition(model, keywords)
     if (now := description(model)) != record["model"]:
         raise ValueError(f"{path} is of another model: {_first_difference(record['model'], now)}; place this one")
     try:
@@ -104,7 +105,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         plan = Plan.from_dict(record["plan"])
         positions_of_nodes(plan, program, devices)
     parameters = {} if isinstance(model, Step) else {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    arguments = Arguments(user, len(inputs) - len(names), names)
+    arguments = Arguments(user, len(inputs) - len(keywords), keywords)
     placed = Placed(model, inputs, devices, result, runs, parameters, program, plan, arguments=arguments)
     _check_outputs(path, placed, on_device)
     return placed
