@@ -92,9 +92,7 @@ def _from_function(name: str, module_name: str, function_name: str) -> Step:
     except ImportError as error:
         if module_name.endswith(".py"):
             raise ValueError(f"{name!r} names a file; write {module_name[:-3]}:{function_name}") from error
-        raise ValueError(
-            f"cannot import {module_name!r} of {name!r}: {error}; is it here or on PYTHONPATH?"
-        ) from error
+        raise ValueError(f"cannot import {module_name!r} of {name!r}: {error}; is it here or on PYTHONPATH?") from error
     factory = getattr(module, function_name, None)
     if not callable(factory):
         raise ValueError(f"module {module_name!r} has no function {function_name!r}")

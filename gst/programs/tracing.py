@@ -270,8 +270,8 @@ def _constant(value: Any, node: fx.Node, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise ValueError(f"step {name!r} cannot be captured: {node.target} is a {kind}, want a tensor")
-    if kind := special_kind(value):
-        raise ValueError(f"step {name!r} cannot be captured: it holds a {kind} of shape {tuple(value.shape)}")
+    if special := special_kind(value):
+        raise ValueError(f"step {name!r} cannot be captured: it holds a {special} of shape {tuple(value.shape)}")
     if value.nbytes > MAX_CONSTANT_BYTES:
         raise ValueError(
             f"step {name!r} captures a tensor of {value.nbytes / 2**30:.1f} GiB ({tuple(value.shape)}, "

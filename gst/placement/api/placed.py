@@ -149,7 +149,7 @@ class PlacedModule(nn.Module):
         self._turn = threading.Lock()
         self._plan: _PlanRun | None = None
         function = placed.model if isinstance(placed.model, nn.Module) else placed.model.function
-        self.__dict__["_arguments"] = placed.arguments or Arguments(function, len(placed.inputs))
+        self._arguments = placed.arguments or Arguments(function, len(placed.inputs))
         guarded = placed.runs.get(run)
         if guarded is None:
             if run != PLAN:
