@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from gst.graphs.graph import DATA, Graph
 from gst.programs.operation import Operation, Reference, form_of, form_of_target, references, target_of_form, value_of
+from gst.programs.structures import leaves, special_kind
 from gst.util.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
 
 SCHEMA = 1
@@ -44,7 +45,8 @@ class Program:
         operations: call of each node.
         inputs: example values of the 'input' nodes, which are nodes 0 .. len(inputs) - 1.
         outputs: for each flat output a `Reference` to the node that makes it, or a plain value.
-        output_spec: structure in which the step returned its outputs (`program.unflatten`).
+        output_spec: structure in which the step returned its outputs (`program.unflatten`). A program read from a file
+            returns a list instead of dataclasses, named tuples and other classes of the user.
         colocation: number of the group of each node, 0 .. groups - 1; a group is best placed as one.
         parameter_home: for each node the input node of the parameter that it is, views or renews; -1 for none.
     """
@@ -205,7 +207,7 @@ def differ_beyond_rounding(
         least: margins of the outputs that are allowed in any case; none if empty.
     """
     difference = outputs_differ(got, want, least)
-    if difference is None or outputs_differ(pytree.tree_leaves(run(inputs)), want) is not None:
+    if difference is None or outputs_differ(leaves(run(inputs)), want) is not None:
         return difference
     margins = rounding_margins(run, inputs, want)
     return outputs_differ(got, want, [max(pair) for pair in zip(margins, least, strict=True)] if least else margins)
@@ -231,13 +233,13 @@ def rounding_margins(run: Callable[[Any], Any], inputs: Any, want: Sequence[Any]
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Tensor) -> Tensor:
-        if not value.is_floating_point() or 0 in value.stride():
+        if special_kind(value) or not value.is_floating_point() or 0 in value.stride():
             return value
         signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device, value.dtype) * 2 - 1
         new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return new.copy_(value.detach() * (1 + torch.finfo(value.dtype).eps * signs))
 
-    outputs = pytree.tree_leaves(run(pytree.tree_map_only(Tensor, moved, inputs)))
+    outputs = leaves(run(pytree.tree_map_only(Tensor, moved, inputs)))
     return [MARGIN * each for each in distances(outputs, want)]
 
 
@@ -312,7 +314,7 @@ def _write(program: Program, directory: Path) -> None:
         "name": program.name,
         "key": program.key,
         "outputs": form_of(program.outputs),
-        "output_spec": pytree.treespec_dumps(program.output_spec),
+        "output_spec": _form_of_structure(program.output_spec),
         "operations": [_record(operation) for operation in program.operations],
     }
     (directory / "program.json").write_text(json.dumps(record))
@@ -323,6 +325,14 @@ def _write(program: Program, directory: Path) -> None:
     constants = [each.constant for each in program.operations if each.constant is not None]
     torch.save({"inputs": list(program.inputs), "constants": constants}, directory / "tensors.pt")
     (directory / "checksums.json").write_text(json.dumps({name: _checksum(directory / name) for name in FILES}))
+
+
+def _form_of_structure(spec: pytree.TreeSpec) -> str:
+    """Return the text of a structure; that of a list for classes that only the user's process has."""
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError, ValueError):
+        return pytree.treespec_dumps(pytree.tree_structure([0] * spec.num_leaves))
 
 
 def _record(operation: Operation) -> dict[str, Any]:

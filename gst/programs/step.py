@@ -115,6 +115,7 @@ def training_step(
         named = {f"model.{key}": value for key, value in (leaves | kept | renewed).items()}
         with drawn_from(state[SEED]) if seeds else nullcontext():
             loss = functional_call(loss_module, named, tensors)
+        renewed = {key: named[f"model.{key}"] for key in renewed}  # those that it replaced, too
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), rate) | kept | renewed
         new |= {key: state[key] + 1 for key in seeds}
@@ -140,8 +141,12 @@ def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = N
     state = {key: value.detach() for key, value in named.items()}
 
     def step(state: State, *inputs: Any) -> Any:
+        now = dict(state)
         with torch.no_grad():
-            return functional_call(model, state, inputs)
+            outputs = functional_call(model, now, inputs)
+        if replaced := [key for key in state if now[key] is not state[key]]:
+            raise ValueError(f"the model replaces its {replaced[0]} when it runs")
+        return outputs
 
     return Step(name or type(model).__name__.lower(), step, (state, *inputs))
 

@@ -25,7 +25,7 @@ from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face
-from gst.util.process import DISTRIBUTION, version_of
+from gst.util.process import DISTRIBUTION, import_from_here, version_of
 
 KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")
@@ -84,12 +84,13 @@ def _built(name: str, factory: Callable[..., Step], arguments: dict[str, Any]) -
 
 
 def _from_function(name: str, module_name: str, function_name: str) -> Step:
+    import_from_here()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         if module_name.endswith(".py"):
             raise ValueError(f"{name!r} names a file; write {module_name[:-3]}:{function_name}") from error
-        raise ValueError(f"cannot import {module_name!r} of {name!r}: {error}; is it on PYTHONPATH?") from error
+        raise ValueError(f"cannot import {module_name!r} of {name!r}: {error}; is it here or on PYTHONPATH?") from error
     factory = getattr(module, function_name, None)
     if not callable(factory):
         raise ValueError(f"module {module_name!r} has no function {function_name!r}")
@@ -157,6 +158,7 @@ def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
     if head == PREFIX:
         versions.append(version_of(PREFIX))
     elif head not in WORKLOADS:
+        import_from_here()
         with suppress(ImportError, ValueError, AttributeError):
             spec = find_spec(head)
             versions.append(spec and spec.origin)

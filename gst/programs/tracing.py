@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import operator
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -27,9 +34,13 @@ from gst.programs.features import colocate, node_features, opcode
 from gst.programs.operation import KINDS, Operation, Reference
 from gst.programs.program import Program
 from gst.programs.step import Step, inference_step
+from gst.programs.structures import PLAIN, opened, special_kind
+from gst.programs.untouched import VALUE, untouched, words
+from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 
 aten = torch.ops.aten
 MAX_CONSTANT_BYTES = 2**30
+OUTPUTS = (*PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)  # other than tensors
 
 KeyPath = tuple[Any, ...]
 """Keys that lead to a leaf of nested tuples, lists and dictionaries."""
@@ -58,12 +69,18 @@ def capture(step: Step, kind: str = "cpu") -> Program:
         return _captured(step)
     if kind not in KINDS:
         raise ValueError(f"there is no capture for {kind!r}; want {' or '.join(KINDS)}")
+    specs: list[pytree.TreeSpec] = []  # in this process alone: a file holds no classes of the user
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "program"
-        run_described(
-            lambda: _without_values(_captured(step, FakeTensorMode(allow_non_fake_inputs=True))).save(directory)
-        )
-        return replace(Program.load(directory), inputs=_flat_inputs(step))
+
+        def save() -> None:
+            program = _captured(step, FakeTensorMode(allow_non_fake_inputs=True))
+            specs.append(program.output_spec)
+            _without_values(program).save(directory)
+
+        run_described(save)
+        program = Program.load(directory)
+        return replace(program, inputs=_flat_inputs(step), output_spec=[*specs, program.output_spec][0])
 
 
 def _flat_inputs(step: Step) -> tuple[Tensor, ...]:
@@ -107,6 +124,8 @@ def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
     for position, (_, value) in enumerate(pairs):
         if not isinstance(value, Tensor):
             raise ValueError(f"step {step.name!r}: flat input {position} is a {type(value).__name__}, want tensors")
+        if kind := special_kind(value):
+            raise ValueError(f"step {step.name!r} cannot be captured: its input {labels[position]} is a {kind}")
     flat = [value.detach() for _, value in pairs]
     examples = flat
     if fake is not None:
@@ -119,11 +138,16 @@ def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
     def flat_step(*tensors: Tensor) -> list[Any]:
         with nullcontext() if fake is None else _ConstantsOnDevice():
             results = step.function(*pytree.tree_unflatten(list(tensors), spec))
-        paths, tree = pytree.tree_flatten_with_path(results)
+        paths, tree = pytree.tree_flatten_with_path(opened(results))
+        for path, leaf in paths:
+            kind = special_kind(leaf) or ("" if isinstance(leaf, (Tensor, *OUTPUTS)) else type(leaf).__name__)
+            if kind:
+                raise ValueError(f"its output {pytree.keystr(path)} is a {kind}")
         result.append(([path for path, _ in paths], tree))
         return [leaf for _, leaf in paths]
 
-    module = trace(flat_step, examples, labels, step.name)
+    with _pure(step):
+        module = trace(flat_step, examples, labels, step.name)
     operations, outputs = _flatten(module, step.name)
     paths, output_spec = result[0]
     updates = dict(_updates([path for path, _ in pairs], paths, outputs))
@@ -135,6 +159,24 @@ def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
         step.name, graph, operations, tuple(flat), outputs, output_spec, colocate(operations, updates, _ties(flat)),
         _parameter_homes(operations, updates, parameters),
     )  # fmt: skip
+
+
+@contextmanager
+def _pure(step: Step) -> Iterator[None]:
+    """Undo what a trace changes in the user's objects, and refuse a step that changes them."""
+    failure = None
+    with untouched(step.function, inputs=step.inputs) as state:
+        try:
+            yield
+        except ValueError as error:
+            failure = error
+    if any(each.kind != VALUE or failure is None for each in state.changes):
+        raise ValueError(
+            f"step {step.name!r} cannot be captured: it changes {words(state.changes)} when it runs; return new values "
+            "and leave its objects as they are (gst.programs.training_step makes such a step of training)"
+        ) from failure
+    if failure is not None:
+        raise failure
 
 
 def capture_module(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Program:
@@ -217,6 +259,9 @@ def _operation(
             f"step {name!r} changes a tensor in place ({node.target} at node {node.name}) in a way that cannot be "
             "undone; write it out of place (x = x + y, not x += y)"
         )
+    for value in pytree.tree_leaves(node.meta.get("val")):
+        if kind := special_kind(value):
+            raise ValueError(f"step {name!r} cannot be captured: {node.target} makes a {kind} at node {node.name}")
     sizes = _sizes(node.meta.get("val"))
     return Operation(node.name, "operation", node.target, args, kwargs, *sizes, is_view=is_view)
 
@@ -225,6 +270,8 @@ def _constant(value: Any, node: fx.Node, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise ValueError(f"step {name!r} cannot be captured: {node.target} is a {kind}, want a tensor")
+    if special := special_kind(value):
+        raise ValueError(f"step {name!r} cannot be captured: it holds a {special} of shape {tuple(value.shape)}")
     if value.nbytes > MAX_CONSTANT_BYTES:
         raise ValueError(
             f"step {name!r} captures a tensor of {value.nbytes / 2**30:.1f} GiB ({tuple(value.shape)}, "
@@ -327,27 +374,29 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
             module = make_fx(function, tables, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except Exception as error:  # whatever the user's code or the tracer raises
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        reason = f"{type(error).__name__}: {first_line}"
+        if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException):
+            reason = "it depends on the values of tensors (torch.where or a mask does not)"
         raise ValueError(
-            f"step {name!r} cannot be captured: {type(error).__name__}: {first_line}; "
+            f"step {name!r} cannot be captured: {reason}{users_line(traceback.extract_tb(error.__traceback__))}; "
             "it must be a pure function whose operations do not depend on the values of tensors"
         ) from error
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes:
-        if _is_symbolic(node.meta.get("val")):
+        if is_symbolic(node.meta.get("val")):
             raise ValueError(
-                f"step {name!r} cannot be captured: what {node.target} makes at node {node.name} depends on the values "
-                "of tensors; use torch.where or a mask instead of boolean indices, and return tensors, not numbers"
+                f"step {name!r} cannot be captured: what {node.target} makes at node {node.name}"
+                f"{_line_of_values(function, inputs)} depends on the values of tensors; use torch.where or a mask "
+                "instead of boolean indices, and return tensors, not numbers"
             )
     return module
 
 
-def _is_symbolic(value: Any) -> bool:
-    """True for a number that depends on values of tensors, or a tensor of such a shape."""
-    if isinstance(value, list | tuple):
-        return any(map(_is_symbolic, value))
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
-        isinstance(value, Tensor) and any(map(_is_symbolic, value.shape))
-    )
+def _line_of_values(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
+    """Trace a function once more, and return the line of the user at which values of tensors are first read."""
+    with suppress(Exception), FirstOfValues() as lines:
+        make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    return lines.line
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from gst.execution.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.machine.devices import machine_record
 from gst.programs import Program, Step, differ_beyond_rounding
+from gst.programs.structures import leaves
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
@@ -63,13 +63,17 @@ class GuardedRun:
         reason = self.guard.reason(inputs)
         if reason is None:
             return self.run(*inputs)
+        self.warn(reason)
+        return self.model(*inputs)
+
+    def warn(self, reason: str) -> None:
+        """Warn once that calls run the model as written."""
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"gst: {reason}; such calls run the model as written (warned once). Place the model anew for them",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self.model(*inputs)
 
     def timed(self, inputs: Sequence[Any]) -> Callable[[], Any]:
         """Return the call that is timed; on an accelerator its inputs are the examples in the accelerator's memory."""
@@ -166,15 +170,30 @@ def step_candidates(
         inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
         cores: number of cores of the devices.
     """
-    want = pytree.tree_leaves(as_written(step, inputs))
+    want = leaves(as_written(step, inputs))
 
     def wrong(run: Function) -> str | None:
-        return differ_beyond_rounding(pytree.tree_leaves(run(*inputs)), want, partial(as_written, step), inputs)
+        return differ_beyond_rounding(leaves(run(*inputs)), want, partial(as_written, step), inputs)
 
     kinds = [Variant(PYTORCH), Variant(COMPILED)]
     guard, make = Guard(None, inputs, weights=False), partial(step_run, step, program, inputs)
     subject = Subject(step.function, inputs, kinds + on_other_threads(kinds, cores), make, wrong, lambda variant: guard)
     return tried(subject, seconds, compiled, progress)
+
+
+def written_alone(model: nn.Module | Step, inputs: Sequence[Any], progress: Progress = no_progress) -> Candidates:
+    """Time a model or a step as written, without any other variant.
+
+    Args:
+        model: may change its own state when it runs.
+        inputs: of its calls.
+    """
+    subject = Subject(
+        model.function if isinstance(model, Step) else model, inputs, [Variant(PYTORCH)],
+        lambda _: lambda *values: as_written(model, values), lambda _: None,
+        lambda _: Guard(None, inputs, weights=False),
+    )  # fmt: skip
+    return tried(subject, progress=progress)
 
 
 def tried(

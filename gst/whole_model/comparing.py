@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from gst.lowering.calls import is_expanded, unexpanded
 from gst.programs import differ_beyond_rounding, outputs_differ
+from gst.programs.structures import leaves, special_kind
 
 
 def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
@@ -24,6 +25,8 @@ def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(seed)
 
     def fresh(value: Tensor) -> Tensor:
+        if special_kind(value):
+            return value
         if is_expanded(value):
             once = unexpanded(value.detach())
             return fresh(once).expand(value.shape).requires_grad_(value.requires_grad)
@@ -49,8 +52,8 @@ def difference(run: Callable[..., Any], model: Callable[..., Any], inputs: Seque
     """Describe the first difference between two functions on fresh random inputs; None if their outputs agree."""
     values = fresh_inputs(inputs, seed)
     with torch.no_grad():
-        want = pytree.tree_leaves(model(*values))
-        return differ_beyond_rounding(pytree.tree_leaves(run(*values)), want, lambda moved: model(*moved), values)
+        want = leaves(model(*values))
+        return differ_beyond_rounding(leaves(run(*values)), want, lambda moved: model(*moved), values)
 
 
 def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
@@ -69,7 +72,7 @@ def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
     before = [each._version for each in versions]
     with torch.no_grad():
         try:
-            first, second = (pytree.tree_leaves(model(*inputs)) for _ in range(2))
+            first, second = (leaves(model(*inputs)) for _ in range(2))
         except Exception as error:
             raise ValueError(f"the model refuses these inputs: {error}") from error
     return outputs_differ(first, second) is None and [each._version for each in versions] == before

@@ -28,6 +28,7 @@ from gst.execution.residents import Resident
 from gst.lowering.calls import copied, laid_out
 from gst.machine.devices import Device
 from gst.programs import Program, Step, differ_beyond_rounding
+from gst.programs.structures import leaves, opened
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.choosing import SEED, Candidates, Subject, tried
 from gst.whole_model.comparing import difference
@@ -268,7 +269,7 @@ class OnStaticInputs:
                 return model.eager(*to_device(inputs, model.device))
             model.hold(inputs)
             with torch.no_grad():
-                return pytree.tree_map_only(Tensor, Tensor.clone, self.again())
+                return pytree.tree_map_only(Tensor, Tensor.clone, opened(self.again()))
 
 
 def to_device(inputs: Sequence[Any], device: torch.device) -> tuple[Any, ...]:
@@ -335,12 +336,12 @@ def candidates_on_accelerator(
     """
     on_device = DeviceCopy(model, inputs, device, program, graph)
     is_step = isinstance(model, Step)
-    want = pytree.tree_leaves(on_device.eager(*on_device.examples())) if is_step else []
+    want = leaves(on_device.eager(*on_device.examples())) if is_step else []
 
     def wrong(run: Function) -> str | None:
         if not is_step:
             return difference(run, on_device.eager, on_device.examples(), SEED)
-        outputs = pytree.tree_leaves(run(*inputs))  # random inputs would be no state of an optimiser
+        outputs = leaves(run(*inputs))  # random inputs would be no state of an optimiser
         return differ_beyond_rounding(outputs, want, lambda moved: on_device.eager(*moved), on_device.examples())
 
     guard = Guard(None if is_step else model, inputs, weights=False, any_device=True)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.lowering.calls import is_expanded
+from gst.programs.structures import special_kind
 
 _training, _version = attrgetter("training"), attrgetter("_version")
 _requires_grad = attrgetter("requires_grad")
@@ -43,7 +44,7 @@ class Guard:
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._is_flat = all(isinstance(each, Tensor) for each in inputs)
         self._wanted = tuple(map(self._described, leaves))
-        expanded = [number for number, each in enumerate(leaves) if isinstance(each, Tensor) and is_expanded(each)]
+        expanded = [number for number, each in enumerate(leaves) if _is_expanded(each)]
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
         self._modules = () if model is None else tuple(model.modules())
         self._modes = tuple(map(_training, self._modules))
@@ -105,7 +106,13 @@ class Guard:
             raise ValueError(f"inputs have another structure: {error}") from error
 
 
+def _is_expanded(value: Any) -> bool:
+    return isinstance(value, Tensor) and special_kind(value) is None and is_expanded(value)
+
+
 def _description(value: Any, with_device: bool = True) -> Any:
+    if kind := special_kind(value):
+        return kind, (tuple(value.shape) if not value.is_nested else value.size(0))
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device if with_device else None, value.requires_grad
     return type(value), value
@@ -113,7 +120,8 @@ def _description(value: Any, with_device: bool = True) -> Any:
 
 def _words(description: Any) -> str:
     if len(description) == 2:
-        return repr(description[1])[:80]
+        kind, value = description
+        return f"a {kind}, {value}" if isinstance(kind, str) else repr(value)[:80]
     shape, dtype, device, gradient = description
     place = "" if device is None else f" on {device}"
     return f"{dtype} {tuple(shape)}{place}" + " with a gradient" * gradient

@@ -23,6 +23,7 @@ from gst.execution.measure import measure
 from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads
 from gst.lowering.calls import laid_out
 from gst.programs import Program, Step, as_module
+from gst.programs.structures import opened
 from gst.whole_model.guards import Guard
 
 FROZEN, AHEAD = "frozen", "ahead of time"
@@ -181,7 +182,7 @@ def may_freeze(model: nn.Module) -> bool:
 def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
     """Run a model or a step as it is written and return its outputs without gradients."""
     if isinstance(model, Step):  # a training step takes gradients itself
-        return pytree.tree_map_only(Tensor, Tensor.detach, model.function(*inputs))
+        return pytree.tree_map_only(Tensor, Tensor.detach, opened(model.function(*inputs)))
     with torch.no_grad():
         return model(*inputs)
 

@@ -1,6 +1,7 @@
 """Steps by name, and what is said of a name that is none."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,3 +98,12 @@ def test_a_wrong_model_of_transformers_is_refused(name: str, message: str) -> No
     with pytest.raises(ValueError, match=message) as caught:
         resolve(name)
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_is_found_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps_of_a_user.py").write_text(
+        "import torch\nfrom gst.programs import Step\ndef step(): return Step('mine', torch.relu, (torch.ones(2),))\n"
+    )
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.chdir(tmp_path)
+    assert resolve("steps_of_a_user:step").name == "mine"

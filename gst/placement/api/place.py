@@ -20,16 +20,21 @@ from torch.utils import _pytree as pytree
 from gst.execution.plain import failing
 from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
 from gst.machine.topology import shared_domains
+from gst.placement.api.arguments import Arguments
 from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.loop import SHARE, place_measured
 from gst.placement.planning import BUDGET, Settings
 from gst.programs import Program, Step, inference_step, kind_for
+from gst.programs.structures import special_kind
 from gst.programs.tracing import capture
+from gst.programs.untouched import ATTRIBUTE, TRAINING, Snapshot, untouched, words
 from gst.util.progress import Bars, Progress, notice
-from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed, step_candidates
+from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed, step_candidates, written_alone
 from gst.whole_model.comparing import repeats
 from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
+
+BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # written in training mode
 
 
 def place(
@@ -61,7 +66,7 @@ def place(
     Args:
         model: for inference (call `model.eval().requires_grad_(False)` first, if it is not to be trained), or a `Step`
             (`gst.programs.training_step` makes one), which has its own inputs.
-        example_inputs: of the model's calls; one tensor, or several in a sequence.
+        example_inputs: of the model's calls; one tensor, several in a sequence, or a mapping by names of arguments.
         devices: names, or one text with commas between them, see `gst devices`. If None, cores and their sets if
             weights and example inputs are in the host's memory, all devices if they are on an accelerator.
         budget: number of plans that may be measured; 0 = baselines alone.
@@ -79,8 +84,9 @@ def place(
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
     started = time.perf_counter()
-    step, parameters = _step(model, example_inputs)
-    inputs = tuple(step.inputs if isinstance(model, Step) else step.inputs[1:])
+    model, arguments, inputs = _by_position(model, example_inputs)
+    step = model if isinstance(model, Step) else inference_step(model, inputs)
+    parameters = {} if isinstance(model, Step) else dict(model.named_parameters()) | dict(model.named_buffers())
     names = devices.split(",") if isinstance(devices, str) else devices
     own = own_devices((parameters, inputs)) if names is None else []
     chosen = tuple(usable_devices([each.name for each in own] if names is None else names, memory_limit))
@@ -90,16 +96,16 @@ def place(
         notice(unused_words(unused))
     settings = replace(settings or Settings(), budget=budget)
     limit = math.inf if seconds is None else seconds
-    with Bars() as bars:
+    with Bars() as bars, untouched(model if isinstance(model, nn.Module) else model.function, inputs=inputs):
         shown = progress or bars.show
         kind = kind_for(each.kind for each in chosen)
         cores = len({number for each in core_numbers(chosen) for number in each}) or 1
-        program: Program | None
-        if isinstance(model, Step):
-            program, no_plan = capture(step, kind), ""
+        program, no_plan, is_as_written = _captured(model, step, inputs, parameters, kind)
+        if is_as_written:
+            notice(no_plan)
+            whole, accelerator = written_alone(model, inputs, shown), None
         else:
-            program, no_plan = _captured(model, step, inputs, kind)
-        whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
+            whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
         where |= {} if accelerator is None else {"accelerator": str(accelerator)}
         runs, reasons = whole.serious()
         left = limit - (time.perf_counter() - started)
@@ -114,7 +120,7 @@ def place(
                 placed = _by_plans(
                     model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left
                 )
-                return replace(placed, result=placed.result | where)
+                return replace(placed, result=placed.result | where, arguments=arguments)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest variant of the whole model is confirmed")
                 no_plan = "stopped before one was measured to the end"
@@ -124,7 +130,8 @@ def place(
                 no_plan = str(error)
         result = confirmed(whole, inputs, SHARE * limit, shown)
     result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
-    return Placed(model, inputs, chosen, result, runs, parameters, program if isinstance(model, Step) else None)
+    captured = program if isinstance(model, Step) else None
+    return Placed(model, inputs, chosen, result, runs, parameters, captured, arguments=arguments)
 
 
 def _candidates(
@@ -163,18 +170,38 @@ def _by_plans(
     return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
 
 
-def _captured(model: nn.Module, step: Step, inputs: Sequence[Any], kind: str) -> tuple[Program | None, str]:
-    """Capture the program of a model; None and the reason if it can only be run whole.
+def _captured(
+    model: nn.Module | Step, step: Step, inputs: Sequence[Any], parameters: Mapping[str, Tensor], kind: str
+) -> tuple[Program | None, str, bool]:
+    """Capture a program; None and the reason if a model or step can only be run whole, and True if only as written.
 
     Raises:
-        ValueError: it cannot be captured, and its outputs or its state change from call to call.
+        ValueError: it cannot be captured, and its outputs or its weights change from call to call.
     """
     try:
-        return capture(step, kind), ""
+        return capture(step, kind), "", False
     except ValueError as error:
-        if repeats(model, inputs):
-            return None, str(error)
-        raise
+        state, is_pure = _state_changed_by(model, inputs)
+        kinds = {change.kind for change in state.changes}
+        if TRAINING in kinds or (isinstance(model, Step) and kinds != {ATTRIBUTE}):
+            raise
+        if kinds and not all(change.name.endswith(BATCH_STATISTICS) for change in state.changes):
+            reason = f"it changes {words(state.changes)} when it runs, so it runs as written, whole"
+            return None, reason, True
+        if kinds or not is_pure:
+            raise
+        named = {**parameters, **{f"input {number}": each for number, each in enumerate(pytree.tree_leaves(inputs))}}
+        special = [f"{name} is a {what}" for name, each in named.items() if (what := special_kind(each))]
+        return None, f"{special[0]}, so it runs as written, whole" if special else str(error), bool(special)
+
+
+def _state_changed_by(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Snapshot, bool]:
+    """Run a model twice, or a step once, and undo it; return what it changed, and True if it repeats its outputs."""
+    with untouched(model if isinstance(model, nn.Module) else model.function, inputs=inputs) as state:
+        if isinstance(model, nn.Module):
+            return state, repeats(model, inputs)
+        model.function(*inputs)
+        return state, True
 
 
 def _saved(program: Program, directory: Path) -> Path:
@@ -187,13 +214,14 @@ def _saved(program: Program, directory: Path) -> Path:
     return path
 
 
-def _step(model: nn.Module | Step, example_inputs: Sequence[Any] | Any) -> tuple[Step, dict[str, Tensor]]:
+def _by_position(model: nn.Module | Step, examples: Any) -> tuple[nn.Module | Step, Arguments, tuple[Any, ...]]:
+    """Return a model, or a step, whose inputs are all given by position, the arguments of its calls, and its inputs."""
     if isinstance(model, Step):
-        return model, {}
+        return model, Arguments(model.function, len(model.inputs)), tuple(model.inputs)
     if not isinstance(model, nn.Module):
         raise ValueError(f"got a {type(model).__name__} to place; want a torch.nn.Module or a gst.programs.Step")
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    return inference_step(model, inputs), dict(model.named_parameters()) | dict(model.named_buffers())
+    arguments, inputs = Arguments.of_examples(model, examples)
+    return arguments.by_position(), arguments, inputs  # type: ignore[return-value]
 
 
 def own_devices(values: Any) -> list[Device]:
@@ -234,13 +262,14 @@ class PlacedFunction:
         self._module: PlacedModule | None = None
         self._turn = threading.Lock()
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         with self._turn:
             if self._module is None:
-                step = Step(getattr(self._function, "__name__", "step"), self._function, inputs)
-                self.placed = place(step, **self._options)
+                arguments, values = Arguments.of_call(self._function, inputs, keywords)
+                step = Step(getattr(self._function, "__name__", "step"), arguments.by_position(), values)
+                self.placed = replace(place(step, **self._options), arguments=arguments)
                 self._module = self.placed.module()
-        return self._module(*inputs)
+        return self._module(*inputs, **keywords)
 
     def close(self) -> None:
         """End the threads of its plan, if there are any; the next call starts others."""

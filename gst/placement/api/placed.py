@@ -18,6 +18,7 @@ from gst.execution.graph_executor import GraphExecutor
 from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
+from gst.placement.api.arguments import Arguments
 from gst.placement.api.drawing import explanation
 from gst.placement.task import Task
 from gst.programs import Program, Step
@@ -46,6 +47,7 @@ class Placed:
         program: captured from it; None for a model without a plan, as are `plan` and `task`.
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
+        arguments: order of the inputs of its calls; by position if None.
     """
 
     model: nn.Module | Step
@@ -57,6 +59,7 @@ class Placed:
     program: Program | None = None
     plan: Plan | None = None
     task: Task | None = None
+    arguments: Arguments | None = None
 
     @property
     def winner(self) -> str:
@@ -109,6 +112,10 @@ class Placed:
         if other := [each for each in leaves if not isinstance(each, (Tensor, *SCALARS))]:
             name = type(other[0]).__name__
             raise ValueError(f"an input is a {name}, which has no form in a file; want tensors, numbers")
+        try:
+            structure = pytree.treespec_dumps(spec)
+        except (NotImplementedError, TypeError) as error:
+            raise ValueError(f"the inputs have no form in a file; want tuples, lists, dictionaries: {error}") from error
         record = {
             "schema": SCHEMA,
             "torch": torch.__version__,
@@ -116,7 +123,8 @@ class Placed:
             "result": self.result,
             "devices": [device.name for device in self.devices],
             "model": description(self.model),
-            "structure": pytree.treespec_dumps(spec),
+            "structure": structure,
+            "keywords": list(self.arguments.names) if self.arguments else [],
             "inputs": [str(each.device) if isinstance(each, Tensor) else [each] for each in leaves],
             "program": None if self.program is None else self.program.key,
             "plan": None if self.plan is None else self.plan.to_dict(),
@@ -140,6 +148,8 @@ class PlacedModule(nn.Module):
         self.run = run
         self._turn = threading.Lock()
         self._plan: _PlanRun | None = None
+        function = placed.model if isinstance(placed.model, nn.Module) else placed.model.function
+        self._arguments = placed.arguments or Arguments(function, len(placed.inputs))
         guarded = placed.runs.get(run)
         if guarded is None:
             if run != PLAN:
@@ -155,10 +165,14 @@ class PlacedModule(nn.Module):
             guarded = GuardedRun(written, guard, self._plan)
         self._guarded = guarded
 
-    def forward(self, *inputs: Any) -> Any:
-        """Return the outputs of the model or step for `inputs`."""
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Return the outputs of the model or step for these arguments, by position or keyword as it takes them."""
         with self._turn:
-            return self._guarded(*inputs)
+            values = self._arguments.inputs(inputs, keywords)
+            if values is not None:
+                return self._guarded(*values)
+            self._guarded.warn("other arguments are given than in the example")
+            return self._arguments.function(*inputs, **keywords)
 
     def close(self) -> None:
         """End its threads; the next call starts others."""

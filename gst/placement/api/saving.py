@@ -18,9 +18,11 @@ from torch.utils import _pytree as pytree
 from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
+from gst.placement.api.arguments import Arguments, ByPosition, called
 from gst.placement.api.placed import PLAN, SCHEMA, Placed, description, guard_of
 from gst.programs import Program, Step, differ_beyond_rounding, inference_step, kind_for
 from gst.programs.program import structure
+from gst.programs.structures import leaves
 from gst.programs.tracing import capture
 from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.whole_model.choosing import SEED, GuardedRun
@@ -61,12 +63,16 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     """
     path = Path(path)
     record, tensors = _read(path)
+    keywords = list(map(str, record.get("keywords", [])))
+    user = model if isinstance(model, nn.Module) else model.function
+    if keywords and isinstance(model, nn.Module):
+        model = ByPosition(model, keywords)
     if (now := description(model)) != record["model"]:
         raise ValueError(f"{path} is of another model: {_first_difference(record['model'], now)}; place this one")
     try:
         values = iter(tensors)
-        leaves = [next(values).to(each) if isinstance(each, str) else each[0] for each in record["inputs"]]
-        inputs = tuple(pytree.tree_unflatten(leaves, structure(record["structure"])))
+        flat = [next(values).to(each) if isinstance(each, str) else each[0] for each in record["inputs"]]
+        inputs = tuple(pytree.tree_unflatten(flat, structure(record["structure"])))
         if record["run"] == PLAN:
             Plan.from_dict(record["plan"])
         elif (threads := Variant.named(record["run"]).threads or 1) > len(usable_cores()):
@@ -99,7 +105,8 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         plan = Plan.from_dict(record["plan"])
         positions_of_nodes(plan, program, devices)
     parameters = {} if isinstance(model, Step) else {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    placed = Placed(model, inputs, devices, result, runs, parameters, program, plan)
+    arguments = Arguments(user, len(inputs) - len(keywords), keywords)
+    placed = Placed(model, inputs, devices, result, runs, parameters, program, plan, arguments=arguments)
     _check_outputs(path, placed, on_device)
     return placed
 
@@ -143,10 +150,11 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
 
     module = placed.module()
     try:
-        outputs, want = module(*values), again(values)
+        names = placed.arguments.names if placed.arguments else ()
+        outputs, want = called(module, names, values), again(values)
     finally:
         module.close()
-    if difference := differ_beyond_rounding(pytree.tree_leaves(outputs), pytree.tree_leaves(want), again, values):
+    if difference := differ_beyond_rounding(leaves(outputs), leaves(want), again, values):
         raise ValueError(f"{path}: {placed.winner} gives other outputs here: {difference}; place the model anew")
 
 

@@ -1,0 +1,420 @@
+"""Snapshot of all state that a user's code reaches, to undo each change that a run makes, and to name it.
+
+Capture and trials run the user's own Python on the user's own objects. They leave no trace: attributes, dictionaries,
+caches, weights, gradients, optimizers, hooks, random state and global modes are restored, also after an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import sysconfig
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+ATTRIBUTE, VALUE, TRAINING, INPUT = "attribute", "value", "training", "input"
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
+TABLES = ("_parameters", "_buffers", "_modules")
+MOST_OBJECTS = 10**6
+GLOBAL_HOOKS = [value for name, value in vars(nn.modules.module).items() if name.startswith("_global_")]
+
+Parts = dict[Any, Any]
+Named = Iterable[tuple[str, Any]]
+
+
+class Change(NamedTuple):
+    """One change that a run made, and that was undone.
+
+    Args:
+        name: of what changed, as `layers.0.cache['cpu']`.
+        kind: 'attribute' (an entry was set, added or removed), 'value' (a tensor or an array was written to), or
+            'training' (a gradient, or state of an optimizer).
+    """
+
+    name: str
+    kind: str
+
+
+class _Watch(NamedTuple):
+    """Parts of one object by key: as they were, how they are read and put back, their names, the kind of a change."""
+
+    before: Parts
+    read: Callable[[], Parts]
+    put: Callable[[Parts], object]
+    named: Callable[[Any], str]
+    kind: str
+
+
+class Snapshot:
+    """State that is reachable from some objects: attributes, containers, closures, and globals that functions name.
+
+    Attributes:
+        changes: all that were undone so far.
+    """
+
+    def __init__(self, roots: Iterable[Any], inputs: Any = ()) -> None:
+        self.changes: list[Change] = []
+        self._watches: list[_Watch] = []
+        self._contents: dict[int, tuple[str, str, Any, Any]] = {}
+        self._versions: list[tuple[Tensor, int]] = []
+        self._modes = [*map(_mode, MODES), *map(_mode, _autocast_modes())]
+        self._random = _global_random()
+        self._objects: dict[int, Any] = {}  # keeps them, so that no other object gets their ids
+        waiting = [("", each, ATTRIBUTE) for each in (*GLOBAL_HOOKS, *roots)]
+        later = [("", inputs, INPUT)]  # and optimizers, so that weights are named as in their module
+        while (waiting or later) and len(self._objects) < MOST_OBJECTS:
+            name, value, kind = (waiting or later).pop()
+            if id(value) in self._objects:
+                continue
+            if isinstance(value, torch.optim.Optimizer) and kind != TRAINING:
+                later.append((name, value, TRAINING))
+                continue
+            self._objects[id(value)] = value
+            inner = self._watched(name, value, kind)
+            waiting += [(label, each, kind) for label, each in inner if not isinstance(each, SIMPLE)]
+
+    def restore(self) -> None:
+        """Undo all changes since the snapshot."""
+        changes: list[Change] = []
+        for watch in self._watches:
+            now = watch.read()
+            keys = [key for key in {**watch.before, **now} if not _same_part(watch.before, now, key)]
+            if keys or list(watch.before) != list(now):
+                with suppress(AttributeError, TypeError):  # read-only attributes of extension types
+                    watch.put(watch.before)
+            changes += [Change(watch.named(key), watch.kind) for key in keys]
+        for name, kind, live, copy in self._contents.values():
+            if not _equal(live, copy):
+                _refill(live, copy)
+                changes.append(Change(name, kind))
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        for was, get, put in self._modes:
+            if get() != was:
+                put(was)
+        for state, put in self._random:
+            put(state)
+        self.changes = list(dict.fromkeys([*self.changes, *(each for each in changes if each.kind != INPUT)]))
+
+    def _watch(
+        self, kind: str, read: Callable[[], Parts], put: Callable[[Parts], object], named: Callable[[Any], str] = str
+    ) -> Named:
+        """Watch the parts of an object, and return them with their names."""
+        before = read()
+        self._watches.append(_Watch(before, read, put, named, kind))
+        return [(named(key), each) for key, each in before.items()]
+
+    def _watch_content(self, name: str, kind: str, live: Any, home: int) -> None:
+        if home not in self._contents:
+            self._contents[home] = name, kind, live, live.clone() if isinstance(live, Tensor) else live.copy()
+
+    def _watched(self, name: str, value: Any, kind: str) -> Named:
+        """Watch one object, and return those that it refers to."""
+        item = partial(_item, name)
+        if isinstance(value, Tensor):
+            return self._tensor(name, value, kind)
+        if isinstance(value, tuple):
+            return [(item(key), each) for key, each in enumerate(value)]
+        if isinstance(value, dict):
+            return self._watch(kind, lambda: dict(value), partial(_refill_dict, value), item)
+        if isinstance(value, list | deque):
+            return self._watch(kind, lambda: dict(enumerate(value)), partial(_refill_list, value), item)
+        if isinstance(value, set | bytearray | np.ndarray):
+            self._watch_content(name, VALUE if isinstance(value, np.ndarray) else kind, value, id(value))
+        elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+            self._random.append(_generator_state(value))
+        elif isinstance(value, CellType):
+            return self._watch(kind, partial(_attributes, value, ["cell_contents"]),
+                               partial(_refill_attributes, value, ["cell_contents"]), lambda _: name)  # fmt: skip
+        elif isinstance(value, MethodType):
+            return [(name, value.__self__), (name, value.__func__)]
+        elif isinstance(value, FunctionType):
+            return self._function(value, kind)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            size = f"the cache of {value.__name__}"
+            self._watch(kind, lambda: {size: value.cache_info().currsize}, lambda _: value.cache_clear())
+            return [(name, value.__wrapped__)]
+        elif isinstance(value, functools.partial | staticmethod | classmethod | property | functools.cached_property):
+            inner = ("func", "args", "keywords", "__func__", "fget")
+            return [(name, getattr(value, each, None)) for each in inner]
+        elif isinstance(value, type):
+            return self._class(value, kind) if _is_own(value.__module__) else []
+        elif isinstance(value, nn.Module) or not type(value).__module__.startswith(OPAQUE):
+            return self._object(name, value, kind)
+        return []
+
+    def _object(self, name: str, value: Any, kind: str) -> Named:
+        inner = [(type(value).__name__, type(value))]
+        slots = [each for of in type(value).__mro__[:-1] for each in _slots(of)]
+        if slots:
+            inner += self._watch(
+                kind, partial(_attributes, value, slots), partial(_refill_attributes, value, slots),
+                partial(_joined, name),
+            )  # fmt: skip
+        tables = [getattr(value, "__dict__", None)]
+        if isinstance(value, nn.Module):  # entries of its tables are attributes
+            tables += map(value.__dict__.get, TABLES)
+        for table in tables:
+            if isinstance(table, dict) and id(table) not in self._objects:
+                self._objects[id(table)] = table
+                inner += self._watch(kind, partial(dict, table), partial(_refill_dict, table), partial(_joined, name))
+        return [(label, each) for label, each in inner if id(each) not in map(id, tables)]
+
+    def _function(self, function: FunctionType, kind: str) -> Named:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        others = (function.__defaults__, function.__kwdefaults__, vars(function))
+        inner = [*cells, *((function.__name__, each) for each in others)]
+        module = function.__globals__
+        if _is_own(str(module.get("__name__"))):
+            names = {each for code in _codes(function.__code__) for each in code.co_names}
+            inner += self._watch(
+                kind, lambda: {each: module[each] for each in names if each in module},
+                lambda before: _refill_dict(module, {**{k: v for k, v in module.items() if k not in names}, **before}),
+            )  # fmt: skip
+        return inner
+
+    def _class(self, of: type, kind: str) -> Named:
+        def read() -> Parts:
+            return {key: each for key, each in vars(of).items() if not key.startswith(("__", "_abc_"))}
+
+        def put(before: Parts) -> None:
+            for key, now in read().items():
+                if key not in before:
+                    delattr(of, key)
+                elif now is not before[key]:
+                    setattr(of, key, before[key])
+
+        inner = self._watch(kind, read, put, partial(_joined, of.__name__))
+        return [*inner, *((each.__name__, each) for each in of.__bases__)]
+
+    def _tensor(self, name: str, value: Tensor, kind: str) -> Named:
+        if isinstance(value, FakeTensor) or value.device.type == "meta" or nn.parameter.is_lazy(value):
+            return []
+        kind = TRAINING if name.startswith("the gradient of") else kind
+        alias, was_leaf, place = value.detach(), value.is_leaf, f"the memory of {name}"
+
+        def put(before: Parts) -> None:
+            with torch.no_grad():
+                if value.is_leaf != was_leaf:
+                    value.detach_()
+                if _place(value)[:-2] != before[place][:-2]:
+                    value.data = alias
+                if was_leaf:
+                    value.requires_grad_(before[place][-1])
+                value._backward_hooks = before["its hooks"]
+
+        inner = self._watch(kind, lambda: {place: _place(value), "its hooks": value._backward_hooks}, put)
+        if was_leaf:
+            gradient = partial(_attributes, value, ["grad"]), partial(_refill_attributes, value, ["grad"])
+            of = INPUT if kind == INPUT else TRAINING
+            inner = [*inner, *self._watch(of, *gradient, lambda _: f"the gradient of {name}")]
+        if vars(value):
+            inner = [
+                *inner,
+                *self._watch(kind, lambda: _users(vars(value)), vars(value).update, partial(_joined, name)),
+            ]
+        live = _memory(alias)
+        home = id(value) if live is alias else live.untyped_storage()._cdata
+        self._watch_content(name, VALUE if kind == ATTRIBUTE else kind, live, home)
+        if not value.is_inference():
+            self._versions.append((value, value._version))
+        return inner
+
+
+@contextmanager
+def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
+    """Undo everything that the body changes in the state that `roots` reach: functions, modules, optimizers, tensors,
+    containers and other objects; random state and global modes too.
+
+    Args:
+        roots: objects of the user.
+        inputs: further objects, whose changes are undone, and not named in `changes`.
+
+    Yields:
+        The snapshot; its `changes` are complete after the body.
+
+    Examples:
+        >>> cache = {}
+        >>> with untouched(cache) as state:
+        ...     cache["x"] = 1
+        >>> cache, [change.name for change in state.changes]
+        ({}, ["['x']"])
+    """
+    snapshot = Snapshot(roots, inputs)
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore()
+
+
+def words(changes: Sequence[Change]) -> str:
+    """Name the first changes of a run.
+
+    Examples:
+        >>> words([Change("count", ATTRIBUTE), Change("cache['x']", ATTRIBUTE)])
+        "count, cache['x']"
+    """
+    names = [each.name for each in changes]
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
+# Parts of objects ----------------------------------------------------------------------------------------------------
+
+
+def _same_part(before: Parts, now: Parts, key: Any) -> bool:
+    return key in before and key in now and _same(before[key], now[key])
+
+
+def _same(a: Any, b: Any) -> bool:
+    """True for the same object, and for equal numbers, texts, and tuples of them."""
+    if isinstance(a, tuple) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (type(a) is type(b) and isinstance(a, SIMPLE) and (a == b or (a != a and b != b)))
+
+
+def _equal(live: Any, copy: Any) -> bool:
+    if isinstance(live, Tensor):
+        if live.is_nested:
+            return all(map(torch.equal, live.unbind(), copy.unbind()))
+        return torch.equal(*((live, copy) if live.layout == torch.strided else (live.to_dense(), copy.to_dense())))
+    if isinstance(live, np.ndarray):
+        return bool(live.dtype == object or live.tobytes() == copy.tobytes())
+    return bool(live == copy)
+
+
+def _refill(live: Any, copy: Any) -> None:
+    if isinstance(live, Tensor):
+        with torch.no_grad():
+            live.copy_(copy)
+    elif isinstance(live, set):
+        live.clear()
+        live.update(copy)
+    else:
+        live[...] = copy
+
+
+def _refill_dict(table: dict[Any, Any], before: Parts) -> None:
+    kind = OrderedDict if isinstance(table, OrderedDict) else dict  # not methods of the user's own class
+    kind.clear(table)
+    kind.update(table, before)
+
+
+def _refill_list(values: Any, before: Parts) -> None:
+    values.clear()
+    values.extend(before.values())
+
+
+def _attributes(value: Any, names: Iterable[str]) -> Parts:
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _refill_attributes(value: Any, names: Iterable[str], before: Parts) -> None:
+    for name in names:
+        if name in before:
+            setattr(value, name, before[name])
+        elif hasattr(value, name):
+            delattr(value, name)
+
+
+def _users(attributes: dict[str, Any]) -> Parts:
+    return {key: each for key, each in attributes.items() if not key.startswith("_dynamo")}
+
+
+def _slots(of: type) -> list[str]:
+    slots = vars(of).get("__slots__", ())
+    return [each for each in ([slots] if isinstance(slots, str) else slots) if not each.startswith("__")]
+
+
+def _place(value: Tensor) -> tuple[Any, ...]:
+    where: tuple[Any, ...] = ()
+    with suppress(RuntimeError, NotImplementedError):  # of a sparse one, for example
+        where = value.data_ptr(), tuple(value.shape), value.stride()
+    return *where, value.dtype, value.is_leaf, value.requires_grad
+
+
+def _memory(value: Tensor) -> Tensor:
+    """Return the bytes of the memory that a tensor shows; itself if it has none of its own, as a sparse one."""
+    try:
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
+    except (NotImplementedError, RuntimeError):
+        return value
+
+
+def _item(name: str, key: Any) -> str:
+    return f"{name}[{key!r}]" if isinstance(key, SIMPLE) else f"{name}[a {type(key).__name__}]"
+
+
+def _joined(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+@functools.cache
+def _is_own(module: str) -> bool:
+    """True for a module of the user: no installed package, and no part of this one."""
+    if module.partition(".")[0] in ("torch", "gst", "builtins") or module not in sys.modules:
+        return False
+    file = Path(getattr(sys.modules[module], "__file__", None) or sysconfig.get_path("stdlib")).resolve()
+    installed = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return module == "__main__" or not any(map(file.is_relative_to, installed))
+
+
+# Modes and random numbers --------------------------------------------------------------------------------------------
+
+MODES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+]
+
+
+def _autocast_modes() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    for kind in ("cpu", "cuda"):
+        yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
+        yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
+
+
+def _mode(pair: tuple[Callable[[], Any], Callable[[Any], Any]]) -> tuple[Any, Callable[[], Any], Callable[[Any], Any]]:
+    return pair[0](), *pair
+
+
+def _global_random() -> list[tuple[Any, Callable[[Any], Any]]]:
+    states: list[tuple[Any, Callable[[Any], Any]]] = [
+        (torch.get_rng_state(), torch.set_rng_state),
+        (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (the state that a user may draw from)
+        (random.getstate(), random.setstate),
+    ]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append((torch.cuda.get_rng_state_all(), torch.cuda.set_rng_state_all))
+    return states
+
+
+def _generator_state(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state, partial(setattr, value.bit_generator, "state")
+    if isinstance(value, random.Random):
+        return value.getstate(), value.setstate
+    return value.get_state(), value.set_state
