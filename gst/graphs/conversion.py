@@ -43,7 +43,7 @@ def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
     Raises:
         ValueError: an attribute is missing or has the wrong shape, or `data` is a batch.
     """
-    if isinstance(data, list | tuple):
+    if isinstance(data, list | tuple) and not is_pyg(data):
         raise ValueError(f"from_pyg takes one Data, not {len(data)} of them: [gst.from_pyg(each) for each in data]")
     if getattr(data, "num_graphs", 1) != 1:
         raise ValueError(f"this is a Batch of {data.num_graphs} graphs; convert each of its to_data_list()")

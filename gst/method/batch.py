@@ -78,7 +78,7 @@ class SegmentBatch:
         """The same batch in memory that an accelerator can fetch from while the host goes on."""
         return self._each(Tensor.pin_memory)
 
-    def copied_by(self, stream: torch.Stream, like: Tensor) -> tuple[SegmentBatch, torch.Event]:
+    def copied_by(self, stream: Any, like: Any) -> tuple[SegmentBatch, torch.Event]:
         """Copy the batch to where `like` is, on a stream of its own; return the copy and the event of its end."""
         # The same stream by an object of its own: PyTorch notes on the object what to go back to, for one thread.
         own = torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)

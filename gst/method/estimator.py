@@ -153,7 +153,7 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(
         self,
-        graphs: Sequence[Any] | None = None,
+        graphs: Any = None,
         configs: Int64[Tensor, "graphs configs"] | None = None,
         prefetched: PrefetchedStep | None = None,
     ) -> Tensor:
@@ -242,7 +242,7 @@ class GraphSegmentTraining(nn.Module):
         all_rows = self.encoder_frozen or self.estimate in ALL_ROWS
         return None if self._keys is None else self._rows_type(self._keys, draw, self.like, all_rows)
 
-    def exact(self, graphs: Sequence[Any], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
+    def exact(self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predict from all segments, encoded now without gradient and in evaluation mode, within `max_rows`."""
         return self._evaluate(self._entered(graphs), configs, with_gradient=False)
 
@@ -285,7 +285,7 @@ class GraphSegmentTraining(nn.Module):
         return torch.stack(predictions).mean(0)
 
     def embed(
-        self, graphs: Sequence[Any], configs: Int64[Tensor, "graphs configs"] | None = None
+        self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
         """Return the pooled embeddings of `configs`, from all segments, encoded now without gradient."""
         with torch.no_grad(), evaluating(self.readout):
@@ -338,13 +338,13 @@ class GraphSegmentTraining(nn.Module):
         """Return the modules that rows of the table come from."""
         return self.encoder, self.readout.phi
 
-    def _version(self) -> tuple[Any, ...]:
+    def _rows_version(self) -> tuple[Any, ...]:
         return tuple(map(version, self._before_rows()))
 
     def _forget_rows(self) -> None:
         if self._keys is not None:
             self._keys.forget()
-        self._frozen_version = self._version()
+        self._frozen_version = self._rows_version()
 
     # The estimate --------------------------------------------------------------------------------------------------
 
@@ -402,8 +402,8 @@ class GraphSegmentTraining(nn.Module):
         """Return exact pooled embeddings, so the encoder is in evaluation mode."""
         check_reducer()
         if self._frozen_version == ():
-            self._frozen_version = self._version()
-        elif self._frozen_version != self._version():
+            self._frozen_version = self._rows_version()
+        elif self._frozen_version != self._rows_version():
             self._freeze()  # lazy layers may have taken their widths since
             self._forget_rows()
         catalogue, configs, rows = step.draw.catalogue, step.draw.configs, step.rows

@@ -36,10 +36,13 @@ def restore(model: Any, state: dict[str, Any]) -> None:
 
 
 def before_loading(model: Any, state: dict[str, Any], prefix: str, *others: Any) -> None:
-    """Raise ValueError if rows of a table would be loaded into a model without one."""
-    _, is_strict, *_ = others
-    if is_strict and model.table is None and f"{prefix}table._extra_state" in state:
-        raise ValueError(
+    """Leave rows of a table unread in a model without one, and say so among the unexpected keys."""
+    _, _, _, unexpected_keys, _ = others
+    rows = [key for key in state if key.startswith(f"{prefix}table.")]
+    if model.table is None and rows:
+        for key in rows:
+            del state[key]
+        unexpected_keys.append(
             "the checkpoint holds an embedding table, and the model has none: make it with table=gst.EmbeddingTable(1, "
             "channels), or leave the rows unread by load_state_dict(state, strict=False)"
         )
@@ -49,6 +52,6 @@ def after_loading(model: Any, incompatible: object) -> None:
     """Keep the rows of an encoder that was saved frozen; forget those of one that was frozen here."""
     if model.encoder_frozen and model._frozen_version == ():
         model._freeze()
-        model._frozen_version = model._version()
+        model._frozen_version = model._rows_version()
     elif model.encoder_frozen:
         model._forget_rows()

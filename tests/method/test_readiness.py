@@ -145,7 +145,10 @@ class MeanAggregation(nn.Module):
     ("pooling", "message"),
     [
         ("median", "'median' does not decompose over segments.*use one of sum, mean, max"),
-        (pyg.Set2Set(4, 2), r"Set2Set\(4, 8\) weighs every node against all others.*use 'sum', 'mean' or 'max', or readout="),
+        (
+            pyg.Set2Set(4, 2),
+            r"Set2Set\(4, 8\) weighs every node against all others.*use 'sum', 'mean' or 'max', or readout=",
+        ),
         (pyg.AttentionalAggregation, "is not known to decompose"),
         (pyg.SortAggregation(3), "in order, so it does not decompose"),
         (pyg.MedianAggregation(), "in order, so it does not decompose"),
