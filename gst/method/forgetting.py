@@ -135,7 +135,8 @@ def _outcomes(
     encoder: nn.Module, embed: Embed, batches: Sequence[SegmentBatch], device: torch.device
 ) -> list[Tensor | None]:
     """Return the embeddings of each batch, all from the same random numbers; None where the encoder fails."""
-    others, outcomes = [] if device.type in ("cpu", "mps") else [torch.accelerator.current_device_index()], []
+    outcomes: list[Tensor | None] = []
+    others = [] if device.type in ("cpu", "mps") else [torch.accelerator.current_device_index()]
     with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
         for batch in batches:
             torch.random.default_generator.manual_seed(0)
