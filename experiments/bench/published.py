@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gst.data.tpugraphs import TpuGraphs
 from gst.graphs.graph import Graph
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.encoding import pool_nodes
+from gst.method.readouts import pool_nodes
 from gst.nn.sharing import Sharing
 from gst.nn.sparse import by_rows, product
 

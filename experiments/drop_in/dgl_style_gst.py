@@ -50,7 +50,7 @@ def batches(graphs: list[Labelled]) -> DataLoader:
 
 def outputs_and_labels(model: torch.nn.Module, batch: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
     graph, labels = batch
-    return model(graph)[:, 0], labels
+    return model(graph), labels
 
 
 def fit(graphs: list[Labelled], epochs: int = 5) -> torch.nn.Module:

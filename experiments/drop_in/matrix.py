@@ -307,14 +307,14 @@ OUTPUTS = {"regression": 1, "ranking": 1, "classes": 3, "binary": 1, "several ta
 def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
     """The loss that goes with a task. `labels` are real numbers, one for each graph."""
     if task == "regression":
-        return nn.functional.mse_loss(outputs[:, 0], labels)
+        return nn.functional.mse_loss(outputs, labels)
     if task == "ranking":
-        better, worse = outputs[labels.argsort()][1:, 0], outputs[labels.argsort()][:-1, 0]
+        better, worse = outputs[labels.argsort()][1:], outputs[labels.argsort()][:-1]
         return nn.functional.softplus(worse - better).mean()
     if task == "classes":
         return nn.functional.cross_entropy(outputs, labels.argsort().argsort() % 3)
     if task == "binary":
-        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], (labels > 0).to(outputs.dtype))
+        return nn.functional.binary_cross_entropy_with_logits(outputs, (labels > 0).to(outputs.dtype))
     return nn.functional.mse_loss(outputs, torch.stack([labels, -labels], dim=1))
 
 
@@ -353,7 +353,7 @@ class Training:
     def step(self) -> float:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.setting.precision)
         with torch.autocast("cpu", dtype) if dtype else nullcontext():
-            outputs = self.step_model(self.cut)[:, 0]
+            outputs = self.step_model(self.cut)
         loss = loss_of(self.setting.task, outputs, self.labels)
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()

@@ -30,7 +30,7 @@ def batches(graphs: list[Example]) -> DataLoader:
 
 
 def outputs_and_labels(model: torch.nn.Module, batch: list[Example]) -> tuple[Tensor, Tensor]:
-    return model(batch).flatten(), torch.tensor([float(graph.targets[0]) for graph in batch])
+    return model(batch), torch.tensor([float(graph.targets[0]) for graph in batch])
 
 
 def fit(graphs: list[Example], epochs: int = 30) -> torch.nn.Module:

@@ -34,7 +34,7 @@ def batches(graphs: list[Data]) -> DataLoader:
 
 
 def outputs_and_labels(model: torch.nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    return model(batch)[:, 0], torch.tensor([int(graph.targets[0]) for graph in batch])
+    return model(batch), torch.tensor([int(graph.targets[0]) for graph in batch])
 
 
 def fit(graphs: list[Data], epochs: int = 5) -> torch.nn.Module:

@@ -134,7 +134,7 @@ def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) ->
     if task.kind == "time":
         times = np.concatenate([graph.targets[configs.numpy()] for graph, configs in held_out])
         return kendall_tau(torch.cat([model.scores(*each) for each in held_out]).double().numpy(), times)
-    predicted: Tensor = torch.cat([model.exact([graph])[:, 0] for graph, _ in held_out])
+    predicted: Tensor = torch.cat([model.exact([graph]) for graph, _ in held_out])
     targets = np.array([graph.targets[0] for graph, _ in held_out])
     if task.kind == "class":
         return float((predicted.argmax(-1).numpy() == targets).mean())

@@ -34,7 +34,8 @@ class Graph:
         opcodes: kind of each node, small integers >= 0; zeros if not given.
         config_nodes: the configurable nodes, each at most once.
         config_features: for each configuration, the features it gives each configurable node (int8 or float32).
-        targets: one number per configuration (a runtime is the mean of its repeats, in nanoseconds); NaN where unknown.
+        targets: one number per configuration (a runtime is the mean of its repeats, in nanoseconds), or a row
+            of several; NaN where unknown.
         counts: number of measurements behind each target.
         spreads: standard deviation of those measurements, in the unit of the targets (0 for a single one).
         name: unique within a dataset; made from the content if not given.
@@ -55,7 +56,7 @@ class Graph:
     opcodes: Int64[np.ndarray, " nodes"] = None  # type: ignore[assignment]
     config_nodes: Int64[np.ndarray, " configurable"] = None  # type: ignore[assignment]
     config_features: Shaped[np.ndarray, "configs configurable channels"] = None  # type: ignore[assignment]
-    targets: Float64[np.ndarray, " configs"] = None  # type: ignore[assignment]
+    targets: Float64[np.ndarray, "configs ..."] = None  # type: ignore[assignment]
     counts: Int64[np.ndarray, " configs"] = None  # type: ignore[assignment]
     spreads: Float64[np.ndarray, " configs"] = None  # type: ignore[assignment]
     name: str = ""
@@ -149,7 +150,8 @@ class Graph:
             require(
                 values.dtype.kind == ("i" if label == "counts" else "f"), f"{label} is {values.dtype}, want numbers"
             )
-            has_shape(label, values.shape == (configs,), f"({configs},), one for each configuration")
+            fits = values.shape == (configs,) or (label == "targets" and values.ndim == 2 and len(values) == configs)
+            has_shape(label, fits, f"({configs},), one for each configuration")
 
     @property
     def num_nodes(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
+from gst.graphs.conversion import from_pyg, is_pyg
 from gst.graphs.graph import CHUNK, DATA, Graph, chunks, content, empty_array
 from gst.util.arrays import Mapped, PackedArray
 from partitioners import num_parts_for, partition
@@ -60,7 +61,7 @@ class SegmentedGraph:
     config_rows: Int32[np.ndarray, " uses"]
     config_columns: Int32[np.ndarray, " uses"]
     config_features: Shaped[np.ndarray, "configs configurable channels"] | PackedArray
-    targets: Float64[np.ndarray, " configs"]
+    targets: Float64[np.ndarray, "configs ..."]
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
     node_data: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -101,6 +102,11 @@ class SegmentedGraph:
     @property
     def num_configs(self) -> int:
         return len(self.config_features)
+
+    @property
+    def has_configs(self) -> bool:
+        """True unless the graph has the one configuration, without features, of a graph that has none."""
+        return self.config_features.shape[:2] != (1, 0)
 
     @property
     def balance(self) -> float:
@@ -145,12 +151,13 @@ _SEEN_BY_ENCODERS = (
 
 
 def segment(
-    graph: Graph, max_nodes: int = 1000, method: str = "metis", halo: int = 0, seed: int = 0,
+    graph: Graph | Any, max_nodes: int = 1000, method: str = "metis", halo: int = 0, seed: int = 0,
     parts: Assignment | None = None, block_nodes: int = BLOCK_NODES,
 ) -> SegmentedGraph:  # fmt: skip
     """Cut `graph` into segments of at most `max_nodes` nodes.
 
     Args:
+        graph: a `Graph`, or PyG's `Data` or `HeteroData`, which `gst.from_pyg` converts.
         max_nodes: the largest number of nodes that a segment may own.
         method: one of `partitioners.METHODS`.
         halo: neighbours up to this many hops away accompany each segment as context, so that cut edges still carry
@@ -169,14 +176,16 @@ def segment(
         >>> halves.num_segments, halves.owned_counts.tolist(), round(halves.edge_cut, 2)
         (2, [2, 2], 0.33)
     """
+    graph = from_pyg(graph) if is_pyg(graph) else graph
     if not isinstance(graph, Graph):
         given = type(graph).__name__
-        raise ValueError(f"a {given} cannot be cut; want a gst.Graph (of PyG data: gst.from_pyg(data))")
+        raise ValueError(f"a {given} cannot be cut; want one gst.Graph, or PyG's Data")
     cut = Cutting(graph, max_nodes, halo, block_nodes if parts is None else graph.num_nodes)
     if parts is None:
         for edges, num_nodes, num_parts in cut.jobs():
             cut.assign(partition(edges, num_nodes, num_parts, method, seed))
     else:
+        parts = np.asarray(parts)
         _check_parts(parts, graph.num_nodes)
         cut.assign(parts)
     return collect(cut)
@@ -203,6 +212,8 @@ def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> Segmen
 
 
 def _check_parts(parts: Assignment, num_nodes: int) -> None:
+    if parts.dtype.kind not in "iu":
+        raise ValueError(f"parts is {parts.dtype}, want whole numbers, the segment of each node")
     if parts.shape != (num_nodes,) or parts.min(initial=0) < 0 or not np.bincount(parts).all():
         raise ValueError(
             f"parts has shape {parts.shape} and names {len(np.unique(parts))} segments up to {parts.max(initial=-1)}; "
@@ -223,6 +234,9 @@ class Cutting:
         self, graph: Graph, max_nodes: int, halo: int, block_nodes: int = BLOCK_NODES, scratch: Path | None = None,
         chunk: int = CHUNK,
     ) -> None:  # fmt: skip
+        for name, value in (("max_nodes", max_nodes), ("halo", halo), ("block_nodes", block_nodes)):
+            if not isinstance(value, int | np.integer):
+                raise ValueError(f"{name} is {value!r}; want a whole number")
         if max_nodes < 1:
             raise ValueError(f"max_nodes is {max_nodes}; a segment needs room for at least one node")
         if halo < 0:

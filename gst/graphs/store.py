@@ -104,6 +104,9 @@ def _named(graphs: Iterable[Graph]) -> Iterator[Graph]:
     for graph in graphs:
         if graph.name in names:
             raise ValueError(f"two graphs are named {graph.name!r}; names must be unique within a dataset")
+        if graph.targets.ndim > 1:
+            shape = graph.targets.shape
+            raise ValueError(f"graph {graph.name!r} has targets of shape {shape}; a store holds one per configuration")
         names.add(graph.name)
         yield graph
     if not names:

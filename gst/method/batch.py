@@ -78,6 +78,13 @@ class SegmentBatch:
         """The same batch in memory that an accelerator can fetch from while the host goes on."""
         return self._each(Tensor.pin_memory)
 
+    def copied_by(self, stream: Any, like: Any) -> tuple[SegmentBatch, torch.Event]:
+        """Copy the batch to where `like` is, on a stream of its own; return the copy and the event of its end."""
+        # The same stream by an object of its own: PyTorch notes on the object what to go back to, for one thread.
+        own = torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+        with own as copies:
+            return self.pinned().to(like.device, like.dtype), copies.record_event()
+
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that work on `stream` uses these tensors, though another one made them."""
 
@@ -259,7 +266,7 @@ def assemble(
     Raises:
         ValueError: graphs have different features of nodes or configurations, or different data.
     """
-    _check_alike([graphs[g] for g in sorted({g for g, _ in picks})])
+    check_alike([graphs[g] for g in sorted({g for g, _ in picks})])
     widths = {graph.config_features.shape[2]: graph.name for graph in graphs if graph.config_features.shape[1]}
     if len(widths) > 1:
         (narrow, one), (wide, other) = sorted(widths.items())[:2]
@@ -301,7 +308,7 @@ def assemble(
     segment_of_node = np.repeat(np.arange(len(picks)), lengths)
     tensor = torch.from_numpy
     return SegmentBatch(
-        node_features=tensor(np.concatenate(parts["x"])),
+        node_features=_differentiable(graphs, picks, tensor(np.concatenate(parts["x"]))),
         opcodes=tensor(np.concatenate(parts["op"]).astype(np.int64)),
         edge_index=tensor(np.concatenate(parts["edges"], axis=1)),
         segment_of_node=tensor(segment_of_node),
@@ -314,8 +321,8 @@ def assemble(
     )
 
 
-def _check_alike(graphs: Sequence[SegmentedGraph]) -> None:
-    """Refuse graphs of one step that an encoder could not take together."""
+def check_alike(graphs: Sequence[SegmentedGraph]) -> None:
+    """Raise ValueError for graphs of one step that an encoder could not take together."""
     kinds = [
         {
             name: (array.dtype, array.shape[1:])
@@ -327,12 +334,31 @@ def _check_alike(graphs: Sequence[SegmentedGraph]) -> None:
         if kind != kinds[0]:
             name = next(name for name in {**kinds[0], **kind} if kind.get(name) != kinds[0].get(name))
             here, there = (_shown(each.get(name)) for each in (kind, kinds[0]))
+            places = [place for place, each in enumerate(kinds) if each.get(name) == kind.get(name)]
             label = "node_features" if name == "x" else repr(name)
             raise ValueError(
-                f"graph {graph.name!r} has {label} {here}, and {graphs[0].name!r} of the same step has {there}; give "
-                "all graphs the same columns"
+                f"graph {graph.name!r} has {label} {here}, and {graphs[0].name!r} of the same step has {there}; graphs "
+                f"{_listed(places)} of 0..{len(graphs) - 1} are like the former; give all graphs the same columns"
             )
+
+
+def _listed(places: Sequence[int], most: int = 5) -> str:
+    return ", ".join(map(str, places[:most])) + (f" and {len(places) - most} more" if len(places) > most else "")
 
 
 def _shown(kind: tuple[np.dtype, tuple[int, ...]] | None) -> str:
     return "of no kind" if kind is None else f"of {kind[0]} with rows of shape {kind[1]}"
+
+
+def _differentiable(graphs: Sequence[SegmentedGraph], picks: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
+    """Return the features `x` of a batch, those of graphs with a `source` as rows of it, so that it gets a gradient."""
+    if not any("source" in vars(graph) for graph in graphs):
+        return x
+    parts, start = [], 0
+    for g, j in picks:
+        rows = slice(graphs[g].row_ptr[j], graphs[g].row_ptr[j + 1])
+        count, source = rows.stop - rows.start, vars(graphs[g]).get("source")
+        ids = torch.from_numpy(np.array(graphs[g].node_ids[rows]))
+        parts.append(x[start : start + count] if source is None else source[ids.to(source.device)].to(x))
+        start += count
+    return torch.cat(parts)

@@ -19,6 +19,7 @@ from torch import Tensor
 from embedding_cache.table import KeyRanges
 from gst.graphs.config_classes import config_classes
 from gst.graphs.segments import SegmentedGraph
+from gst.method.batch import check_alike
 
 _UNIT = 2**40  # parts of a whole that probabilities are counted in
 
@@ -47,6 +48,7 @@ class Catalogue:
             if not isinstance(graph, SegmentedGraph):
                 given = type(graph).__name__
                 raise ValueError(f"graph {position} is a {given}; want it cut into segments: gst.segment(graph)")
+        check_alike(graphs)
 
         def together(arrays: list[np.ndarray]) -> Tensor:
             return torch.from_numpy(np.concatenate(arrays))
@@ -285,6 +287,7 @@ class DrawnAges:
 
 Refresh = Literal["uniform", "age"]
 Estimate = Literal["auto", "fresh", "dropout", "fixed_dropout", "difference", "regression", "composite"]
+MAXIMA = ("max", "softmax")  # readouts that no correction, which may be negative, can be added to
 ALL_ROWS = ("difference", "regression", "composite")  # estimates that use every row
 
 
@@ -300,6 +303,8 @@ def checked_estimate(
         >>> checked_estimate("mean", 1, 1.0, True, "uniform", "auto")
         'difference'
     """
+    if not isinstance(num_fresh, int | np.integer):
+        raise ValueError(f"num_fresh is {num_fresh!r}; want a whole number of segments, from 1")
     if num_fresh < 1:
         raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
     if not 0.0 <= keep_probability <= 1.0:
@@ -313,11 +318,11 @@ def checked_estimate(
     if estimate == "fresh" and has_table:
         raise ValueError("estimate='fresh' leaves out what the table would give; use one of the two")
     if estimate == "auto":
-        return "difference" if has_table and keep_probability == 1 and pooling != "max" else "dropout"
+        return "difference" if has_table and keep_probability == 1 and pooling not in MAXIMA else "dropout"
     if estimate in ALL_ROWS and keep_probability < 1:
         raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
-    if estimate in ALL_ROWS and pooling == "max":
-        raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling='max' is none; use 'sum' or 'mean'")
+    if estimate in ALL_ROWS and pooling in MAXIMA:
+        raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling={pooling!r} is none; use 'sum' or 'mean'")
     return estimate
 
 

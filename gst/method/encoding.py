@@ -1,4 +1,4 @@
-"""From a batch of segments to embeddings: calls of encoders, readouts that decompose over segments, and warnings."""
+"""From a batch of segments to embeddings: calls of encoders and of the head, and warnings."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from gst.graphs.graph import NAMES_TAKEN
-from gst.method import kernels
 from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch, assemble
 from gst.method.draws import Catalogue
+from gst.method.readouts import Combination, Rows, pool_nodes
 
 Source = str | Callable[[ExpandedBatch], Any]
 
@@ -64,6 +62,8 @@ class Call:
         if self.whole == "batch":
             return returned
         copies = batch.expanded()
+        if isinstance(returned, Tensor) and returned.dim() == 1:
+            returned = returned[:, None]
         if isinstance(returned, Mapping):
             returned = _by_type(returned, copies, self.named or {})
         if not isinstance(returned, Tensor):
@@ -160,18 +160,30 @@ def _by_type(returned: Mapping[str, Tensor], copies: ExpandedBatch, named: Mappi
 
 @torch.compiler.disable(recursive=False)  # else all of a step would be compiled with the encoder
 def embed_segments(
-    encoder: Callable[..., Any], batch: SegmentBatch, call: Call, pooling: Pooling
+    encoder: Callable[..., Any], batch: SegmentBatch, call: Call, pooling: Combination, phi: Rows | None = None
 ) -> Float[Tensor, "segments configs channels"]:
     """Encode `batch` and pool the result: `NodeStates`, or rows of nodes or segments, with or without configurations.
+
+    Args:
+        phi: of a `Readout`: it changes the rows of nodes before they are pooled.
 
     Raises:
         ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there.
     """
     positional, named = call.arguments(batch)
-    return _pooled(encoder(*positional, **named), batch, call, pooling)
+    try:
+        returned = encoder(*positional, **named)
+    except RuntimeError as error:
+        kind = batch.node_features.dtype
+        if kind.is_floating_point or not any(word in str(error) for word in ("dtype", "scalar type", "Float")):
+            raise
+        raise ValueError(
+            f"the encoder uses node features of {kind} in a layer for floats: give data.x = x.float(), or embed them "
+            f"first (torch.nn.Embedding); {error}"
+        ) from error
+    return _pooled(returned, batch, call, pooling, phi)
 
 
-@torch.no_grad()
 def encode_segments(
     embed: Callable[[SegmentBatch], Tensor],
     catalogue: Catalogue,
@@ -180,7 +192,7 @@ def encode_segments(
     max_rows: int,
     like: Tensor,
 ) -> Float[Tensor, "chosen configs channels"]:
-    """Encode `segments` without gradient, on the device and in the dtype of `like`.
+    """Encode `segments` on the device and in the dtype of `like`.
 
     Segments that do not depend on the configuration are encoded once; a single segment too large for `max_rows` meets
     its configurations a few at a time."""
@@ -211,6 +223,17 @@ def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
             if "shapes cannot be multiplied" not in str(error):
                 raise
             raise ValueError(f"the head refuses embeddings of {embedded.shape[-1]} numbers: {error}") from error
+
+
+def without_configs(prediction: Tensor) -> Tensor:
+    """Return predictions (graphs, outputs) of graphs without configurations, and (graphs,) for one output.
+
+    Examples:
+        >>> without_configs(torch.zeros(4, 1, 3)).shape, without_configs(torch.zeros(4, 1, 1)).shape
+        (torch.Size([4, 3]), torch.Size([4]))
+    """
+    prediction = prediction.squeeze(1) if prediction.dim() > 1 else prediction
+    return prediction.squeeze(-1) if prediction.dim() > 1 else prediction
 
 
 def parameter_of(module: nn.Module, otherwise: Tensor) -> Tensor:
@@ -266,18 +289,22 @@ def check_reducer() -> None:
 
 
 @torch.compiler.disable
-def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Pooling) -> Tensor:
+def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Combination, phi: Rows | None) -> Tensor:
     returned = call.rows(returned, batch)
+    if isinstance(returned, Tensor) and returned.dim() == 1:
+        returned = returned[:, None]
     if isinstance(returned, NodeStates):
         row_of = returned.row_of
         if row_of.device.type == "cpu" and not 0 <= int(row_of.min()) <= int(row_of.max()) < len(returned.rows):
             raise ValueError(f"the encoder's row_of points outside its {len(returned.rows)} rows")
-        return pool_nodes(returned, batch, pooling)
+        return pool_nodes(_changed(returned, phi), batch, pooling)
     if returned.dim() == 2:
         returned = returned[:, None].expand(-1, batch.num_configs, -1)
     if len(returned) == batch.num_nodes:
-        return pool_nodes(_unshared(returned), batch, pooling)
+        return pool_nodes(_changed(_unshared(returned), phi), batch, pooling)
     if len(returned) == batch.num_segments:
+        if phi is not None or pooling == "softmax":
+            raise ValueError("the readout goes over nodes, and the encoder returned one row for each segment")
         return returned.to(torch.promote_types(returned.dtype, torch.float32))
     raise ValueError(
         f"the encoder returned {len(returned)} rows for a batch of {batch.num_nodes} nodes in {batch.num_segments} "
@@ -285,46 +312,14 @@ def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Pooling) ->
     )
 
 
+def _changed(states: NodeStates, phi: Rows | None) -> NodeStates:
+    return states if phi is None else NodeStates(phi(states.rows), states.row_of)
+
+
 def _unshared(rows: Float[Tensor, "nodes configs channels"]) -> NodeStates:
     nodes, configs, channels = rows.shape
     every = torch.arange(nodes * configs, device=rows.device).view(nodes, configs)
     return NodeStates(rows.reshape(nodes * configs, channels), every)
-
-
-_SAME_AS: dict[str, Pooling] = {
-    "SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
-    "global_add_pool": "sum", "global_mean_pool": "mean", "global_max_pool": "max",
-}  # fmt: skip
-_ATTENDING = ("Set2Set", "AttentionalAggregation", "SoftmaxAggregation", "SetTransformerAggregation",
-              "GraphMultisetTransformer")  # fmt: skip
-_ORDERING = ("SortAggregation", "MedianAggregation", "QuantileAggregation", "LSTMAggregation", "GRUAggregation")
-
-
-def pooling_name(pooling: object) -> Pooling:
-    """Return the readout that a name, or PyG's `SumAggregation()`, `global_add_pool` and the like, stands for.
-
-    Raises:
-        ValueError: it is not known to decompose over segments.
-    """
-    if isinstance(pooling, str):
-        check_pooling(pooling)
-        return cast(Pooling, pooling)
-    kind = pooling if hasattr(pooling, "__name__") else type(pooling)  # a function or a class; or an object
-    name = getattr(kind, "__name__", "")
-    if name in _SAME_AS and kind.__module__.startswith("torch_geometric."):
-        return _SAME_AS[name]
-    raise ValueError(f"pooling {pooling!r} {_why(name)}; use 'sum', 'mean' or 'max'")
-
-
-def _why(name: str) -> str:
-    if name in _ATTENDING:
-        return (
-            "weighs every node against all others of its graph, so it does not decompose over segments, of which most "
-            "are not at hand in a step; for a learned weight let the encoder multiply each node by sigmoid(gate(node))"
-        )
-    if name in _ORDERING:
-        return "puts all nodes of a graph in order, so it does not decompose over segments"
-    return "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
 
 
 def complaints(encoder: object, inputs: Inputs | None = None) -> list[str]:
@@ -368,145 +363,3 @@ def _names(encoder: nn.Module, fits: Callable[[nn.Module], bool], most: int = 3)
         if fits(layer)
     ]
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
-
-
-Pooling = Literal["sum", "mean", "max"]
-
-
-def check_pooling(pooling: str) -> None:
-    """Refuse a readout that cannot be put together from segments."""
-    if pooling not in get_args(Pooling):
-        raise ValueError(
-            f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed from "
-            f"the readouts of its parts, so training on parts would estimate something else; use one of "
-            f"{', '.join(get_args(Pooling))}"
-        )
-
-
-def pool_nodes(states: NodeStates, batch: SegmentBatch, pooling: Pooling) -> Float[Tensor, "segments configs channels"]:
-    """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
-    if states.rows.device.type == "cpu":
-        kernel = SegmentMaxima if pooling == "max" else SegmentSums
-        row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
-    else:
-        pooled = _pool_owned_with_torch(states, batch, pooling)
-    return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
-
-
-def _pool_owned_with_torch(
-    states: NodeStates, batch: SegmentBatch, pooling: Pooling
-) -> Float[Tensor, "segments configs channels"]:
-    """A mask as an index would make the host wait for the device: context goes to a segment that is left out."""
-    segment = torch.where(batch.owned, batch.segment_of_node, batch.num_segments)
-    return _pool_with_torch(states.rows, states.row_of, segment, batch.num_segments + 1, pooling)[:-1]
-
-
-def _pool_with_torch(
-    rows: Float[Tensor, "rows channels"],
-    row_of: Int64[Tensor, "nodes configs"],
-    segment: Int64[Tensor, " nodes"],
-    num_segments: int,
-    pooling: Pooling,
-) -> Float[Tensor, "segments configs channels"]:
-    """Return the results of `SegmentSums` and `SegmentMaxima` on any device."""
-    dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
-    dense = dense.view(*row_of.shape, rows.shape[1])
-    if pooling == "max":
-        return _largest(dense, segment, num_segments)
-    return dense.new_zeros(num_segments, *dense.shape[1:]).index_add(0, segment, dense)
-
-
-def _largest(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int) -> Tensor:
-    index = group.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
-    least = rows.new_full((num_groups, *rows.shape[1:]), -torch.inf)
-    return least.scatter_reduce(0, index, rows, "amax", include_self=True)
-
-
-class GraphPool:
-    """Combines segments into graphs, some segments at a time.
-
-    `mean` weighs each segment by its share of all nodes of the graph, whether or not the other segments are here;
-    `max` takes the segments with weight > 0 as they are. `total` is the sum or maximum of segments added elsewhere.
-    """
-
-    def __init__(
-        self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Pooling, total: Tensor | None = None
-    ) -> None:
-        self.graph_node_counts, self.pooling = graph_node_counts, pooling
-        self.total = total
-
-    def add(
-        self,
-        embeddings: Float[Tensor, "segments configs channels"],
-        weights: Float[Tensor, "segments configs"],
-        node_counts: Int64[Tensor, " segments"],
-        graph_of_segment: Int64[Tensor, " segments"],
-    ) -> None:
-        shape = (len(self.graph_node_counts), *embeddings.shape[1:])
-        if self.pooling == "max":
-            present = torch.where(weights[..., None] > 0, embeddings, -torch.inf)
-            part = _largest(present, graph_of_segment, shape[0])
-            self.total = part if self.total is None else torch.maximum(self.total, part)
-            return
-        if self.pooling == "mean":
-            weights = weights * (node_counts.double() / self.graph_node_counts[graph_of_segment])[:, None]
-        weighed = embeddings * weights[..., None].to(embeddings.dtype)
-        part = embeddings.new_zeros(shape).index_add(0, graph_of_segment, weighed)
-        self.total = part if self.total is None else self.total + part
-
-    def result(self) -> Float[Tensor, "graphs configs channels"]:
-        """A graph of which no segment was added is zero."""
-        assert self.total is not None, "nothing was added"
-        return torch.where(torch.isneginf(self.total), 0.0, self.total) if self.pooling == "max" else self.total
-
-
-class SegmentSums(torch.autograd.Function):
-    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)`, in float32 at least."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-        ctx.shape, ctx.dtype = rows.shape, rows.dtype
-        ctx.save_for_backward(row_of, segment)
-        wide = _wide(rows)
-        out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
-        kernels.sum_forward(*_arrays(wide, row_of, segment, out))
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        row_of, segment = ctx.saved_tensors
-        rows_gradient = gradient.new_zeros(ctx.shape)
-        kernels.sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
-        return rows_gradient.to(ctx.dtype), None, None, None
-
-
-class SegmentMaxima(torch.autograd.Function):
-    """The same with maxima, -inf without nodes. Equal maxima share the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-        wide = _wide(rows)
-        out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
-        kernels.max_forward(*_arrays(wide, row_of, segment, out))
-        ctx.save_for_backward(rows, row_of, segment, out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, row_of, segment, out = ctx.saved_tensors
-        wide, holders = _wide(rows), torch.zeros_like(out)
-        kernels.count_largest(*_arrays(wide, row_of, segment, out, holders))
-        rows_gradient = torch.zeros_like(wide)
-        kernels.max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
-        return rows_gradient.to(rows.dtype), None, None, None
-
-
-def _wide(rows: Tensor) -> Tensor:
-    return rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
-
-
-def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.contiguous().numpy() for tensor in tensors]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
@@ -33,9 +35,7 @@ from gst.method.draws import (
     uniform_gradient,
 )  # fmt: skip
 from gst.method.encoding import (
-    GraphPool,
     Inputs,
-    Pooling,
     apply_head,
     call_of,
     check_reducer,
@@ -43,16 +43,18 @@ from gst.method.encoding import (
     encode_segments,
     evaluating,
     parameter_of,
-    pooling_name,
     rank,
     version,
     warn_about,
+    without_configs,
 )  # fmt: skip
+from gst.method.entering import Entrance, have_configs
 from gst.method.exchange import SharedRows
+from gst.method.forgetting import FirstLook
+from gst.method.loading import after_loading, before_loading, restore, state_of
+from gst.method.readouts import GraphPool, ReadoutName, Rows, readout_of
 from gst.method.regression import RowRegression, composite_weights, stale_sum
 from gst.method.rows import Known, ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients, row_chunks
-
-STATE_VERSION = 3  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations
 
 
 class GraphSegmentTraining(nn.Module):
@@ -75,7 +77,13 @@ class GraphSegmentTraining(nn.Module):
             `(segments, [configs,] channels)`; of a tuple the first.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction. A head with an attribute `references`
             (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first.
-        pooling: `sum`, `mean` (over nodes) or `max`.
+        pooling: readout of a graph from the embeddings h of its nodes: `sum`, `mean`, `max`, `attention` (mean weighted
+            by exp of a learned linear gate), `softmax` (by exp(h), for each channel), `std`, or PyG's aggregations of
+            these kinds, `AttentionalAggregation(gate)` and `PowerMeanAggregation(p)` among them. All are exact in
+            evaluation. Under sampling `sum` and `mean` have no bias, and neither has the gradient of a linear head. The
+            others are functions of sums: value and gradient are consistent, their bias vanishes as `num_fresh` grows.
+        readout: two functions (phi, rho) in place of `pooling`: rho(sum of phi(h)), of `(nodes, channels)` and
+            `(graphs, numbers)`; consistent. Rows of a table then hold sums of phi(h).
         num_fresh: S, segments encoded with gradient per graph and step.
         keep_probability: p of Stale Embedding Dropout.
         table: keeps embeddings of segments between steps; a `ShardedTable` where several processes train.
@@ -97,6 +105,10 @@ class GraphSegmentTraining(nn.Module):
             mapping from each argument to a field (`x`, `edge_index`, `batch`, `opcodes`, a name in `node_data` or
             `edge_data`) or to a function of the `ExpandedBatch`.
 
+        max_nodes: of `gst.segment`, for PyG's `Data` that is given in place of segmented graphs.
+        check_encoder: refuse an encoder that remembers a segment, such as `GCNConv(cached=True)`: seven encodings of
+            segments before the first step, in two orders.
+
     Raises:
         ValueError: an argument is out of range, or two of them exclude each other.
     """
@@ -105,7 +117,7 @@ class GraphSegmentTraining(nn.Module):
         self,
         encoder: Callable[..., Tensor],
         head: Callable[[Tensor], Tensor],
-        pooling: Pooling | Callable[..., Any] = "mean",
+        pooling: ReadoutName | Callable[..., Any] = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: EmbeddingTable | ShardedTable | None = None,
@@ -114,9 +126,13 @@ class GraphSegmentTraining(nn.Module):
         refresh: Refresh = "uniform",
         estimate: Estimate = "auto",
         inputs: Inputs | None = None,
+        readout: tuple[Rows, Rows] | None = None,
+        max_nodes: int = 1000,
+        check_encoder: bool = True,
     ) -> None:
         super().__init__()
-        self.pooling = pooling_name(pooling)
+        self.readout = readout_of(pooling if readout is None else readout)
+        self.pooling = self.readout.combine
         has_table = table is not None
         self.estimate = checked_estimate(self.pooling, num_fresh, keep_probability, has_table, refresh, estimate)
         self.encoder, self.head, self.table, self.inputs = encoder, head, table, inputs
@@ -130,32 +146,43 @@ class GraphSegmentTraining(nn.Module):
         self._frozen_version: tuple[Any, ...] | None = None
         self._call = call_of(encoder, inputs)
         self._copies: torch.Stream | None = None
-        self.register_load_state_dict_post_hook(_after_loading)
+        self._entered, self._first_look = Entrance(max_nodes), FirstLook(check_encoder)
+        self.register_load_state_dict_pre_hook(before_loading)
+        self.register_load_state_dict_post_hook(after_loading)
         warn_about(encoder, inputs)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(
         self,
-        graphs: Sequence[SegmentedGraph] | None = None,
+        graphs: Any = None,
         configs: Int64[Tensor, "graphs configs"] | None = None,
         prefetched: PrefetchedStep | None = None,
     ) -> Tensor:
-        """Predict for `configs` of each graph: -1 is padding with a meaningless prediction; None stands for all. In
-        training mode this is one step of the method and writes the table; in evaluation mode `exact`. A step that is
-        read already, `load(draw(graphs, configs))`, may be given as `prefetched` instead."""
+        """Predict `(graphs, outputs)`, or `(graphs,)` for one output. With `configs`, or if a graph has any, it is
+        `(graphs, configs, outputs)`; -1 is padding with a meaningless prediction, and None stands for all.
+
+        In training mode this is one step of the method and writes the table; in evaluation mode it is `exact`, with a
+        gradient if gradients are on: the backward pass encodes the segments again, within `max_rows`. `graphs` are
+        segmented, or PyG's `Data` or a batch of its `DataLoader`: these are cut once and found again by their content.
+        A step that is read already, `load(draw(graphs, configs))`, may be given as `prefetched` instead."""
         if prefetched is None:
-            assert graphs is not None, "give graphs, or the result of load()"
+            graphs = self._entered(graphs)
             if not self.training:
-                return self.exact(graphs, configs)
+                return self._evaluate(graphs, configs, torch.is_grad_enabled())
         step = self._begin(graphs, configs, prefetched)
+        has_configs = have_configs(step.draw.catalogue.graphs, configs)
         if step.batch is None:
-            return apply_head(self.head, self._embed_frozen(step))
+            return self._predict(self._embed_frozen(step), has_configs)
         if step.rows is not None:
             step.rows.begin()
         embedded = self._encode_batch(step.batch)  # while rows of other processes travel
         if self._keys is not None:
             self._keys.check_width(embedded.shape[-1])
-        return apply_head(self.head, self._estimate(step.draw, embedded, step.rows))
+        return self._predict(self._estimate(step.draw, embedded, step.rows), has_configs)
+
+    def _predict(self, pooled: Float[Tensor, "graphs configs numbers"], has_configs: bool) -> Tensor:
+        prediction = apply_head(self.head, self.readout.finish(pooled))
+        return prediction if has_configs else without_configs(prediction)
 
     @torch.compiler.disable
     def _begin(
@@ -166,6 +193,8 @@ class GraphSegmentTraining(nn.Module):
             assert graphs is not None
             prefetched = self.load(self.draw(graphs, configs))
         self.step = prefetched.draw.number
+        if prefetched.batch is not None:
+            self._first_look(self, prefetched.draw.catalogue, prefetched.draw.configs)
         if prefetched.arrived is not None and prefetched.batch is not None:
             stream = torch.accelerator.current_stream(self.like().device)
             stream.wait_event(prefetched.arrived)
@@ -182,6 +211,7 @@ class GraphSegmentTraining(nn.Module):
         """Draw the segments of the next step, or of the one `ahead` steps after it; of a shared step this process's."""
         if peers is not None:
             graphs, configs = peers.graphs, peers.configs
+        graphs = self._entered(graphs)
         catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
         number, keys, scores = self.step + 1 + ahead, None, None
         if self.refresh == "age" and not self.encoder_frozen:
@@ -204,23 +234,24 @@ class GraphSegmentTraining(nn.Module):
         like, batch = self.like(), self.fresh_batch(draw)
         if like.device.type in ("cpu", "mps", "meta"):  # which have no streams
             return PrefetchedStep(draw, batch.to(like.device, like.dtype), rows)
-        here = self._copies = self._copies or torch.Stream(like.device)
-        # The same stream by an object of its own: PyTorch notes on the object what to go back to, for one thread.
-        own = torch.Stream(stream_id=here.stream_id, device_index=here.device_index, device_type=here.device_type)
-        with own as copies:
-            copied = batch.pinned().to(like.device, like.dtype)
-            return PrefetchedStep(draw, copied, rows, copies.record_event())
+        self._copies = self._copies or torch.Stream(like.device)
+        copied, arrived = batch.copied_by(self._copies, like)
+        return PrefetchedStep(draw, copied, rows, arrived)
 
     def rows_of(self, draw: Draw) -> StepRows | None:
         """Return access to the rows of a step; None without a table. A frozen encoder needs all rows."""
         all_rows = self.encoder_frozen or self.estimate in ALL_ROWS
         return None if self._keys is None else self._rows_type(self._keys, draw, self.like, all_rows)
 
-    @torch.compiler.disable
-    def exact(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
+    def exact(self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predict from all segments, encoded now without gradient and in evaluation mode, within `max_rows`."""
-        with torch.no_grad(), evaluating(self.encoder, self.head):
-            return apply_head(self.head, self.embed(graphs, self._with_references(graphs, configs)))
+        return self._evaluate(self._entered(graphs), configs, with_gradient=False)
+
+    @torch.compiler.disable
+    def _evaluate(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None, with_gradient: bool) -> Tensor:
+        with torch.set_grad_enabled(with_gradient), evaluating(self.encoder, self.head, self.readout):
+            pooled = self._embed(graphs, self._with_references(graphs, configs), with_gradient)
+            return self._predict(pooled, have_configs(graphs, configs))
 
     def scores(
         self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64
@@ -257,7 +288,7 @@ class GraphSegmentTraining(nn.Module):
             >>> graph = Graph(np.arange(4, dtype=np.float32)[:, None], edges)
             >>> model = GraphSegmentTraining(lambda x, edge_index: x, nn.Identity(), "sum")
             >>> model.exact_over_cuts([graph], cuts=3, max_nodes=2).tolist()
-            [[[6.0]]]
+            [6.0]
         """
         if cuts < 1:
             raise ValueError(f"cuts is {cuts}; a prediction needs at least one cut of each graph")
@@ -268,13 +299,19 @@ class GraphSegmentTraining(nn.Module):
         return torch.stack(predictions).mean(0)
 
     def embed(
-        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"] | None = None
+        self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
         """Return the pooled embeddings of `configs`, from all segments, encoded now without gradient."""
+        with torch.no_grad(), evaluating(self.readout):
+            return self.readout.finish(self._embed(self._entered(graphs), configs, with_gradient=False))
+
+    def _embed(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None, with_gradient: bool) -> Tensor:
         catalogue, checked = Catalogue.of(graphs), checked_configs(graphs, configs)
         pool, everything = self._pool(catalogue), torch.arange(len(catalogue))
+        ones = torch.ones(len(catalogue), checked.shape[1])
         with evaluating(self.encoder):
-            self._add_encoded(pool, catalogue, everything, checked, torch.ones(len(catalogue), checked.shape[1]))
+            self._first_look(self, catalogue, checked)
+            self._add_encoded(pool, catalogue, everything, checked, ones, with_gradient)
         return pool.result()
 
     def channels(self, graph: SegmentedGraph) -> int:
@@ -306,15 +343,22 @@ class GraphSegmentTraining(nn.Module):
 
     def _freeze(self) -> None:
         self.encoder_frozen = True
-        for parameter in self.encoder.parameters() if isinstance(self.encoder, nn.Module) else ():
+        for parameter in [p for m in self._before_rows() if isinstance(m, nn.Module) for p in m.parameters()]:
             if not nn.parameter.is_lazy(parameter):
                 parameter.requires_grad_(False)
                 parameter.grad = None  # else an optimizer would go on by it
 
+    def _before_rows(self) -> tuple[object, object]:
+        """Return the modules that rows of the table come from."""
+        return self.encoder, self.readout.phi
+
+    def _rows_version(self) -> tuple[Any, ...]:
+        return tuple(map(version, self._before_rows()))
+
     def _forget_rows(self) -> None:
         if self._keys is not None:
             self._keys.forget()
-        self._frozen_version = version(self.encoder)
+        self._frozen_version = self._rows_version()
 
     # The estimate --------------------------------------------------------------------------------------------------
 
@@ -372,14 +416,14 @@ class GraphSegmentTraining(nn.Module):
         """Return exact pooled embeddings, so the encoder is in evaluation mode."""
         check_reducer()
         if self._frozen_version == ():
-            self._frozen_version = version(self.encoder)
-        elif self._frozen_version != version(self.encoder):
+            self._frozen_version = self._rows_version()
+        elif self._frozen_version != self._rows_version():
             self._freeze()  # lazy layers may have taken their widths since
             self._forget_rows()
         catalogue, configs, rows = step.draw.catalogue, step.draw.configs, step.rows
         everything, weights = torch.arange(len(catalogue)), torch.ones(len(catalogue), configs.shape[1])
         pool = self._pool(catalogue)
-        with evaluating(self.encoder):
+        with evaluating(*self._before_rows()):
             if rows is None:
                 self._add_encoded(pool, catalogue, everything, configs, weights)
                 return pool.result()
@@ -401,12 +445,16 @@ class GraphSegmentTraining(nn.Module):
         pool.add(embedded, weights.to(embedded, non_blocking=True), counts, graphs)
 
     def _add_encoded(
-        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor
-    ) -> list[Tensor]:
-        """Encode `segments` without gradient, add them to the pool, and return their embeddings."""
+        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor,
+        with_gradient: bool = False,
+    ) -> list[Tensor]:  # fmt: skip
+        """Encode `segments`, add them to the pool, and return their embeddings; the backward pass encodes them anew."""
         encoded = []
+        encode = (
+            partial(checkpoint, self._encode, use_reentrant=False) if with_gradient else torch.no_grad()(self._encode)
+        )
         for chunk in catalogue.chunks(segments, configs.shape[1], self.max_rows):
-            encoded.append(self._encode(catalogue, chunk, configs))
+            encoded.append(encode(catalogue, chunk, configs))
             self._add(pool, catalogue, chunk, encoded[-1], weights[chunk])
         return encoded
 
@@ -422,8 +470,11 @@ class GraphSegmentTraining(nn.Module):
     def _encode(
         self, catalogue: Catalogue, segments: Int64[Tensor, " chosen"], configs: Int64[Tensor, "graphs configs"]
     ) -> Float[Tensor, "chosen configs channels"]:
-        """Encode segments without gradient."""
-        return encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, self.like())
+        like = self.like()
+        if not torch.is_grad_enabled():
+            return encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, like)
+        with evaluating(*self._before_rows()):  # a backward pass may come after train()
+            return encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, like)
 
     def fresh_batch(self, draw: Draw) -> SegmentBatch:
         """Read the fresh segments of a draw, in memory of the host."""
@@ -432,7 +483,7 @@ class GraphSegmentTraining(nn.Module):
 
     @torch.compiler.disable(recursive=False)
     def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
-        return embed_segments(self.encoder, batch, self._call, self.pooling)
+        return embed_segments(self.encoder, batch, self._call, self.pooling, self.readout.phi)
 
     def _with_references(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
         """Return `configs`, after the reference configurations of the head if it has any."""
@@ -451,39 +502,12 @@ class GraphSegmentTraining(nn.Module):
     # Saving --------------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {
-            "version": STATE_VERSION, "step": self.step, "seed": self.seed, "encoder_frozen": self.encoder_frozen,
-            "slot": None if self._keys is None else self._keys.slot,
-            "regression": None if self._regression is None else self._regression.state_dict(),
-        } | ({"ages": self._ages.state_dict()} if self.refresh == "age" else {})  # fmt: skip
+        return state_of(self)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        if state.get("version", 1) != STATE_VERSION and self.table is not None:
-            raise ValueError(
-                f"the checkpoint is of version {state.get('version', 1)}, and rows of a table have other keys in "
-                f"version {STATE_VERSION}: train again, or load it into a model without a table"
-            )
-        self.step, self.seed = state["step"], state["seed"]
-        if self._keys is not None:
-            self._keys.slot = state.get("slot")
-        if "ages" in state:
-            self._ages.load_state_dict(state["ages"])
-        if self._regression is not None and state.get("regression") is not None:
-            self._regression.load_state_dict(state["regression"])
-        if state["encoder_frozen"]:
-            self._freeze()
-            self._frozen_version = ()  # set by `_after_loading`, once encoder and table are loaded too
+        restore(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for `copy` and `pickle`, without streams; rows of a frozen encoder stay exact."""
         frozen_version = () if self.encoder_frozen else None
         return self.__dict__ | {"_copies": None, "_frozen_version": frozen_version}
-
-
-def _after_loading(model: GraphSegmentTraining, incompatible: object) -> None:
-    """Keep the rows of an encoder that was saved frozen; forget those of one that was frozen here."""
-    if model.encoder_frozen and model._frozen_version == ():
-        model._freeze()
-        model._frozen_version = version(model.encoder)
-    elif model.encoder_frozen:
-        model._forget_rows()

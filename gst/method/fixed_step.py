@@ -19,8 +19,9 @@ from embedding_cache import EmbeddingTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Draw, dropout_weights
-from gst.method.encoding import GraphPool, apply_head, complaints, embed_segments
+from gst.method.encoding import apply_head, complaints, embed_segments
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.readouts import GraphPool
 from gst.method.regression import stale_sum
 from gst.method.rows import StepRows
 
@@ -289,6 +290,8 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
         return "is of one process; give the model an EmbeddingTable"
     if model.estimate in ("regression", "composite") or model.refresh != "uniform":
         return f"is for dropout or difference and uniform draws, not {model.estimate!r} and {model.refresh!r}"
+    if not model.readout.is_plain:
+        return "pools by sum, mean or max alone"
     if getattr(model.head, "references", 0):
         return "has no reference configurations"
     if problems := complaints(model.encoder, model.inputs):

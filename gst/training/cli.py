@@ -58,7 +58,7 @@ USUAL = """\
 --json FILE                  write the result as JSON; also --quiet, --verbose, --debug
 --model.encoder CLASS        gst.nn.SAGE, GCN, GIN, GAT, GPS, FusedSAGE, or your class; --model.encoder.channels N
 --model.head CLASS           gst.nn.Head, gst.nn.CrossConfigHead, or your class
---model.pooling NAME         sum, mean or max over the nodes of a graph
+--model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step
 --model.table true           keep embeddings of the other segments in a table between steps
 --model.estimate NAME        use of the table: auto, fresh, dropout, fixed_dropout, difference, regression, composite

@@ -26,8 +26,8 @@ from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
 from gst.method.draws import Estimate, Refresh, checked_estimate
-from gst.method.encoding import Pooling, pooling_name
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.readouts import ReadoutName, readout_of
 from gst.training.datamodule import TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
@@ -65,7 +65,7 @@ class SegmentTrainingModule(L.LightningModule):
         self,
         encoder: nn.Module,
         head: nn.Module,
-        pooling: Pooling = "mean",
+        pooling: ReadoutName = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: bool = False,
@@ -83,17 +83,17 @@ class SegmentTrainingModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        for name in ("encoder", "head"):  # from Python they are modules, which a checkpoint must not pickle
+        for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         if refresh == "age" and not table:
             raise ValueError("refresh='age' refreshes rows of the table; add --model.table true")
-        pooling = pooling_name(pooling)
-        estimate = checked_estimate(pooling, num_fresh, keep_probability, table, refresh, estimate)
+        readout = readout_of(pooling)
+        estimate = checked_estimate(readout.combine, num_fresh, keep_probability, table, refresh, estimate)
         self.loss, self.record_step, self.wants_table = loss, record_step, table
         self._method: dict[str, Any] = {
-            "pooling": pooling, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
+            "pooling": readout, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
             "seed": seed, "estimate": estimate, "refresh": refresh,
         }  # fmt: skip
         self._table_options = {"tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity}

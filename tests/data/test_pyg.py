@@ -65,6 +65,13 @@ def test_names_are_given_or_the_datas_or_made_from_the_content() -> None:
         ({"edge_index": torch.zeros(5, 2)}, r"edge_index has shape \(5, 2\), want \(2, edges\)"),
         ({"edge_index": torch.tensor([[0], [3]])}, "edges name nodes 0..3, but nodes are 0..2"),
         ({"y": torch.zeros(3)}, r"y has shape \(3,\), want one number for the whole graph"),
+        ({"y": torch.tensor(torch.nan)}, r"y is \[nan\]; want finite numbers, or data.y = None"),
+        ({"y": torch.tensor([[1.0, torch.inf]])}, r"y is \[1.0, inf\]; want finite numbers"),
+        ({"x": torch.full((3, 1), torch.nan)}, "node_features holds NaN or infinity"),
+        ({"edge_attr": torch.full((2, 1), torch.inf)}, r"edge_data\['edge_attr'\] holds NaN or infinity"),
+        ({"edge_index": torch.tensor([[0.5], [1.2]])}, r"edge_index is torch.float32, want numbers of nodes"),
+        ({"edge_attr": torch.ones(1, 4)}, "edge_attr has 1 rows for 2 edges; want one row for each edge"),
+        ({"edge_weight": torch.ones(3)}, "edge_weight has 3 rows for 2 edges"),
         ({"num_graphs": 2}, r"a Batch of 2 graphs; convert each of its to_data_list\(\)"),
     ],
 )
@@ -75,7 +82,9 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
 
 def test_what_nodes_and_edges_have_besides_is_kept_under_its_name() -> None:
     more = {"edge_attr": torch.ones(2, 4), "edge_weight": torch.tensor([1, 2]), "pos": torch.zeros(3, 2)}
-    graph = from_pyg(data(**more, train_mask=torch.ones(3, dtype=torch.bool), opcodes=torch.tensor([1, 2, 3])))
+    left = {"train_mask": torch.ones(3, dtype=torch.bool), "z": torch.ones(5, 2), "edge_label": torch.ones(1)}
+    with pytest.warns(UserWarning, match=r"left out: train_mask \(3,\), z \(5, 2\), edge_label \(1,\); kept are"):
+        graph = from_pyg(data(**more, **left, opcodes=torch.tensor([1, 2, 3])))
     assert {name: array.dtype for name, array in graph.edge_data.items()} == {
         "edge_attr": np.float32, "edge_weight": np.int64,
     }  # fmt: skip
@@ -125,3 +134,32 @@ def test_what_all_types_have_comes_along_and_what_some_have_is_named() -> None:
     assert graph.node_data["pos"].tolist() == [[0], [0], [0], [1], [1]] and "cost" not in graph.node_data
     assert graph.edge_data["edge_attr"].tolist() == [[0] * 3] * 2 + [[1] * 3] * 2
     assert graph.node_data["time"].tolist() == [0, 1, 2, 0, 1] and graph.edge_data["edge_time"].tolist() == [7, 8] * 2
+
+
+def typed(edges: list[list[int]], **of_edges: Any) -> Any:
+    hetero = pytest.importorskip(
+        "torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]"
+    ).HeteroData()
+    hetero["op"].x, hetero["buffer"].x = torch.ones(50, 4), torch.ones(20, 2)
+    hetero["op", "writes", "buffer"].edge_index = torch.tensor(edges)
+    for key, value in of_edges.items():
+        hetero["op", "writes", "buffer"][key] = value
+    return hetero
+
+
+def test_edges_of_a_type_stay_within_its_nodes() -> None:
+    assert from_pyg(typed([[49], [19]])).edges.tolist() == [[49], [69]]
+    with pytest.raises(ValueError, match=r"\('op', 'writes', 'buffer'\): edge_index names nodes 50..50, .* are 0..49"):
+        from_pyg(typed([[50], [0]]))
+    with pytest.raises(ValueError, match=r"edge_index names nodes -1..-1, but nodes are 0..19"):
+        from_pyg(typed([[0], [-1]]))
+    with pytest.raises(ValueError, match="edge_attr has 1 rows for 2 edges"):
+        from_pyg(typed([[0, 1], [1, 1]], edge_attr=torch.ones(1, 3)))
+    with pytest.warns(UserWarning, match="left out: score"):
+        from_pyg(typed([[0, 1], [1, 1]], score=torch.ones(5)))
+
+
+def test_a_list_is_no_graph_and_a_row_is_several_targets() -> None:
+    with pytest.raises(ValueError, match=r"from_pyg takes one Data, not 2 of them: \[gst.from_pyg\(each\)"):
+        from_pyg([data(), data()])
+    assert from_pyg(data(y=torch.tensor([[1.0, 2.0, 3.0]]))).targets.tolist() == [[1, 2, 3]]

@@ -78,8 +78,8 @@ def test_what_is_no_array_is_named(unchecked: None) -> None:
         Graph(np.zeros((3, 1), np.float32), torch.zeros(2, 0, dtype=torch.int64))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="node_features is a list"):
         Graph([[0.0]], np.zeros((2, 0), np.int64))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"a Data cannot be cut.*from_pyg"):
-        segment(Data(torch.zeros(3, 1), torch.zeros(2, 0, dtype=torch.int64)))
+    with pytest.raises(ValueError, match=r"a list cannot be cut; want one gst.Graph, or PyG's Data"):
+        segment([Data(torch.zeros(3, 1), torch.zeros(2, 0, dtype=torch.int64))])
 
 
 @pytest.mark.parametrize(

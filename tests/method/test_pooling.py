@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.encoding import (
-    Call,
+from gst.method.encoding import Call, embed_segments
+from gst.method.readouts import (
     GraphPool,
     Pooling,
     SegmentMaxima,
@@ -19,7 +19,6 @@ from gst.method.encoding import (
     _pool_owned_with_torch,
     _pool_with_torch,
     check_pooling,
-    embed_segments,
     pool_nodes,
 )
 

@@ -16,7 +16,7 @@ from embedding_cache import EmbeddingTable
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method import encoding
+from gst.method import encoding, readouts
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
@@ -56,7 +56,7 @@ STEPS = 6  # three that warm up, and three replays
 
 def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
     """`pool_nodes` without kernels of the CPU alone, which cannot be recorded."""
-    total = encoding._pool_owned_with_torch(states, batch, pooling)
+    total = readouts._pool_owned_with_torch(states, batch, pooling)
     return total / batch.node_counts[:, None, None] if pooling == "mean" else total
 
 

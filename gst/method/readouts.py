@@ -1,0 +1,320 @@
+"""Readouts that decompose over segments: names, pooling of nodes into segments, and of segments into graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from gst.method import kernels
+from gst.method.batch import NodeStates, SegmentBatch
+
+Pooling = Literal["sum", "mean", "max"]
+Combination = Literal["sum", "mean", "max", "softmax"]
+ReadoutName = Literal["sum", "mean", "max", "attention", "softmax", "std"]
+Rows = Callable[[Tensor], Tensor]
+LEAST_VARIANCE = 1e-5  # as in PyG: a smaller one counts as 0, where the slope of the root has no bound
+
+
+def check_pooling(pooling: str) -> None:
+    """Refuse a readout that cannot be put together from segments."""
+    if pooling not in get_args(ReadoutName):
+        raise ValueError(
+            f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed from "
+            f"the readouts of its parts, so training on parts would estimate something else; use one of "
+            f"{', '.join(get_args(ReadoutName))}, or readout=(phi, rho)"
+        )
+
+
+class Readout(nn.Module):
+    """Readout rho(combination of phi(h)) over the nodes h of a graph: what PyG calls an aggregation.
+
+    Args:
+        combine: `sum`, `mean` and `max` go over the rows phi(h); `softmax` is the mean of their first half with weights
+            that are the exponentials of their second half.
+        phi: (nodes, channels) -> (nodes, numbers); None leaves the nodes as they are.
+        rho: (graphs, numbers) -> (graphs, channels), likewise. `softmax` hands on the mean alone.
+
+    Examples:
+        >>> norm = readout_of((torch.square, torch.sqrt))  # of a sum of squares
+        >>> norm.finish(torch.tensor([[[9.0, 16.0]]])).tolist()
+        [[[3.0, 4.0]]]
+    """
+
+    def __init__(self, combine: Combination, phi: Rows | None = None, rho: Rows | None = None) -> None:
+        super().__init__()
+        self.combine, self.phi, self.rho = combine, phi, rho
+
+    @property
+    def is_plain(self) -> bool:
+        """True for the sum, mean or maximum of the nodes themselves."""
+        return self.phi is None and self.rho is None
+
+    def finish(self, pooled: Float[Tensor, "graphs configs numbers"]) -> Float[Tensor, "graphs configs channels"]:
+        """Return rho of the combined rows of graphs."""
+        return pooled if self.rho is None else self.rho(pooled.flatten(0, 1)).unflatten(0, pooled.shape[:2])
+
+
+class _Logits(nn.Module):
+    """Rows of `values(h)`, and beside them their logits `gate(h)`, for the combination `softmax`."""
+
+    def __init__(self, gate: Rows, values: Rows | None = None) -> None:
+        super().__init__()
+        self.gate, self.values = gate, values
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        values = nodes if self.values is None else self.values(nodes)
+        return torch.cat([values, self.gate(nodes).expand_as(values)], -1)
+
+
+class _Times(nn.Module):
+    """Logits of PyG's `SoftmaxAggregation`, which may learn their factor."""
+
+    def __init__(self, readout: Any) -> None:
+        super().__init__()
+        self.readout = readout
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        logits = nodes * self.readout.t
+        return logits.detach() if self.readout.semi_grad else logits
+
+
+class _Power(nn.Module):
+    """Powers of PyG's `PowerMeanAggregation` before the mean, and after it the roots."""
+
+    def __init__(self, readout: Any, is_root: bool) -> None:
+        super().__init__()
+        self.readout, self.is_root = readout, is_root
+
+    def forward(self, rows: Tensor) -> Tensor:
+        power = self.readout.p
+        if not isinstance(power, Tensor) and power == 1:
+            return rows
+        rows = rows.clamp(min=self.readout.min_value, max=self.readout.max_value)
+        return rows.pow(1 / power if self.is_root else power)
+
+
+def _with_squares(nodes: Tensor) -> Tensor:
+    nodes = nodes.to(torch.promote_types(nodes.dtype, torch.float32))  # of which a difference is taken
+    return torch.cat([nodes, nodes.square()], -1)
+
+
+def _variance(means: Tensor) -> Tensor:
+    mean, of_squares = means.chunk(2, -1)
+    return of_squares - mean.square()
+
+
+def _deviation(means: Tensor) -> Tensor:
+    variance = _variance(means)
+    return torch.where(variance > LEAST_VARIANCE, variance.clamp(min=LEAST_VARIANCE).sqrt(), 0.0)
+
+
+_SAME_AS: dict[str, ReadoutName] = {
+    "SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "StdAggregation": "std",
+    "global_add_pool": "sum", "global_mean_pool": "mean", "global_max_pool": "max",
+}  # fmt: skip
+_OF_PYG: dict[str, Callable[[Any], Readout]] = {
+    "AttentionalAggregation": lambda its: Readout("softmax", _Logits(its.gate_mlp or its.gate_nn, its.mlp or its.nn)),
+    "SoftmaxAggregation": lambda its: Readout("softmax", _Logits(_Times(its))),
+    "PowerMeanAggregation": lambda its: Readout("mean", _Power(its, False), _Power(its, True)),
+    "VarAggregation": lambda its: Readout("mean", _with_squares, _variance),
+}
+_ATTENDING = ("Set2Set", "SetTransformerAggregation", "GraphMultisetTransformer")
+_ORDERING = ("SortAggregation", "MedianAggregation", "QuantileAggregation", "LSTMAggregation", "GRUAggregation")
+
+
+def readout_of(pooling: object) -> Readout:
+    """Return the readout that a name, a pair (phi, rho), or PyG's `SumAggregation()` and the like, stands for.
+
+    Raises:
+        ValueError: it is not known to decompose over segments.
+    """
+    if isinstance(pooling, Readout):
+        return pooling
+    if isinstance(pooling, str):
+        check_pooling(pooling)
+        if pooling == "attention":
+            return Readout("softmax", _Logits(nn.LazyLinear(1)))
+        if pooling == "softmax":
+            return Readout("softmax", _Logits(nn.Identity()))
+        return Readout("mean", _with_squares, _deviation) if pooling == "std" else Readout(cast(Pooling, pooling))
+    if isinstance(pooling, tuple) and len(pooling) == 2 and all(map(callable, pooling)):
+        return Readout("sum", *pooling)
+    kind = pooling if hasattr(pooling, "__name__") else type(pooling)  # a function or a class; or an object
+    name = getattr(kind, "__name__", "")
+    if getattr(kind, "__module__", "").startswith("torch_geometric."):
+        if name in _SAME_AS:
+            return readout_of(_SAME_AS[name])
+        if name in _OF_PYG and isinstance(pooling, nn.Module):
+            return _OF_PYG[name](pooling)
+    raise ValueError(f"pooling {pooling!r} {_why(name)}; use 'sum', 'mean' or 'max', or readout=(phi, rho)")
+
+
+def _why(name: str) -> str:
+    if name in _ATTENDING:
+        return "weighs every node against all others of its graph, so it does not decompose over segments"
+    if name in _ORDERING:
+        return "puts all nodes of a graph in order, so it does not decompose over segments"
+    return "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
+
+
+def pool_nodes(
+    states: NodeStates, batch: SegmentBatch, pooling: Combination
+) -> Float[Tensor, "segments configs channels"]:
+    """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
+    if states.rows.device.type == "cpu" and pooling != "softmax":
+        kernel = SegmentMaxima if pooling == "max" else SegmentSums
+        row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
+        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
+    else:
+        pooled = _pool_owned_with_torch(states, batch, pooling)
+    return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
+
+
+def _pool_owned_with_torch(
+    states: NodeStates, batch: SegmentBatch, pooling: Combination
+) -> Float[Tensor, "segments configs channels"]:
+    """A mask as an index would make the host wait for the device: context goes to a segment that is left out."""
+    segment = torch.where(batch.owned, batch.segment_of_node, batch.num_segments)
+    return _pool_with_torch(states.rows, states.row_of, segment, batch.num_segments + 1, pooling)[:-1]
+
+
+def _pool_with_torch(
+    rows: Float[Tensor, "rows channels"],
+    row_of: Int64[Tensor, "nodes configs"],
+    segment: Int64[Tensor, " nodes"],
+    num_segments: int,
+    pooling: Combination,
+) -> Float[Tensor, "segments configs channels"]:
+    """Return the results of `SegmentSums` and `SegmentMaxima` on any device."""
+    dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
+    dense = dense.view(*row_of.shape, rows.shape[1])
+    if pooling == "max":
+        return _largest(dense, segment, num_segments)
+    if pooling == "softmax":
+        return _weighted_mean(dense, segment, num_segments)
+    return dense.new_zeros(num_segments, *dense.shape[1:]).index_add(0, segment, dense)
+
+
+def _largest(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int) -> Tensor:
+    index = group.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+    least = rows.new_full((num_groups, *rows.shape[1:]), -torch.inf)
+    return least.scatter_reduce(0, index, rows, "amax", include_self=True)
+
+
+def _weighted_mean(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int) -> Tensor:
+    """Return means of the first halves of rows, weighted by the exponentials of their second halves, the logits, and
+    beside them the logarithms of the sums of these weights: a row that stands for its group in a larger mean."""
+    values, logits = rows.chunk(2, -1)
+    top = _largest(logits.detach(), group, num_groups)
+    top = torch.where(top.isneginf(), 0.0, top)  # of an empty group; the largest weight of others is 1
+    weights = (logits - top[group]).exp()
+    total = torch.zeros_like(top).index_add(0, group, weights)
+    least = torch.finfo(total.dtype).tiny
+    mean = torch.zeros_like(top).index_add(0, group, weights * values) / total.clamp(min=least)
+    return torch.cat([mean, torch.where(total > 0, top + total.clamp(min=least).log(), -torch.inf)], -1)
+
+
+class GraphPool:
+    """Combines segments into graphs, some segments at a time.
+
+    `mean` weighs each segment by its share of all nodes of the graph, whether or not the other segments are here;
+    `max` takes the segments with weight > 0 as they are; `softmax` adds the logarithm of the weight to the logits.
+    `total` is the sum, maximum or mean of segments added elsewhere.
+    """
+
+    def __init__(
+        self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Combination, total: Tensor | None = None
+    ) -> None:
+        self.graph_node_counts, self.pooling = graph_node_counts, pooling
+        self.total = total
+
+    def add(
+        self,
+        embeddings: Float[Tensor, "segments configs channels"],
+        weights: Float[Tensor, "segments configs"],
+        node_counts: Int64[Tensor, " segments"],
+        graph_of_segment: Int64[Tensor, " segments"],
+    ) -> None:
+        shape = (len(self.graph_node_counts), *embeddings.shape[1:])
+        if self.pooling == "max":
+            present = torch.where(weights[..., None] > 0, embeddings, -torch.inf)
+            part = _largest(present, graph_of_segment, shape[0])
+            self.total = part if self.total is None else torch.maximum(self.total, part)
+            return
+        if self.pooling == "softmax":
+            halves = [*embeddings.chunk(2, -1)]
+            rows = torch.cat([halves[0], halves[1] + weights[..., None].log().to(embeddings.dtype)], -1)
+            if self.total is not None:
+                everyone = torch.arange(shape[0], device=rows.device)
+                rows, graph_of_segment = torch.cat([self.total, rows]), torch.cat([everyone, graph_of_segment])
+            self.total = _weighted_mean(rows, graph_of_segment, shape[0])
+            return
+        if self.pooling == "mean":
+            weights = weights * (node_counts.double() / self.graph_node_counts[graph_of_segment])[:, None]
+        weighed = embeddings * weights[..., None].to(embeddings.dtype)
+        part = embeddings.new_zeros(shape).index_add(0, graph_of_segment, weighed)
+        self.total = part if self.total is None else self.total + part
+
+    def result(self) -> Float[Tensor, "graphs configs channels"]:
+        """A graph of which no segment was added is zero."""
+        assert self.total is not None, "nothing was added"
+        if self.pooling == "softmax":
+            return self.total.chunk(2, -1)[0]
+        return torch.where(torch.isneginf(self.total), 0.0, self.total) if self.pooling == "max" else self.total
+
+
+class SegmentSums(torch.autograd.Function):
+    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)`, in float32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+        ctx.shape, ctx.dtype = rows.shape, rows.dtype
+        ctx.save_for_backward(row_of, segment)
+        wide = _wide(rows)
+        out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
+        kernels.sum_forward(*_arrays(wide, row_of, segment, out))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        row_of, segment = ctx.saved_tensors
+        rows_gradient = gradient.new_zeros(ctx.shape)
+        kernels.sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
+        return rows_gradient.to(ctx.dtype), None, None, None
+
+
+class SegmentMaxima(torch.autograd.Function):
+    """The same with maxima, -inf without nodes. Equal maxima share the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+        wide = _wide(rows)
+        out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
+        kernels.max_forward(*_arrays(wide, row_of, segment, out))
+        ctx.save_for_backward(rows, row_of, segment, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        rows, row_of, segment, out = ctx.saved_tensors
+        wide, holders = _wide(rows), torch.zeros_like(out)
+        kernels.count_largest(*_arrays(wide, row_of, segment, out, holders))
+        rows_gradient = torch.zeros_like(wide)
+        kernels.max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
+        return rows_gradient.to(rows.dtype), None, None, None
+
+
+def _wide(rows: Tensor) -> Tensor:
+    return rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def _arrays(*tensors: Tensor) -> list[np.ndarray]:
+    return [tensor.contiguous().numpy() for tensor in tensors]

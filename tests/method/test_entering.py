@@ -1,0 +1,204 @@
+"""The drop-in module as PyG users write it: what a model takes, what it returns, and what it says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gst
+from gst.method.draws import checked_estimate
+
+data = pytest.importorskip("torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]")
+loader = pytest.importorskip("torch_geometric.loader")
+pyg = pytest.importorskip("torch_geometric.nn")
+Data = data.Data
+
+
+def ring(seed: int, nodes: int = 30, **more: Any) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    around = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
+    given = {"x": torch.randn(nodes, 4, generator=generator), "y": torch.tensor([seed % 3])}
+    return Data(**{**given, "edge_index": torch.cat([around, around.flip(0)], 1), **more})
+
+
+def model_of(outputs: int, encoder: Any = None, **settings: Any) -> gst.GraphSegmentTraining:
+    torch.manual_seed(0)
+    encoder = pyg.SAGEConv(4, 8) if encoder is None else encoder
+    return gst.GraphSegmentTraining(encoder, nn.Linear(8, outputs), max_nodes=12, **settings)
+
+
+LOSSES = {
+    "classes": (3, nn.CrossEntropyLoss(), torch.tensor([0, 1, 2, 0])),
+    "regression": (1, nn.MSELoss(), torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    "binary": (1, nn.BCEWithLogitsLoss(), torch.tensor([1.0, 0.0, 1.0, 0.0])),
+    "several targets": (2, nn.MSELoss(), torch.zeros(4, 2)),
+}
+
+
+@pytest.mark.filterwarnings("error:Using a target size")
+@pytest.mark.parametrize("with_table", [False, True])
+@pytest.mark.parametrize("task", LOSSES)
+def test_losses_of_torch_take_predictions_as_they_are(task: str, with_table: bool) -> None:
+    outputs, loss, labels = LOSSES[task]
+    model = model_of(outputs, table=gst.EmbeddingTable(1, 8) if with_table else None)
+    graphs = [gst.segment(ring(seed), max_nodes=12) for seed in range(4)]
+    shape = (4,) if outputs == 1 else (4, outputs)
+    for prediction in (model(graphs), model.eval()(graphs), model.exact(graphs), model.exact(graphs)):
+        assert prediction.shape == shape
+    model.train()
+    value = loss(model(graphs), labels)
+    value.backward()
+    assert value.dim() == 0 and model.head.weight.grad is not None
+    with_axis = model.exact(graphs, torch.zeros(4, 1, dtype=torch.int64))
+    assert with_axis.shape == (4, 1, outputs) and with_axis.flatten().equal(model.exact(graphs).flatten())
+    prefetched = model.load(model.draw(graphs))
+    assert model(prefetched=prefetched).shape == shape
+
+
+def test_graphs_with_configurations_keep_their_axis() -> None:
+    edges, x = np.stack([np.arange(9), np.arange(1, 10)]), np.ones((10, 4), np.float32)
+    with_configs = gst.segment(
+        gst.Graph(x, edges, config_nodes=np.array([3]), config_features=np.zeros((1, 1, 4), np.float32))
+    )
+    targets_alone = gst.segment(gst.Graph(x, edges, targets=np.array([1.0, 2.0])))
+    encoder = lambda batch: batch.node_features @ torch.ones(4, 8)  # noqa: E731
+    assert model_of(1, encoder)([with_configs]).shape == (1, 1, 1)
+    assert model_of(1, encoder)([targets_alone]).shape == (1, 2, 1)
+
+
+def test_pygs_data_and_batches_are_cut_at_first_sight_and_kept_by_content() -> None:
+    model, graphs = model_of(3), [ring(seed) for seed in range(4)]
+    model.eval()
+    want = model([gst.segment(each, max_nodes=12) for each in graphs])
+    assert model(graphs).equal(want) and model([each.clone() for each in graphs]).equal(want)
+    (batch,) = loader.DataLoader(graphs, batch_size=4)
+    assert model(batch).equal(want) and nn.CrossEntropyLoss()(model(batch), batch.y).isfinite()
+    assert len(model._entered._cut) == 4
+    graphs[0].x = graphs[0].x + 1
+    assert not model(graphs).equal(want) and len(model._entered._cut) == 5
+    alike = SimpleNamespace(x=graphs[1].x, edge_index=graphs[1].edge_index)
+    torch.testing.assert_close(model([alike]), want[1:2])
+    assert gst.segment(alike, max_nodes=12).num_segments == gst.segment(graphs[1], max_nodes=12).num_segments
+
+
+def test_a_table_finds_the_rows_of_data_again() -> None:
+    model = model_of(3, table=gst.EmbeddingTable(1, 8), num_fresh=2)
+    for _ in range(12):
+        model([ring(0)]).sum().backward()
+    torch.testing.assert_close(model([ring(0)]), model.exact([ring(0)]))
+
+
+def test_several_targets_are_a_row() -> None:
+    graphs = [ring(seed, y=torch.tensor([[1.0, float(seed)]])) for seed in range(3)]
+    assert gst.segment(graphs[2]).targets.tolist() == [[1.0, 2.0]]
+    (batch,) = loader.DataLoader(graphs, batch_size=3)
+    model = model_of(2)
+    assert nn.MSELoss()(model(batch), batch.y).isfinite() and batch.y.shape == model(batch).shape
+
+
+def test_a_store_says_that_it_holds_one_target(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match=r"targets of shape \(1, 2\); a store holds one per configuration"):
+        gst.prepare([gst.from_pyg(ring(0, y=torch.zeros(1, 2)))], tmp_path)
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.conv = nn.Embedding(5, 4), pyg.SAGEConv(4, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        assert not x.is_floating_point()
+        return self.conv(self.embedding(x[:, 0]), edge_index)
+
+
+@pytest.mark.parametrize("layer", [pyg.SAGEConv(4, 8), pyg.GCNConv(4, 8), pyg.GATConv(4, 8)])
+def test_integers_reach_embeddings_and_float_layers_say_what_to_do(layer: nn.Module) -> None:
+    integers = ring(0, x=torch.randint(5, (30, 4)))
+    assert model_of(3, Embedding())([integers]).shape == (1, 3)
+    for model in (model_of(3, layer), model_of(3, layer).eval()):
+        with pytest.raises(ValueError, match=r"node features of torch.int64 .*x\.float\(\)"):
+            model([integers])
+
+
+def test_an_encoder_may_return_a_number_for_each_node() -> None:
+    graph = ring(0)
+    model = gst.GraphSegmentTraining(lambda x, edge_index: x.sum(1), nn.Identity())
+    torch.testing.assert_close(model.exact([gst.segment(graph, max_nodes=7)]), graph.x.sum(1).mean()[None])
+    whole = gst.GraphSegmentTraining(lambda batch: batch.node_features.sum(1), nn.Identity())
+    torch.testing.assert_close(whole.exact([gst.segment(graph, max_nodes=7)]), graph.x.sum(1).mean()[None])
+
+
+def test_mixed_graphs_are_told_apart_by_their_places() -> None:
+    graphs = [ring(seed) for seed in range(4)]
+    for place in (1, 3):
+        graphs[place].edge_attr = torch.ones(60, 2)
+    for model in (model_of(1), model_of(1).eval()):
+        with pytest.raises(ValueError, match=r"'edge_attr' of float32 .* graphs 1, 3 of 0\.\.3 are like the former"):
+            model(graphs)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: gst.segment(ring(0)), r"given one SegmentedGraph; want a list of graphs: model\(\[graph\]\)"),
+        (lambda: ring(0), r"given one Data; want a list of graphs: model\(\[graph\]\)"),
+        (lambda: gst.from_pyg(ring(0)), r"given one Graph; want a list"),
+        (lambda: [], "given no graphs; want a list of at least one"),
+        (lambda: None, "given a NoneType; want a list"),
+        (lambda: [gst.from_pyg(ring(0))], r"graph 0 is a Graph; want it cut into segments: gst.segment\(graph\)"),
+    ],
+)
+def test_what_is_no_list_of_graphs_is_named(given: Any, message: str, unchecked: None) -> None:
+    for model in (model_of(1), model_of(1).eval()):
+        with pytest.raises(ValueError, match=message):
+            model(given())
+
+
+def test_a_number_of_segments_is_whole(unchecked: None) -> None:
+    with pytest.raises(ValueError, match=r"num_fresh is 1\.5; want a whole number"):
+        checked_estimate("mean", 1.5, 1.0, False, "uniform", "auto")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"max_nodes is 7\.5; want a whole number"):
+        gst.segment(ring(0), max_nodes=7.5)  # type: ignore[arg-type]
+
+
+def test_rows_of_a_table_are_not_loaded_into_a_model_without_one() -> None:
+    state = model_of(1, table=gst.EmbeddingTable(1, 8)).state_dict()
+    with pytest.raises(RuntimeError, match="the checkpoint holds an embedding table, and the model has none"):
+        model_of(1).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="the checkpoint holds an embedding table"):
+        nn.ModuleDict({"inner": model_of(1)}).load_state_dict({f"inner.{key}": each for key, each in state.items()})
+    model_of(1).load_state_dict(state, strict=False)
+
+
+def test_features_of_64_bits_stay_or_are_said_to_be_rounded() -> None:
+    double = ring(0, x=torch.randn(30, 4, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="node features are float64, and are rounded to the model's torch.float32"):
+        model_of(1)([double])
+    model = model_of(1, pooling="mean").double()
+    want = model.head(model.encoder(double.x, double.edge_index).mean(0))
+    torch.testing.assert_close(model.exact([gst.segment(double, max_nodes=12, halo=1)]), want, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max", "softmax"])
+def test_gradients_in_evaluation_are_those_of_the_whole_graph(pooling: str) -> None:
+    graph, model = ring(0).to("cpu"), model_of(1, pooling=pooling, max_rows=10).double().eval()
+    graph.x = graph.x.double().requires_grad_()
+    hidden = model.encoder(graph.x, graph.edge_index)
+    pooled = {"sum": hidden.sum(0), "mean": hidden.mean(0), "max": hidden.amax(0)}.get(
+        pooling, (hidden.softmax(0) * hidden).sum(0)
+    )
+    leaves = [graph.x, *model.parameters()]
+    want = torch.autograd.grad(model.head(pooled).sum(), leaves)
+    cut = gst.segment(graph, max_nodes=12, halo=1)
+    got = torch.autograd.grad(model([cut]).sum(), leaves[1:])
+    torch.testing.assert_close(got, want[1:], rtol=1e-9, atol=1e-9)
+    one_segment = gst.GraphSegmentTraining(model.encoder, model.head, pooling, max_nodes=30).eval()
+    (slope,) = torch.autograd.grad(one_segment([graph]).sum(), leaves[:1])
+    torch.testing.assert_close(slope, want[0], rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        assert not model([cut]).requires_grad
