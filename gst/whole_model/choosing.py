@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from gst.execution.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.machine.devices import machine_record
-from gst.programs import Program, Step, differ_beyond_rounding
+from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
@@ -148,7 +147,7 @@ def candidates(
     """
     subject = Subject(
         model, inputs, variants(model, inputs, cores), lambda variant: whole_run(model, variant, inputs),
-        lambda run: difference(run, model, inputs, SEED),
+        lambda run: difference(run, lambda *values: as_written(model, values), inputs, SEED),
         lambda variant: Guard(model if variant.kind != PYTORCH else None, inputs, variant.holds_weights),
     )  # fmt: skip
     return tried(subject, seconds, compiled, progress, stops)
@@ -166,10 +165,9 @@ def step_candidates(
         inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
         cores: number of cores of the devices.
     """
-    want = pytree.tree_leaves(as_written(step, inputs))
 
     def wrong(run: Function) -> str | None:
-        return differ_beyond_rounding(pytree.tree_leaves(run(*inputs)), want, partial(as_written, step), inputs)
+        return difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0)
 
     kinds = [Variant(PYTORCH), Variant(COMPILED)]
     guard, make = Guard(None, inputs, weights=False), partial(step_run, step, program, inputs)
