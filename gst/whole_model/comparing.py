@@ -51,7 +51,8 @@ def fresh_inputs(inputs: Sequence[Any], seed: int, keeps_constants: bool = False
 
 def _numbers(value: Tensor, generator: torch.Generator, keeps_constants: bool) -> Tensor:
     columns = _columns(value.double())
-    drawn = columns.isfinite() & ((columns != 0) | (columns == 0).all())
+    is_category = _is_category(columns, keeps_constants)
+    drawn = columns.isfinite() & ((columns != 0) | (columns == 0).all()) & ~is_category
     new, own = columns, columns[drawn]
     if own.numel():
         low, reach = own.min(), own.max() - own.min()
@@ -61,7 +62,7 @@ def _numbers(value: Tensor, generator: torch.Generator, keeps_constants: bool) -
             new = low + reach - ((new - low) % (2 * reach) - reach).abs()
         new = torch.where(drawn, new, columns)
     order = torch.randperm(len(columns), generator=generator).to(columns.device)
-    return torch.where(_is_category(columns, keeps_constants), columns[order], new).reshape(value.shape)
+    return torch.where(is_category, columns[order], new).reshape(value.shape)
 
 
 def _columns(value: Tensor) -> Tensor:
@@ -120,7 +121,7 @@ def difference(
 
 
 def _moved(model: Callable[..., Any], inputs: Sequence[Any], moved: Sequence[Any]) -> Any:
-    """Run a model on inputs that were rounded otherwise, apart from categories."""
+    """Run a model on inputs that were rounded otherwise, apart from categories; on those given where it fails."""
 
     def as_given(new: Any, old: Any) -> Any:
         if not isinstance(old, Tensor) or new is old or not old.is_floating_point() or not old.numel():
@@ -128,7 +129,10 @@ def _moved(model: Callable[..., Any], inputs: Sequence[Any], moved: Sequence[Any
         is_category = _is_category(_columns(old), keeps_constants=False)
         return torch.where(is_category if old.dim() > 1 else is_category.all(), old.detach(), new)
 
-    return model(*pytree.tree_map(as_given, list(moved), list(inputs)))
+    try:
+        return model(*pytree.tree_map(as_given, list(moved), list(inputs)))
+    except Exception:  # any exception of the model, for numbers next to those that it takes
+        return model(*inputs)
 
 
 def _are_finite(values: Sequence[Any]) -> bool:
