@@ -61,7 +61,7 @@ def _numbers(value: Tensor, generator: torch.Generator, keeps_constants: bool) -
         if reach:  # numbers beyond the limits are reflected
             new = low + reach - ((new - low) % (2 * reach) - reach).abs()
         new = torch.where(drawn, new, columns)
-    order = torch.randperm(len(columns), generator=generator).to(columns.device)
+    order = _order(len(columns), generator).to(columns.device)
     return torch.where(is_category, columns[order], new).reshape(value.shape)
 
 
@@ -92,7 +92,13 @@ def _permuted(value: Tensor, generator: torch.Generator) -> Tensor:
         rows = value.movedim(axis, 0)
         if axis == value.dim() - 1 and (bool((rows[1:] >= rows[:-1]).all()) or bool((rows[1:] <= rows[:-1]).all())):
             return value
-    return value.index_select(axis, torch.randperm(value.shape[axis], generator=generator).to(value.device))
+    return value.index_select(axis, _order(value.shape[axis], generator).to(value.device))
+
+
+def _order(count: int, generator: torch.Generator) -> Tensor:
+    """Return a random order other than the present one."""
+    order = torch.randperm(count, generator=generator)
+    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
 
 def difference(
