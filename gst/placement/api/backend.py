@@ -137,8 +137,8 @@ class _Chosen:
         run: Function = self._compiled
         if want.reached:
             run = Differentiable(self._graph, run, want, _draws(self._graph, inputs, want))
-        if reason := outcome(run, inputs, SEEDS[0]).difference(want):
-            log.info("a graph runs as written: compiled it gives other results: %s", reason)
+        if wrong := outcome(run, inputs, SEEDS[0]).difference(want):
+            log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
         best = _faster(self._graph, run, inputs, self._seconds, bool(want.mutated))
         return best if best is self._graph or not want.mutated else _for_overlaps(self._graph, best, inputs)

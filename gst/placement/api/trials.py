@@ -133,7 +133,7 @@ def copies_of(values: Sequence[Any]) -> list[Any]:
         else:
             storage = storages.setdefault(_memory(value), value.untyped_storage().clone())
             new = torch.empty(0, dtype=value.dtype, device=value.device)
-            new.set_(storage, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
+            new.set_(storage, value.storage_offset(), value.shape, value.stride())
         return new.requires_grad_(value.requires_grad)
 
     with torch.no_grad():
