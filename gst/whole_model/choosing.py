@@ -19,8 +19,7 @@ from torch import nn
 from gst.execution.measure import LEAST_ROUNDS, Measurement, measure, median_interval
 from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.machine.devices import machine_record
-from gst.programs import Program, Step, differ_beyond_rounding
-from gst.programs.structures import leaves
+from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
@@ -152,7 +151,7 @@ def candidates(
     """
     subject = Subject(
         model, inputs, variants(model, inputs, cores), lambda variant: whole_run(model, variant, inputs),
-        lambda run: difference(run, model, inputs, SEED),
+        lambda run: difference(run, lambda *values: as_written(model, values), inputs, SEED),
         lambda variant: Guard(model if variant.kind != PYTORCH else None, inputs, variant.holds_weights),
     )  # fmt: skip
     return tried(subject, seconds, compiled, progress, stops)
@@ -170,10 +169,9 @@ def step_candidates(
         inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
         cores: number of cores of the devices.
     """
-    want = leaves(as_written(step, inputs))
 
     def wrong(run: Function) -> str | None:
-        return differ_beyond_rounding(leaves(run(*inputs)), want, partial(as_written, step), inputs)
+        return difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0)
 
     kinds = [Variant(PYTORCH), Variant(COMPILED)]
     guard, make = Guard(None, inputs, weights=False), partial(step_run, step, program, inputs)

@@ -1,22 +1,34 @@
-"""Comparison of a variant's outputs with those of the model, on fresh random inputs."""
+"""Comparison of a variant's outputs with those of the model, on the given inputs and on fresh ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gst.lowering.calls import is_expanded, unexpanded
 from gst.programs import differ_beyond_rounding, outputs_differ
 from gst.programs.structures import leaves, special_kind
 
+DRAWS = 4  # of fresh inputs, until the model runs on one
+MOST_CATEGORIES = 100  # whole numbers in a column of floating-point numbers
 
-def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
-    """Draw other inputs of the same shapes, dtypes and strides: floating-point numbers with the same mean and
-    deviation, where finite; other values are permuted.
+
+def fresh_inputs(inputs: Sequence[Any], seed: int, keeps_constants: bool = False) -> tuple[Any, ...]:
+    """Draw other inputs of the same shapes, dtypes and strides.
+
+    Columns (along the last axis) of whole numbers, such as categories, have their rows permuted together, as have
+    masks. Other floating-point numbers are drawn with the same mean, deviation, limits and zeros; further values are
+    permuted along the longest axis, unless they are sorted. Tensors without strides, or of subclasses, stay as they
+    are.
+
+    Args:
+        keeps_constants: True if a column of one whole number is also a category, and keeps it.
 
     Examples:
         >>> fresh_inputs([torch.arange(4)], seed=0)[0].sort().values
@@ -25,35 +37,113 @@ def fresh_inputs(inputs: Sequence[Any], seed: int) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(seed)
 
     def fresh(value: Tensor) -> Tensor:
-        if special_kind(value):
+        if special_kind(value) or is_traceable_wrapper_subclass(value) or not value.numel():
             return value
         if is_expanded(value):
             once = unexpanded(value.detach())
             return fresh(once).expand(value.shape).requires_grad_(value.requires_grad)
         new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        if value.is_floating_point():
-            numbers = value.detach().double()
-            finite = numbers[numbers.isfinite()]
-            spread = float(finite.std()) if finite.numel() > 1 else 0.0
-            normal = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            if finite.numel():
-                fresh_numbers = float(finite.mean()) + (spread or 1.0) * normal
-                new.copy_(torch.where(numbers.isfinite(), fresh_numbers.to(numbers.device), numbers))
-            else:
-                new.copy_(value.detach())
-            return new.requires_grad_(value.requires_grad)
-        order = torch.randperm(value.numel(), generator=generator)
-        return new.copy_(value.flatten()[order].reshape(value.shape))
+        old = value.detach()
+        drawn = _numbers(old, generator, keeps_constants) if value.is_floating_point() else _permuted(old, generator)
+        return new.copy_(drawn).requires_grad_(value.requires_grad)
 
     return tuple(pytree.tree_map_only(Tensor, fresh, list(inputs)))
 
 
-def difference(run: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any], seed: int) -> str | None:
-    """Describe the first difference between two functions on fresh random inputs; None if their outputs agree."""
-    values = fresh_inputs(inputs, seed)
-    with torch.no_grad():
-        want = leaves(model(*values))
-        return differ_beyond_rounding(leaves(run(*values)), want, lambda moved: model(*moved), values)
+def _numbers(value: Tensor, generator: torch.Generator, keeps_constants: bool) -> Tensor:
+    columns = _columns(value.double())
+    is_category = _is_category(columns, keeps_constants)
+    drawn = columns.isfinite() & ((columns != 0) | (columns == 0).all()) & ~is_category
+    new, own = columns, columns[drawn]
+    if own.numel():
+        low, reach = own.min(), own.max() - own.min()
+        normal = torch.randn(columns.shape, generator=generator, dtype=torch.float64).to(columns.device)
+        new = own.mean() + (own.std(correction=0) if reach else 1.0) * normal
+        if reach:  # numbers beyond the limits are reflected
+            new = low + reach - ((new - low) % (2 * reach) - reach).abs()
+        new = torch.where(drawn, new, columns)
+    order = _order(len(columns), generator).to(columns.device)
+    return torch.where(is_category, columns[order], new).reshape(value.shape)
+
+
+def _columns(value: Tensor) -> Tensor:
+    return value.detach().reshape(-1, value.shape[-1] if value.dim() > 1 else 1)
+
+
+def _is_category(columns: Tensor, keeps_constants: bool) -> Tensor:
+    """Return for each column True if it holds few numbers, all of them whole: two at least, unless constants count."""
+    is_whole = (columns.round() == columns).all(0)
+    few = torch.tensor(
+        [
+            bool(whole) and len(columns[:, number].unique()) <= MOST_CATEGORIES
+            for number, whole in enumerate(is_whole.tolist())
+        ]
+    )
+    return few.to(columns.device) & ((columns != columns[:1]).any(0) | keeps_constants)
+
+
+def _permuted(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Permute rows of a mask, or other values along the longest axis; sorted ones are offsets or a mask of padding."""
+    if not value.dim():
+        return value
+    axis = value.shape.index(max(value.shape))
+    if not value.is_complex():
+        if bool(((value == 0) | (value == 1)).all()):
+            axis = next((number for number, size in enumerate(value.shape[:-1]) if size > 1), axis)
+        rows = value.movedim(axis, 0)
+        if axis == value.dim() - 1 and (bool((rows[1:] >= rows[:-1]).all()) or bool((rows[1:] <= rows[:-1]).all())):
+            return value
+    return value.index_select(axis, _order(value.shape[axis], generator).to(value.device))
+
+
+def _order(count: int, generator: torch.Generator) -> Tensor:
+    """Return a random order other than the present one."""
+    order = torch.randperm(count, generator=generator)
+    return order.roll(1) if torch.equal(order, torch.arange(count)) else order
+
+
+def difference(
+    run: Callable[..., Any], model: Callable[..., Any], inputs: Sequence[Any], seed: int, draws: int = DRAWS
+) -> str | None:
+    """Describe the first difference between two functions on the given inputs, then on fresh ones; None if their
+    outputs agree.
+
+    Args:
+        draws: fresh inputs that are drawn at most: a draw on which the model fails, or returns numbers that are not
+            finite, is replaced by another.
+    """
+    want = leaves(model(*inputs))
+    is_finite = _are_finite(want)
+    reason = differ_beyond_rounding(leaves(run(*inputs)), want, partial(_moved, model, inputs), inputs)
+    for number in range(draws if reason is None else 0):
+        values = fresh_inputs(inputs, seed + number, keeps_constants=number % 2 == 1)
+        try:
+            want = leaves(model(*values))
+        except Exception:  # any exception of the model, whose inputs have limits of their own
+            continue
+        if _are_finite(want) or not is_finite:
+            got = leaves(run(*values))
+            return differ_beyond_rounding(got, want, partial(_moved, model, values), values)
+    return reason
+
+
+def _moved(model: Callable[..., Any], inputs: Sequence[Any], moved: Sequence[Any]) -> Any:
+    """Run a model on inputs that were rounded otherwise, apart from categories; on those given where it fails."""
+
+    def as_given(new: Any, old: Any) -> Any:
+        if not isinstance(old, Tensor) or new is old or not old.is_floating_point() or not old.numel():
+            return new
+        is_category = _is_category(_columns(old), keeps_constants=False)
+        return torch.where(is_category if old.dim() > 1 else is_category.all(), old.detach(), new)
+
+    try:
+        return model(*pytree.tree_map(as_given, list(moved), list(inputs)))
+    except Exception:  # any exception of the model, for numbers next to those that it takes
+        return model(*inputs)
+
+
+def _are_finite(values: Sequence[Any]) -> bool:
+    return all(not isinstance(each, Tensor) or bool(each.detach().isfinite().all()) for each in values)
 
 
 def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:

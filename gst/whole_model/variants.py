@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from unittest.mock import patch
 
@@ -215,7 +216,7 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
         options["max_autotune"] = True
     # Dynamo compares options when it looks for compiled code of the same model, and reads the global setting for
     # whether weights are constants.
-    function: Function = torch.compile(model, options=options, dynamic=False)
+    function: Function = torch.compile(_with_own_code(model), options=options, dynamic=False)
     function = _with_channels_last(function) if variant.channels_last else with_strides_of(inputs, function)
     run = on_threads(without_gradients(function), threads)
     packed = packed_by_onednn() if is_frozen and onednn_is_faster() else nullcontext()
@@ -224,6 +225,16 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
     with settings, limit, packed, compiled_by_threads():
         run(*inputs)
     return run
+
+
+def _with_own_code(model: nn.Module) -> Function:
+    """Return a function that calls a model. Its code object is its own: Dynamo keeps what it compiled with that object,
+    and releases both together."""
+
+    def call(*inputs: Any) -> Any:
+        return model(*inputs)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
 
 
 def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Variant) -> Function:

@@ -92,12 +92,12 @@ def test_a_trial_changes_neither_inputs_nor_the_generator() -> None:
     before = torch.get_rng_state()
     output, _, *gradients, counts_then, weight_then = outcome(
         lambda c, w: (torch.dropout(w * w, 0.5, True), c.add_(1)), [counts, weight], seed=0
-    )
+    ).values
     assert torch.equal(torch.get_rng_state(), before) and not counts.any() and weight.grad is None
     assert (counts_then == 1).all() and torch.equal(weight_then, weight) and len(gradients) == 1
     assert output.count_nonzero() < 12
     again = outcome(lambda c, w: (torch.dropout(w * w, 0.5, True),), [counts, weight], seed=0)
-    assert torch.equal(again[0], output)
+    assert torch.equal(again.values[0], output)
 
 
 @pytest.mark.parametrize(("function", "pure"), [
@@ -126,7 +126,7 @@ def test_what_writes_into_a_result_is_tried_on_results() -> None:
 
     weight = torch.ones(4, requires_grad=True)
     result = 2 * torch.linspace(0, 1, 4).requires_grad_()
-    outputs, to_x, to_weight, new, _ = outcome(in_place, [result, weight], 0)
+    outputs, to_x, to_weight, new, _ = outcome(in_place, [result, weight], 0).values
     torch.testing.assert_close(new, result + 1)
     torch.testing.assert_close(to_weight, outputs / weight * torch.linspace(-1, 1, 4))
     torch.testing.assert_close(to_x, weight * torch.linspace(-1, 1, 4))
@@ -152,7 +152,7 @@ def test_the_faster_of_both_runs_and_is_asked_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_by_inductor", lambda graph, inputs: quick)
     x = X.clone().requires_grad_()
     run = backend(graph, [x], options={"seconds": 0.1})
-    assert torch.equal(run(x)[0], x.sin()) and run._run is quick
+    assert torch.equal(run(x)[0], x.sin()) and run._run.compiled is quick
 
 
 class Placed:
@@ -174,7 +174,9 @@ def test_weights_of_another_model_are_never_those_of_the_first(monkeypatch: pyte
     monkeypatch.setattr(module, "place", lambda bound, inputs, devices, seconds: Placed(lambda x: (x * 2,)))
     graph = of_inputs(torch.mul, 2)
     two, three = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
-    run = module._inference(graph, [False, True], [X, two], [2 * X], 1.0)
+    with torch.no_grad():
+        want = outcome(graph, [X, two], 0)
+    run = module._inference(graph, [False, True], [X, two], want, 1.0)
     assert torch.equal(run(X, two)[0], 2 * X) and torch.equal(run(X, three)[0], 3 * X)
 
 
@@ -201,6 +203,6 @@ def test_a_graph_whose_outputs_would_lie_elsewhere_is_not_placed(monkeypatch: py
     monkeypatch.setattr(module, "_by_inductor", lambda graph, inputs: "no compiler, as asked")
     graph = of_inputs(torch.mul, 2)
     with pytest.raises(ValueError, match="compiled leaves outputs on meta, the graph as written on cpu"):
-        module._inference(graph, [False, False], [X, X], [X * X], 1.0)
+        module._inference(graph, [False, False], [X, X], outcome(graph, [X, X], 0), 1.0)
     run = module._Chosen(graph, [False, False], 1.0)
     assert run(X, X)[0].device.type == "cpu" and run._run is graph

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -349,3 +351,28 @@ def test_a_guard_reads_nested_inputs_in_the_order_of_those_that_were_placed() ->
         assert "structure" in str(guard.reason(other))
     placed[0]["b"]["moment"] = torch.ones(3)
     assert "not torch.float32 (2,)" in str(guard.reason(placed))
+
+
+@pytest.mark.e2e
+@needs_compiler
+def test_dynamo_keeps_nothing_of_a_compiled_model_that_is_deleted() -> None:
+    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list
+
+    class Wave(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).sin()
+
+    def released() -> list[weakref.ref[Any]]:
+        model, x = Wave().eval().requires_grad_(False), torch.ones(2, 3)
+        run = whole_run(model, Variant(COMPILED), (x,))
+        torch.testing.assert_close(run(x), model(x))
+        return [weakref.ref(model), weakref.ref(model.weight)]
+
+    references = [each for _ in range(3) for each in released()]
+    gc.collect()
+    assert [each() for each in references] == [None] * 6
+    assert not entries(Wave.forward.__code__), "code of deleted models"

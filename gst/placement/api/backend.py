@@ -20,9 +20,21 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.measure import measure
 from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads, rested
+from gst.placement.api.derivatives import Differentiable
 from gst.placement.api.place import own_devices, place
+from gst.placement.api.trials import (
+    Trial,
+    accelerators,
+    both_passes,
+    copied,
+    copies_of,
+    forms,
+    lifted,
+    outcome,
+    overlaps,
+    results,
+)  # fmt: skip
 from gst.placement.loop import SHARE
-from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard
@@ -30,6 +42,7 @@ from gst.whole_model.variants import Bound
 
 SECONDS = 60.0  # default time limit of placing a graph
 SEEDS = (0, 1)  # of two trials: a graph without random numbers returns the same
+INPUTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 Function = Callable[..., Any]
 log = logging.getLogger("gst")
 
@@ -62,11 +75,22 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
         raise ValueError(f"backend 'gst' has no option {min(options)!r}; there is 'seconds'")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds:g}; want more than 0")
-    learns = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in example_inputs)
-    if learns or any(map(_is_dynamic, example_inputs)):
-        return _Chosen(graph, [], seconds, _by_inductor(graph, example_inputs))
-    is_weight = [_is_of_module(node) for node in graph.graph.find_nodes(op="placeholder")]
-    return _Chosen(graph, is_weight, seconds)
+    if other := [type(each).__name__ for each in example_inputs if not isinstance(each, INPUTS)]:
+        log.info("a graph runs as written: an input is a %s", other[0])
+        return graph
+    try:
+        own, held = lifted(graph)
+    except ValueError as error:
+        log.info("a graph runs as written: %s", error)
+        return graph
+    values = [*example_inputs, *held]
+    learns = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in values)
+    if learns or any(map(_is_dynamic, values)):
+        chosen = _Chosen(own, [], seconds, _by_inductor(own, values))
+    else:
+        is_weight = [_is_of_module(node) for node in graph.graph.find_nodes(op="placeholder")]
+        chosen = _Chosen(own, is_weight + [True] * len(held), seconds)
+    return chosen if not held else lambda *inputs: chosen(*inputs, *held)
 
 
 class _Chosen:
@@ -100,65 +124,33 @@ class _Chosen:
         want = outcome(self._graph, inputs, SEEDS[0])
         if self._is_weight and _is_pure(self._graph, inputs, want):
             try:
-                return _inference(self._graph, self._is_weight, inputs, want[: -len(inputs)], self._seconds)
+                return _inference(self._graph, self._is_weight, inputs, want, self._seconds)
             except Exception as error:  # any exception of capture, a compiler or a plan
                 log.info("a graph cannot be placed: %s: %s", type(error).__name__, error)
         if self._compiled is None:
             self._compiled = _by_inductor(self._graph, inputs)
+        if reason := "autograd follows its writes to inputs" if want.writes_learned else "":
+            self._compiled = reason
         if isinstance(self._compiled, str):
             log.info("a graph runs as written: %s", self._compiled)
             return self._graph
-        if reason := outputs_differ(outcome(self._compiled, inputs, SEEDS[0]), want):
-            log.info("a graph runs as written: compiled it gives other results: %s", reason)
+        run: Function = self._compiled
+        if want.reached:
+            run = Differentiable(self._graph, run, want, _draws(self._graph, inputs, want))
+        if wrong := outcome(run, inputs, SEEDS[0]).difference(want):
+            log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
-        return _faster(self._graph, self._compiled, inputs, self._seconds)
+        best = _faster(self._graph, run, inputs, self._seconds, bool(want.mutated))
+        return best if best is self._graph or not want.mutated else _for_overlaps(self._graph, best, inputs)
 
 
-def outcome(run: Function, inputs: Sequence[Any], seed: int) -> list[Any]:
-    """Return the outputs of a call, the gradients of its inputs, and the inputs' values after it.
-
-    It runs on copies of the inputs, with random numbers from a seed; the generator of the process is left as it was.
-    """
-    copies = [_copy(each) for each in inputs]
-    with seeded(seed, _accelerators(inputs)):
-        arguments = _results(inputs, copies)
-        return [*_both_passes(run, arguments, copies), *arguments]
-
-
-def _results(inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
-    """Return the copies; where an input is the result of an operation, a new result, which may be written in place."""
-    return [
-        torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
-        if isinstance(each, Tensor) and not each.is_leaf and 0 not in each.stride() else copy
-        for each, copy in zip(inputs, copies, strict=True)
-    ]  # fmt: skip
-
-
-def _both_passes(run: Function, inputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-    """Return flat outputs and the gradients of the leaves from which the inputs come, if there are any."""
-    outputs = pytree.tree_leaves(run(*inputs))
-    tops = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
-    leaves = [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
-    if not tops or not leaves:
-        return outputs
-    slopes = [torch.linspace(-1, 1, each.numel()).reshape(each.shape).to(each) for each in tops]
-    return [*outputs, *torch.autograd.grad(tops, leaves, slopes, allow_unused=True)]
-
-
-def _copy(value: Any) -> Any:
-    """Copy a tensor to a leaf of the same layout."""
-    if not isinstance(value, Tensor) or 0 in value.stride():
-        return value
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return copy.copy_(value.detach()).requires_grad_(value.requires_grad)
-
-
-def _is_pure(graph: Function, inputs: Sequence[Any], want: Sequence[Any]) -> bool:
+def _is_pure(graph: Function, inputs: Sequence[Any], want: Trial) -> bool:
     """True if it draws no random numbers and leaves its inputs as they are."""
-    return outputs_differ(outcome(graph, inputs, SEEDS[1]), want) is None and all(
-        not isinstance(old, Tensor) or torch.equal(new, old)
-        for new, old in zip(want[len(want) - len(inputs) :], inputs, strict=True)
-    )
+    return not want.mutated and not _draws(graph, inputs, want)
+
+
+def _draws(graph: Function, inputs: Sequence[Any], want: Trial) -> bool:
+    return outcome(graph, inputs, SEEDS[1]).difference(want) is not None
 
 
 def _is_dynamic(value: Any) -> bool:
@@ -181,40 +173,41 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str
     """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails."""
     from torch._inductor.compile_fx import compile_fx
 
-    own = fx.GraphModule(graph, _copied(graph.graph))
+    own = fx.GraphModule(graph, copied(graph.graph))
+    # Code for one backward pass alone would write into tensors that the next one reads.
+    settings = torch._functorch.config.patch(donated_buffer=False, enable_autograd_cache=False)
     try:
-        with compiled_by_threads():
+        with settings, compiled_by_threads():
             run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True})
     except Exception as error:  # any exception of a compiler
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
     return cast(Function, run)
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    return copy
-
-
 def _inference(
-    graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Any], seconds: float
+    graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], want: Trial, seconds: float
 ) -> Function:
     """Place a graph by `gst.place` with its current weights; other weights run the graph as written.
 
     Raises:
-        ValueError: its tensors are on several devices, or the winner leaves its outputs elsewhere than `outputs`.
+        ValueError: its tensors are on several devices, or the winner leaves its outputs elsewhere than the graph
+            as written.
     """
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
-    rest = [_copy(value) for value, is_bound in zip(inputs, is_weight, strict=True) if not is_bound]
+    copies = [old if is_bound else new for old, new, is_bound in zip(inputs, copies_of(inputs), is_weight, strict=True)]
+    rest = [value for value, is_bound in zip(copies, is_weight, strict=True) if not is_bound]
     placed = place(bound, rest, devices=_devices(inputs), seconds=seconds)
     log.info("a graph of %d operations runs by %s", len(graph.graph.nodes), placed.explain())
     fast = placed.module()
-    wanted, places = (_places(pytree.tree_leaves(each)) for each in (outputs, fast(*rest)))
+    outputs = pytree.tree_leaves(fast(*rest))
+    wanted, places = _places(want.values[: len(want.forms)]), _places(outputs)
     if places != wanted:
         raise ValueError(
             f"{placed.winner} leaves outputs on {_words(places)}, the graph as written on {_words(wanted)}"
         )
+    if forms(outputs, copies) != want.forms:
+        raise ValueError(f"{placed.winner} gives its outputs other strides, or memory of others")
 
     def run(*inputs: Any) -> Any:
         if not all(map(is_, (value for value, each in zip(inputs, is_weight, strict=True) if each), weights)):
@@ -240,19 +233,33 @@ def _words(places: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(places)) or "no device"
 
 
-def _accelerators(inputs: Sequence[Any]) -> set[torch.device]:
-    return {each.device for each in inputs if isinstance(each, Tensor) and each.device.type != "cpu"}
+def _passes_of(run: Function, inputs: Sequence[Any], copies: Sequence[Any] | None) -> Any:
+    """Run both passes on copies, which are made anew if None."""
+    copies = copies_of(inputs) if copies is None else copies
+    return both_passes(run, results(inputs, copies), copies)
 
 
-def _passes_of(run: Function, inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
-    return _both_passes(run, _results(inputs, copies), copies)
+def _for_overlaps(graph: Function, compiled: Function, inputs: Sequence[Any]) -> Function:
+    """Return the compiled graph for inputs that share memory as these do; the graph as written runs for others."""
+    wanted = overlaps(inputs)
+
+    def run(*inputs: Any) -> Any:
+        return compiled(*inputs) if overlaps(inputs) == wanted else graph(*inputs)
+
+    return run
 
 
-def _faster(graph: Function, compiled: Function, inputs: Sequence[Any], seconds: float) -> Function:
-    """Choose the graph as written or compiled, by two sets of alternating runs on copies of the inputs."""
-    copies = [_copy(each) for each in inputs]
+def _faster(
+    graph: Function, compiled: Function, inputs: Sequence[Any], seconds: float, writes: bool = False
+) -> Function:
+    """Choose the graph as written or compiled, by two sets of alternating runs on copies of the inputs.
+
+    Args:
+        writes: True if it writes to its inputs, so that each run needs new copies.
+    """
+    copies = None if writes else copies_of(inputs)
     no_inputs = Guard(None, (), weights=False)
-    with seeded(SEEDS[0], _accelerators(inputs)):
+    with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEEDS[0], accelerators(inputs)):
         both = {PYTORCH: graph, COMPILED: compiled}
         calls = {name: partial(_passes_of, run, inputs, copies) for name, run in both.items()}
         first = measure(calls, LOOKS, 1, time_of=rested)

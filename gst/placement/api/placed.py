@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,7 @@ class PlacedModule(nn.Module):
                 written = placed.runs[PYTORCH].model
             self._plan = _PlanRun(placed, placed.program, placed.plan, guard)
             guarded = GuardedRun(written, guard, self._plan)
+            weakref.finalize(self, self._plan.close)  # also before Python ends, when modules can still be imported
         self._guarded = guarded
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -179,10 +181,6 @@ class PlacedModule(nn.Module):
         with self._turn:
             if self._plan is not None:
                 self._plan.close()
-
-    def __del__(self) -> None:
-        if "_turn" in self.__dict__:
-            self.close()
 
 
 class _PlanRun:

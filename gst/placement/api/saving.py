@@ -20,13 +20,12 @@ from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
 from gst.placement.api.arguments import Arguments, ByPosition, called
 from gst.placement.api.placed import PLAN, SCHEMA, Placed, description, guard_of
-from gst.programs import Program, Step, differ_beyond_rounding, inference_step, kind_for
+from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.program import structure
-from gst.programs.structures import leaves
 from gst.programs.tracing import capture
 from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.whole_model.choosing import SEED, GuardedRun
-from gst.whole_model.comparing import fresh_inputs
+from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.device_copy import DeviceCopy, to_device
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import Variant, as_written, may_freeze, step_run, whole_run
@@ -141,21 +140,25 @@ def _made(path: Path, name: str, make: Callable[[], Result]) -> Result:
 
 def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> None:
     """Compare the winner with the model, on an accelerator if it was placed there: its products round otherwise."""
-    values = placed.inputs if isinstance(placed.model, Step) else fresh_inputs(placed.inputs, SEED)
 
-    def again(inputs: Sequence[Any]) -> Any:
+    def again(*inputs: Any) -> Any:
         if on_device is None:
             return as_written(placed.model, inputs)
         return on_device.eager(*to_device(inputs, on_device.device))
 
-    module = placed.module()
+    module, names = placed.module(), placed.arguments.names if placed.arguments else ()
     try:
-        names = placed.arguments.names if placed.arguments else ()
-        outputs, want = called(module, names, values), again(values)
+        reason = difference(
+            lambda *inputs: called(module, names, inputs),
+            again,
+            placed.inputs,
+            SEED,
+            0 if isinstance(placed.model, Step) else DRAWS,
+        )
     finally:
         module.close()
-    if difference := differ_beyond_rounding(leaves(outputs), leaves(want), again, values):
-        raise ValueError(f"{path}: {placed.winner} gives other outputs here: {difference}; place the model anew")
+    if reason:
+        raise ValueError(f"{path}: {placed.winner} gives other outputs here: {reason}; place the model anew")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:

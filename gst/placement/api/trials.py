@@ -1,0 +1,229 @@
+"""Trials of a graph on copies of its inputs and of all that it holds, with results that show what a trial changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from gst.programs import outputs_differ
+from gst.util.random_numbers import seeded
+
+Function = Callable[..., Any]
+
+
+class Trial(NamedTuple):
+    """Results of a call on copies.
+
+    Args:
+        values: the outputs, the gradients of the inputs that require one, and all inputs as they are after the call.
+        forms: of each output its class, strides and need of a gradient, and the first input or output with its memory.
+        reached: for each output that requires a gradient, numbers of the inputs on which it depends.
+        mutated: numbers of the inputs that the call wrote to.
+        writes_learned: True if autograd follows one of these writes.
+    """
+
+    values: list[Any]
+    forms: list[Any]
+    reached: list[frozenset[int]]
+    mutated: frozenset[int]
+    writes_learned: bool
+
+    def difference(self, other: Trial) -> str | None:
+        """Describe the first difference from another trial; None if they agree."""
+        if self.forms != other.forms:
+            return "its outputs have other classes, strides, gradients or memory"
+        return outputs_differ(self.values, other.values)
+
+
+def lifted(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
+    """Return a graph that takes the tensors which this one holds as further inputs, and these tensors.
+
+    Raises:
+        ValueError: a tensor is held by a module that the graph calls.
+
+    Examples:
+        >>> class Shift(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.shift = torch.nn.Parameter(torch.ones(1))
+        ...     def forward(self, x):
+        ...         return x + self.shift
+        >>> graph, held = lifted(fx.symbolic_trace(Shift()))
+        >>> len(held), graph(torch.zeros(1), torch.full((1,), 3.0))
+        (1, tensor([3.]))
+    """
+    if not any(True for _ in (*graph.parameters(), *graph.buffers())):
+        return graph, []
+    own = fx.GraphModule(graph, copied(graph.graph))
+    first = next(node for node in own.graph.nodes if node.op != "placeholder")
+    held: dict[int, tuple[Tensor, fx.Node]] = {}
+    for node in own.graph.find_nodes(op="get_attr"):
+        value = attrgetter(node.target)(own)
+        if isinstance(value, Tensor):
+            if id(value) not in held:
+                with own.graph.inserting_before(first):
+                    held[id(value)] = value, own.graph.placeholder(f"held_{len(held)}")
+            node.replace_all_uses_with(held[id(value)][1])
+            first = node.next if node is first else first
+            own.graph.erase_node(node)
+    if any(id(each) not in held for each in (*graph.parameters(), *graph.buffers())):
+        raise ValueError("a module that it calls holds tensors")
+    own.recompile()
+    return fx.GraphModule(own, copied(own.graph)), [value for value, _ in held.values()]
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def outcome(run: Function, inputs: Sequence[Any], seed: int) -> Trial:
+    """Call a function and its backward pass on copies of the inputs, with random numbers from a seed. The generator of
+    the process and its grad mode are left as they were, also after an exception."""
+    copies = copies_of(inputs)
+    with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(seed, accelerators(inputs)):
+        arguments = results(inputs, copies)
+        before, states = copies_of(arguments), list(map(_state, arguments))
+        outputs, gradients = both_passes(run, arguments, copies)
+    tops = [each for each in outputs if _learns(each)]
+    leaves = {id(copy): number for number, copy in enumerate(copies)}
+    now = list(map(_state, arguments))
+    mutated = [
+        number for number, pair in enumerate(zip(arguments, before, strict=True))
+        if now[number][0] != states[number][0] or not _is_same(*pair)
+    ]  # fmt: skip
+    return Trial(
+        [*outputs, *gradients, *arguments], forms(outputs, arguments), [_reached(each, leaves) for each in tops],
+        frozenset(mutated), any(new is not old for (_, new), (_, old) in zip(now, states, strict=True)),
+    )  # fmt: skip
+
+
+def both_passes(run: Function, inputs: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return flat outputs, and the gradients of the leaves from which the inputs come, if there are any."""
+    outputs = pytree.tree_leaves(run(*inputs))
+    tops, leaves = ([each for each in values if _learns(each)] for values in (outputs, leaves))
+    if not tops or not leaves:
+        return outputs, []
+    slopes = [torch.linspace(-1, 1, each.numel()).reshape(each.shape).to(each) for each in tops]
+    # A graph that is retained makes Inductor compile a backward pass that may run again.
+    return outputs, list(torch.autograd.grad(tops, leaves, slopes, retain_graph=True, allow_unused=True))
+
+
+def copies_of(values: Sequence[Any]) -> list[Any]:
+    """Copy tensors to leaves of the same layout; the copies of tensors that share memory share it, too."""
+    sharing = Counter(map(_memory, values))
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not _is_plain(value):
+            new = value.detach().clone()
+        elif sharing[_memory(value)] == 1 and 0 not in value.stride():
+            new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            new.copy_(value.detach())
+        else:
+            storage = storages.setdefault(_memory(value), value.untyped_storage().clone())
+            new = torch.empty(0, dtype=value.dtype, device=value.device)
+            new.set_(storage, value.storage_offset(), value.shape, value.stride())
+        return new.requires_grad_(value.requires_grad)
+
+    with torch.no_grad():
+        return list(map(copy, values))
+
+
+def results(inputs: Sequence[Any], copies: Sequence[Any]) -> list[Any]:
+    """Return the copies; where an input is the result of an operation, a new result, which may be written in place."""
+    sharing = Counter(map(_memory, copies))
+    return [
+        torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
+        if isinstance(each, Tensor) and not each.is_leaf and _is_plain(each)
+        and 0 not in each.stride() and sharing[_memory(copy)] == 1 else copy
+        for each, copy in zip(inputs, copies, strict=True)
+    ]  # fmt: skip
+
+
+def overlaps(values: Sequence[Any]) -> list[Any]:
+    """Return for each value the number of the first one in the same memory, and its distance from that one in bytes."""
+    first: dict[int, int] = {}
+    numbers = [first.setdefault(_memory(each), number) for number, each in enumerate(values)]
+    if len(first) == len(values):
+        return numbers
+    return [
+        number if number == own else (number, each.data_ptr() - values[number].data_ptr())
+        for own, (number, each) in enumerate(zip(numbers, values, strict=True))
+    ]
+
+
+def forms(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Return of each output its class, strides, need of a gradient, and the first value in its memory; see `Trial`."""
+    first: dict[int, int] = {}
+    numbers = [first.setdefault(_memory(each), number) for number, each in enumerate((*inputs, *outputs))]
+    return [_form(each, number) for each, number in zip(outputs, numbers[len(inputs) :], strict=True)]
+
+
+def _form(value: Any, first: int) -> Any:
+    if not isinstance(value, Tensor):
+        return type(value)
+    strides = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1 and value.numel()] if (
+        value.layout == torch.strided
+    ) else value.layout  # fmt: skip
+    return type(value), strides, value.requires_grad, first
+
+
+def accelerators(inputs: Sequence[Any]) -> set[torch.device]:
+    return {each.device for each in inputs if isinstance(each, Tensor) and each.device.type != "cpu"}
+
+
+def _memory(value: Any) -> int:
+    """Return the address of a tensor's storage, where it has one of its own."""
+    return (value.untyped_storage().data_ptr() if _is_plain(value) else 0) or -id(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """True if a tensor lies in a storage with strides, and is no subclass that holds other tensors."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (
+        value.is_quantized or is_traceable_wrapper_subclass(value)
+    )  # fmt: skip
+
+
+def _state(value: Any) -> tuple[int, Any]:
+    """Return the version of a tensor, and the node of autograd that computed it; both change with a write."""
+    if not isinstance(value, Tensor):
+        return 0, None
+    return 0 if value.is_inference() else value._version, value.grad_fn
+
+
+def _is_same(new: Any, old: Any) -> bool:
+    if not _is_plain(new):
+        return True
+    new, old = new.detach(), old.detach()
+    return bool(((new == old) | (new != new) & (old != old)).all())  # NaN equals NaN
+
+
+def _learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _reached(top: Tensor, numbers: dict[int, int]) -> frozenset[int]:
+    """Return the numbers of the leaves from which an output is computed, by autograd's record."""
+    found, pending, seen = set(), [top.grad_fn], set()
+    if top.grad_fn is None and id(top) in numbers:
+        found.add(numbers[id(top)])
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if id(leaf) in numbers:
+                found.add(numbers[id(leaf)])
+            pending += [each for each, _ in node.next_functions]
+    return frozenset(found)
