@@ -174,11 +174,11 @@ class Snapshot:
         return [(label, each) for label, each in inner if id(each) not in map(id, tables)]
 
     def _function(self, function: FunctionType, kind: str) -> Named:
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        others = (function.__defaults__, function.__kwdefaults__, vars(function))
-        inner = [*cells, *((function.__name__, each) for each in others)]
+        inner = list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         module = function.__globals__
-        if _is_own(str(module.get("__name__"))):
+        if _is_own(str(function.__module__)) and _is_own(str(module.get("__name__"))):
+            others = (function.__defaults__, function.__kwdefaults__, vars(function))
+            inner += [(function.__name__, each) for each in others]
             names = {each for code in _codes(function.__code__) for each in code.co_names}
             inner += self._watch(
                 kind, lambda: {each: module[each] for each in names if each in module},

@@ -147,14 +147,9 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
         return on_device.eager(*to_device(inputs, on_device.device))
 
     module, names = placed.module(), placed.arguments.names if placed.arguments else ()
+    draws = 0 if isinstance(placed.model, Step) else DRAWS
     try:
-        reason = difference(
-            lambda *inputs: called(module, names, inputs),
-            again,
-            placed.inputs,
-            SEED,
-            0 if isinstance(placed.model, Step) else DRAWS,
-        )
+        reason = difference(lambda *inputs: called(module, names, inputs), again, placed.inputs, SEED, draws)
     finally:
         module.close()
     if reason:
