@@ -371,8 +371,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 @functools.cache
 def _is_own(module: str) -> bool:
     """True for a module of the user: no installed package, and no part of this one."""
-    if module.partition(".")[0] in ("torch", "gst", "builtins") or module not in sys.modules:
+    if module.partition(".")[0] in ("torch", "gst", "builtins", "None"):
         return False
+    if module not in sys.modules:  # code that was executed from a text
+        return True
     file = Path(getattr(sys.modules[module], "__file__", None) or sysconfig.get_path("stdlib")).resolve()
     installed = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     return module == "__main__" or not any(map(file.is_relative_to, installed))
