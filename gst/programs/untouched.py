@@ -118,8 +118,13 @@ class Snapshot:
         return [(named(key), each) for key, each in before.items()]
 
     def _watch_content(self, name: str, kind: str, live: Any, home: int) -> None:
-        if home not in self._contents:
-            self._contents[home] = name, kind, live, live.clone() if isinstance(live, Tensor) else live.copy()
+        if home in self._contents:
+            return
+        outer = [each._contents[home][-1] for each in _active if home in each._contents]
+        copy = next((each for each in outer if type(each) is type(live) and _equal(live, each)), None)  # no second copy
+        if copy is None:
+            copy = live.clone() if isinstance(live, Tensor) else live.copy()
+        self._contents[home] = name, kind, live, copy
 
     def _watched(self, name: str, value: Any, kind: str) -> Named:
         """Watch one object, and return those that it refers to."""
@@ -234,6 +239,9 @@ class Snapshot:
         return inner
 
 
+_active: list[Snapshot] = []  # inner ones use the copies of outer ones
+
+
 @contextmanager
 def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
     """Undo everything that the body changes in the state that `roots` reach: functions, modules, optimizers, tensors,
@@ -254,9 +262,11 @@ def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
         ({}, ["['x']"])
     """
     snapshot = Snapshot(roots, inputs)
+    _active.append(snapshot)
     try:
         yield snapshot
     finally:
+        _active.remove(snapshot)
         snapshot.restore()
 
 

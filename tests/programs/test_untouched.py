@@ -194,3 +194,18 @@ def test_a_class_attribute_that_is_new_is_removed() -> None:
     with pytest.raises(ValueError, match=r"it changes Lazy.table when it runs"):
         capture_module(Lazy(), (torch.ones(2),))
     assert not hasattr(Lazy, "table")
+
+
+def test_a_snapshot_within_another_copies_only_what_changed_meanwhile() -> None:
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    with untouched(model) as outer:
+        with torch.no_grad():
+            model.bias.add_(1)
+        with untouched(model) as inner:
+            copies = [{each[0]: each[-1] for each in snapshot._contents.values()} for snapshot in (outer, inner)]
+            assert copies[0]["weight"] is copies[1]["weight"] and copies[0]["bias"] is not copies[1]["bias"]
+            with torch.no_grad():
+                model.weight.zero_()
+        assert [each.name for each in inner.changes] == ["weight"] and torch.equal(model.weight, before)
+    assert [each.name for each in outer.changes] == ["bias"]
