@@ -179,7 +179,7 @@ class Snapshot:
         return [(label, each) for label, each in inner if id(each) not in map(id, tables)]
 
     def _function(self, function: FunctionType, kind: str) -> Named:
-        inner = list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        inner: list[tuple[str, Any]] = [*zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)]
         module = function.__globals__
         if _is_own(str(function.__module__)) and _is_own(str(module.get("__name__"))):
             others = (function.__defaults__, function.__kwdefaults__, vars(function))

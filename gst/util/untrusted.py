@@ -222,7 +222,11 @@ def read_yaml(path: Path) -> Any:
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
     check_yaml(path)
-    return yaml.load(path.read_bytes(), Loader)
+    loader = Loader(path.read_bytes())
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _check_sizes(archive: zipfile.ZipFile, file_bytes: int) -> None:

@@ -41,10 +41,10 @@ def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """A file system of 320 KiB."""
     path = tmp_path / "disk"
     path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", path], capture_output=True, text=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320k", "none", path], capture_output=True, text=True)
     if made.returncode != 0:
         pytest.skip(f"file systems cannot be mounted here: {made.stderr.strip()}")
     yield path
