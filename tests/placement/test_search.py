@@ -81,23 +81,20 @@ def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Pa
     assert len({trial.plan.key for trial in second.trials if trial.origin != "again"}) >= 8
 
 
-def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
+@pytest.fixture(scope="module")
+def record(task: Task, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A trial as the log of a search holds it."""
+    log = tmp_path_factory.mktemp("search") / "log.jsonl"
     searched(task, log, 2)
-    record = json.loads(log.read_text().splitlines()[0])
-    assert record["program"] == task.key and task.program is not None
-    record["program"] = "0123456789abcdef"
-    log.write_text(json.dumps(record) + "\n")
-    with (
-        isolated(task, log) as executor,
-        pytest.raises(ValueError, match="program 0123456789abcdef, now"),
-    ):
-        begun(task, executor, log, 6)
+    made: dict[str, Any] = json.loads(log.read_text().splitlines()[0])
+    assert made["program"] == task.key
+    return made
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
+        ({"program": "0123456789abcdef"}, "program 0123456789abcdef, now"),
         ({"memory_limits": {"host": 1000}}, "made with memory_limits {'host': 1000}"),
         ({"tasks": ["placement"]}, r"made with tasks \['placement'\], now it is \['placement', 'schedule'\]"),
         (
@@ -106,17 +103,14 @@ def test_a_log_of_another_program_is_refused(task: Task, tmp_path: Path) -> None
         ),
     ],
 )
-def test_a_log_of_other_limits_tasks_or_machines_is_refused(
-    task: Task, tmp_path: Path, changed: dict[str, Any], words: str
+def test_a_log_of_another_search_is_refused(
+    task: Task, record: dict[str, Any], tmp_path: Path, changed: dict[str, Any], words: str
 ) -> None:
     log = tmp_path / "log.jsonl"
-    searched(task, log, 2)
-    record = json.loads(log.read_text().splitlines()[0])
-    record |= changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
-    log.write_text(json.dumps(record) + "\n")
-    assert task.program is not None
-    with isolated(task, log) as executor, pytest.raises(ValueError, match=words):
-        begun(task, executor, log, 6)
+    other = record | changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
+    log.write_text(json.dumps(other) + "\n")
+    with pytest.raises(ValueError, match=words):
+        begun(task, isolated(task, log), log, 6)
 
 
 def test_a_finished_search_goes_on_with_a_larger_budget_and_rests_with_a_smaller(task: Task, tmp_path: Path) -> None:
