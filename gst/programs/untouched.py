@@ -150,6 +150,7 @@ class Snapshot:
             return self._function(value, kind)
         elif isinstance(value, functools._lru_cache_wrapper):
             size = f"the cache of {value.__name__}"
+            kind = kind if _is_own(value.__module__) else INPUT  # packages remember what is installed, for example
             self._watch(kind, lambda: {size: value.cache_info().currsize}, lambda _: value.cache_clear())
             return [(name, value.__wrapped__)]
         elif isinstance(value, functools.partial | staticmethod | classmethod | property | functools.cached_property):

@@ -209,3 +209,14 @@ def test_a_snapshot_within_another_copies_only_what_changed_meanwhile() -> None:
                 model.weight.zero_()
         assert [each.name for each in inner.changes] == ["weight"] and torch.equal(model.weight, before)
     assert [each.name for each in outer.changes] == ["bias"]
+
+
+def test_a_cache_of_an_installed_package_is_cleared_and_not_named() -> None:
+    from importlib.util import find_spec  # any function of a package will do
+
+    remembering = functools.lru_cache(find_spec)
+    model = nn.Linear(2, 2)
+    model.register_forward_hook(lambda *_: remembering("json") and None)
+    with untouched(model) as state:
+        model(torch.ones(1, 2))
+    assert state.changes == [] and remembering.cache_info().currsize == 0
