@@ -245,11 +245,11 @@ def is_valid(trial: Trial, gradients: bool) -> bool:
 
 
 def _placed(model: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return gst.place(model, inputs, budget=0, seconds=5, settings=UNCOMPILED, progress=no_progress).module()
+    return gst.place(model, inputs, budget=0, seconds=1, settings=UNCOMPILED, progress=no_progress).module()
 
 
 def _placed_step(model: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return gst.placed(seconds=5, settings=UNCOMPILED)(lambda x, k, mask: model(x, k, mask))
+    return gst.placed(seconds=1, settings=UNCOMPILED)(lambda x, k, mask: model(x, k, mask))
 
 
 def _planned(model: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
