@@ -337,8 +337,8 @@ def check_alike(graphs: Sequence[SegmentedGraph]) -> None:
             places = [place for place, each in enumerate(kinds) if each.get(name) == kind.get(name)]
             label = "node_features" if name == "x" else repr(name)
             raise ValueError(
-                f"graph {graph.name!r} has {label} {here}, and {graphs[0].name!r} of the same step has {there}; graphs "
-                f"{_listed(places)} of 0..{len(graphs) - 1} are like the former; give all graphs the same columns"
+                f"{label} differs between graphs of one step: {here} for {graph.name!r} (graphs {_listed(places)} of "
+                f"0..{len(graphs) - 1}), {there} for {graphs[0].name!r}; give all graphs the same columns"
             )
 
 
@@ -347,7 +347,7 @@ def _listed(places: Sequence[int], most: int = 5) -> str:
 
 
 def _shown(kind: tuple[np.dtype, tuple[int, ...]] | None) -> str:
-    return "of no kind" if kind is None else f"of {kind[0]} with rows of shape {kind[1]}"
+    return "missing" if kind is None else f"{kind[0]} with rows of shape {kind[1]}"
 
 
 def _differentiable(graphs: Sequence[SegmentedGraph], picks: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
