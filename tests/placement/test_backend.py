@@ -105,7 +105,8 @@ def test_a_trial_changes_neither_inputs_nor_the_generator() -> None:
 ])  # fmt: skip
 def test_what_draws_or_renews_is_not_placed_as_inference(function: Callable[..., Any], pure: bool) -> None:
     graph, inputs = of_inputs(function, 1), [X.abs()]
-    assert module._is_pure(graph, inputs, outcome(graph, inputs, 0)) is pure
+    trial = outcome(graph, inputs, 0)
+    assert (not trial.draws and not trial.mutated) is pure
 
 
 def test_what_compiles_to_something_else_or_not_at_all_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,3 +207,23 @@ def test_a_graph_whose_outputs_would_lie_elsewhere_is_not_placed(monkeypatch: py
         module._inference(graph, [False, False], [X, X], outcome(graph, [X, X], 0), 1.0)
     run = module._Chosen(graph, [False, False], 1.0)
     assert run(X, X)[0].device.type == "cpu" and run._run is graph
+
+
+@needs_compiler
+@pytest.mark.parametrize("learns", [False, True])
+def test_random_numbers_that_reach_no_output_are_drawn_as_written(learns: bool) -> None:
+    weight = torch.ones(4, 4, requires_grad=learns)
+
+    def step(x: Tensor) -> Tensor:
+        torch.rand_like(x)
+        return torch.sin(x @ weight)
+
+    torch._dynamo.reset()
+    fast = torch.compile(step, backend="gst", options={"seconds": 1})
+    for seed in range(2):
+        states = []
+        for run in (step, fast):
+            torch.manual_seed(seed)
+            run(X)
+            states.append(torch.get_rng_state())
+        assert torch.equal(*states)

@@ -41,7 +41,7 @@ from gst.whole_model.guards import Guard
 from gst.whole_model.variants import Bound
 
 SECONDS = 60.0  # default time limit of placing a graph
-SEEDS = (0, 1)  # of two trials: a graph without random numbers returns the same
+SEED = 0  # of the random numbers of trials
 INPUTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 Function = Callable[..., Any]
 log = logging.getLogger("gst")
@@ -121,8 +121,8 @@ class _Chosen:
         return self._run(*inputs)
 
     def _chosen(self, inputs: Sequence[Any]) -> Function:
-        want = outcome(self._graph, inputs, SEEDS[0])
-        if self._is_weight and _is_pure(self._graph, inputs, want):
+        want = outcome(self._graph, inputs, SEED)
+        if self._is_weight and not want.mutated and not want.draws:
             try:
                 return _inference(self._graph, self._is_weight, inputs, want, self._seconds)
             except Exception as error:  # any exception of capture, a compiler or a plan
@@ -136,21 +136,12 @@ class _Chosen:
             return self._graph
         run: Function = self._compiled
         if want.reached:
-            run = Differentiable(self._graph, run, want, _draws(self._graph, inputs, want))
-        if wrong := outcome(run, inputs, SEEDS[0]).difference(want):
+            run = Differentiable(self._graph, run, want, want.draws)
+        if wrong := outcome(run, inputs, SEED).difference(want):
             log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
         best = _faster(self._graph, run, inputs, self._seconds, bool(want.mutated))
         return best if best is self._graph or not want.mutated else _for_overlaps(self._graph, best, inputs)
-
-
-def _is_pure(graph: Function, inputs: Sequence[Any], want: Trial) -> bool:
-    """True if it draws no random numbers and leaves its inputs as they are."""
-    return not want.mutated and not _draws(graph, inputs, want)
-
-
-def _draws(graph: Function, inputs: Sequence[Any], want: Trial) -> bool:
-    return outcome(graph, inputs, SEEDS[1]).difference(want) is not None
 
 
 def _is_dynamic(value: Any) -> bool:
@@ -259,7 +250,7 @@ def _faster(
     """
     copies = None if writes else copies_of(inputs)
     no_inputs = Guard(None, (), weights=False)
-    with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEEDS[0], accelerators(inputs)):
+    with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEED, accelerators(inputs)):
         both = {PYTORCH: graph, COMPILED: compiled}
         calls = {name: partial(_passes_of, run, inputs, copies) for name, run in both.items()}
         first = measure(calls, LOOKS, 1, time_of=rested)

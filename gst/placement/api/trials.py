@@ -27,6 +27,8 @@ class Trial(NamedTuple):
         reached: for each output that requires a gradient, numbers of the inputs on which it depends.
         mutated: numbers of the inputs that the call wrote to.
         writes_learned: True if autograd follows one of these writes.
+        draws: True if it draws random numbers, also those that reach no output.
+        random: states of the generators after the call.
     """
 
     values: list[Any]
@@ -34,11 +36,15 @@ class Trial(NamedTuple):
     reached: list[frozenset[int]]
     mutated: frozenset[int]
     writes_learned: bool
+    draws: bool
+    random: list[Tensor]
 
     def difference(self, other: Trial) -> str | None:
         """Describe the first difference from another trial; None if they agree."""
         if self.forms != other.forms:
             return "its outputs have other classes, strides, gradients or memory"
+        if not all(map(torch.equal, self.random, other.random)):
+            return "it draws other random numbers"
         return outputs_differ(self.values, other.values)
 
 
@@ -91,8 +97,9 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> Trial:
     copies = copies_of(inputs)
     with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(seed, accelerators(inputs)):
         arguments = results(inputs, copies)
-        before, states = copies_of(arguments), list(map(_state, arguments))
+        before, states, generators = copies_of(arguments), list(map(_state, arguments)), _generators(inputs)
         outputs, gradients = both_passes(run, arguments, copies)
+        random = _generators(inputs)
     tops = [each for each in outputs if _learns(each)]
     leaves = {id(copy): number for number, copy in enumerate(copies)}
     now = list(map(_state, arguments))
@@ -103,6 +110,7 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> Trial:
     return Trial(
         [*outputs, *gradients, *arguments], forms(outputs, arguments), [_reached(each, leaves) for each in tops],
         frozenset(mutated), any(new is not old for (_, new), (_, old) in zip(now, states, strict=True)),
+        not all(map(torch.equal, random, generators)), random,
     )  # fmt: skip
 
 
@@ -181,6 +189,11 @@ def _form(value: Any, first: int) -> Any:
 
 def accelerators(inputs: Sequence[Any]) -> set[torch.device]:
     return {each.device for each in inputs if isinstance(each, Tensor) and each.device.type != "cpu"}
+
+
+def _generators(inputs: Sequence[Any]) -> list[Tensor]:
+    others = [torch.get_device_module(device).get_rng_state(device) for device in accelerators(inputs)]
+    return [torch.get_rng_state(), *others]
 
 
 def _memory(value: Any) -> int:
