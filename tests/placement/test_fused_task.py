@@ -25,6 +25,7 @@ from gst.programs import Program, Step, TrainingStep, capture
 from gst.util.compiled import compiler
 
 pytestmark = [
+    pytest.mark.e2e,  # Inductor compiles groups and steps
     pytest.mark.slow,
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine"),
     pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core"),
@@ -178,7 +179,6 @@ def test_the_whole_step_is_compiled_for_all_cores(program: Program) -> None:
     assert plan.devices[plan.placement[0]] == "cpu:0-1"
 
 
-@pytest.mark.e2e
 def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
 ) -> None:
@@ -216,7 +216,6 @@ def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], iso
     assert fused_task(task, isolated, chains(task)) is None
 
 
-@pytest.mark.e2e
 def test_without_groups_the_whole_step_is_tried_all_the_same(
     program: Program, saved: Path, devices: tuple[Device, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
