@@ -29,7 +29,6 @@ from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, differ_beyond_rounding, outputs_differ
-from tests.choices import rest_in_e2e
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR, gpus
 from tests.lowering.test_stream_program import lanes_of, random_plan
