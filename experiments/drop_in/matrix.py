@@ -378,9 +378,9 @@ class Training:
         """Return the predictions of encoder and head for whole graphs, called directly."""
         encoder = getattr(self.model.encoder, "_orig_mod", self.model.encoder)
         dtype = self.labels.dtype
-        return torch.stack(
-            [self.model.head(_embedded(encoder, data, dtype).mean(0, keepdim=True)) for data in self.data]
-        )
+        pooled = [_embedded(encoder, data, dtype).mean(0) for data in self.data]
+        predictions = self.model.head(torch.stack(pooled))
+        return predictions[:, 0] if predictions.shape[1] == 1 else predictions
 
 
 def _embedded(encoder: nn.Module, data: Any, dtype: torch.dtype) -> Tensor:
