@@ -387,7 +387,8 @@ def _is_own(module: str) -> bool:
     if module not in sys.modules:  # code that was executed from a text
         return True
     file = Path(getattr(sys.modules[module], "__file__", None) or sysconfig.get_path("stdlib")).resolve()
-    installed = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places = (sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    installed = [Path(each).resolve() for each in places]  # an environment may be a link
     return module == "__main__" or not any(map(file.is_relative_to, installed))
 
 
