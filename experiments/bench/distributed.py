@@ -217,7 +217,7 @@ def _clocks(model: GraphSegmentTraining) -> tuple[Clock, Clock]:
 
     object.__setattr__(model.table, "request", waiting.around(requested))
     object.__setattr__(model.table, "submit", waiting.around(model.table.submit))
-    for name in ("draw", "_traffic"):  # of all processes: grows with their number
+    for name in ("draw", "rows_of"):  # of all processes: grows with their number
         object.__setattr__(model, name, planning.around(getattr(model, name)))
     return waiting, planning
 

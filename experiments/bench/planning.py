@@ -54,12 +54,12 @@ def _once(model: GraphSegmentTraining, loader: StepLoader, channels: int) -> flo
     began = time.perf_counter()
     draw = model.draw(step.graphs, step.configs, peers=step.peers)
     assert draw is not None
-    traffic = model._traffic(draw)
-    assert traffic is not None
-    pending = traffic.request(table)
-    pending.is_known()
+    rows = model.rows_of(draw)
+    assert rows is not None
+    rows.begin()
+    rows.is_known()
     fresh = draw.fresh.nonzero().squeeze(1)
-    pending.push_fresh(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh, 1, lambda *refused: None)
+    rows.push(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh)
     table.wait()
     return 1e3 * (time.perf_counter() - began)
 

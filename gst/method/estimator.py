@@ -165,10 +165,8 @@ class GraphSegmentTraining(nn.Module):
         gradient if gradients are on: the backward pass encodes the segments again, within `max_rows`. `graphs` are
         segmented, or PyG's `Data` or a batch of its `DataLoader`: these are cut once and found again by their content.
         A step that is read already, `load(draw(graphs, configs))`, may be given as `prefetched` instead."""
-        if prefetched is None:
-            graphs = self._entered(graphs)
-            if not self.training:
-                return self._evaluate(graphs, configs, torch.is_grad_enabled())
+        if prefetched is None and not self.training:
+            return self._evaluate(graphs, configs, torch.is_grad_enabled())
         step = self._begin(graphs, configs, prefetched)
         has_configs = have_configs(step.draw.catalogue.graphs, configs)
         if step.batch is None:
@@ -185,13 +183,9 @@ class GraphSegmentTraining(nn.Module):
         return prediction if has_configs else without_configs(prediction)
 
     @torch.compiler.disable
-    def _begin(
-        self, graphs: Sequence[SegmentedGraph] | None, configs: Tensor | None, prefetched: PrefetchedStep | None
-    ) -> PrefetchedStep:
+    def _begin(self, graphs: Any, configs: Tensor | None, prefetched: PrefetchedStep | None) -> PrefetchedStep:
         """Return a step whose segments are read."""
-        if prefetched is None:
-            assert graphs is not None
-            prefetched = self.load(self.draw(graphs, configs))
+        prefetched = prefetched or self.load(self.draw(graphs, configs))
         self.step = prefetched.draw.number
         if prefetched.batch is not None:
             self._first_look(self, prefetched.draw.catalogue, prefetched.draw.configs)
@@ -203,7 +197,7 @@ class GraphSegmentTraining(nn.Module):
 
     def draw(
         self,
-        graphs: Sequence[SegmentedGraph],
+        graphs: Any,
         configs: Int64[Tensor, "graphs configs"] | None = None,
         ahead: int = 0,
         peers: Peers | None = None,
@@ -245,10 +239,11 @@ class GraphSegmentTraining(nn.Module):
 
     def exact(self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predict from all segments, encoded now without gradient and in evaluation mode, within `max_rows`."""
-        return self._evaluate(self._entered(graphs), configs, with_gradient=False)
+        return self._evaluate(graphs, configs, with_gradient=False)
 
     @torch.compiler.disable
-    def _evaluate(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None, with_gradient: bool) -> Tensor:
+    def _evaluate(self, graphs: Any, configs: Tensor | None, with_gradient: bool) -> Tensor:
+        graphs = self._entered(graphs)
         with torch.set_grad_enabled(with_gradient), evaluating(self.encoder, self.head, self.readout):
             pooled = self._embed(graphs, self._with_references(graphs, configs), with_gradient)
             return self._predict(pooled, have_configs(graphs, configs))
@@ -264,14 +259,14 @@ class GraphSegmentTraining(nn.Module):
         parts = [self._with_references([graph], part[None])[0] for part in chosen.split(configs_at_once)]
         catalogue, together = Catalogue.of([graph]), torch.cat(parts)
         pool, weights = self._pool(catalogue), torch.ones(1, len(together))
-        with torch.no_grad(), evaluating(self.encoder, self.head):
+        with torch.no_grad(), evaluating(self.encoder, self.head, self.readout):
             for place, classes in enumerate(config_classes(graph).of(together.numpy())):
                 _, first, class_of = np.unique(classes, return_index=True, return_inverse=True)
                 segment = torch.tensor([place])
                 rows = self._encode(catalogue, segment, together[first][None])
                 self._add(pool, catalogue, segment, rows[:, torch.from_numpy(class_of).to(rows.device)], weights)
             lengths = [len(part) for part in parts]
-            return torch.cat([apply_head(self.head, part)[0] for part in pool.result().split(lengths, dim=1)])
+            return torch.cat([self._predict(part, has_configs=True)[0] for part in pool.result().split(lengths, dim=1)])
 
     def exact_over_cuts(
         self, graphs: Sequence[Graph], configs: Int64[Tensor, "graphs configs"] | None = None, cuts: int = 4,
