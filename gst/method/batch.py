@@ -225,6 +225,15 @@ class ExpandedBatch:
         """The attributes that an encoder may ask for."""
         return *NAMES_TAKEN, *self.segments.node_data, *self.segments.edge_data
 
+    def complete(self) -> ExpandedBatch:
+        """Compute all attributes now, so that an encoder under torch.compile reads tensors and no code."""
+        vars(self).update({name: self._copies(data) for name, data in self.segments.edge_data.items()})
+        vars(self).update({name: self._copies(data) for name, data in self.segments.node_data.items()})
+        _ = self.edge_index, self.batch, self.opcodes
+        if self.segments.node_features.is_floating_point() or not self.segments.config_features.shape[2]:
+            _ = self.x
+        return self
+
     def _copies(self, tensor: Tensor) -> Tensor:
         return tensor if self.num_configs == 1 else tensor.repeat(self.num_configs, *[1] * (tensor.dim() - 1))
 

@@ -50,7 +50,7 @@ class Call:
     def arguments(self, batch: SegmentBatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Of the encoder, by position and by name."""
         if self.whole is not None:
-            return (batch if self.whole == "batch" else batch.expanded(),), {}
+            return (batch if self.whole == "batch" else batch.expanded().complete(),), {}
         copies = batch.expanded()
         named = {name: _take(source, copies) for name, source in (self.named or {}).items()}
         named |= {name: getattr(copies, name) for name in self.optional if name in copies}
@@ -225,6 +225,7 @@ def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
             raise ValueError(f"the head refuses embeddings of {embedded.shape[-1]} numbers: {error}") from error
 
 
+@torch.compiler.disable
 def without_configs(prediction: Tensor) -> Tensor:
     """Return predictions (graphs, outputs) of graphs without configurations, and (graphs,) for one output.
 

@@ -84,12 +84,11 @@ for name in ("SAGEConv", "forward(data)"):
 
 @pytest.mark.e2e
 def test_a_compiled_model_is_few_graphs_and_no_step_compiles_again() -> None:
-    """In a process of its own, without the checks of types, which would be compiled too. PyG's GCNConv breaks its graph
-    by itself, since it looks for loops."""
+    """In a process of its own, without the checks of types, which would be compiled too."""
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     counts = list(map(int, done.stdout.split()))
-    assert len(counts) == 12 and all(1 <= count <= 6 for count in counts)
+    assert len(counts) == 12 and all(1 <= count <= 2 for count in counts)
     assert counts[0] == counts[5] and counts[6] == counts[11]
 
 

@@ -92,6 +92,7 @@ def test_a_pair_of_functions_is_a_readout() -> None:
     rho = lambda sums: sums[:, :CHANNELS] / (1 + sums[:, 3:].abs())  # noqa: E731
     model = gst.GraphSegmentTraining(as_they_are, nn.Identity(), readout=(phi, rho)).double()
     torch.testing.assert_close(model.exact([cut]), rho(phi(x).sum(0, keepdim=True)))
+    torch.testing.assert_close(model.scores(cut), model.exact([cut]))
     assert model.embed([cut]).shape == (1, 1, CHANNELS) and phi.weight in set(model.parameters())
 
 
