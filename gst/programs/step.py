@@ -25,6 +25,7 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
 """State of each optimizer for every parameter."""
 
 SEED = "random/seed"  # entry of a state
+RATE = "rate"  # entry of a state
 
 DECAY = 0.9  # of momentum, and beta_1 of Adam
 SQUARE_DECAY = 0.999  # beta_2
@@ -69,7 +70,7 @@ def training_step(
     loss_of: Callable[..., Tensor],
     tensors: Sequence[Tensor],
     optimizer: str = "sgd",
-    rate: float = 0.1,
+    rate: float | Tensor = 0.1,
     seed: int | None = None,
 ) -> TrainingStep:
     """Return the step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
@@ -83,7 +84,7 @@ def training_step(
         loss_of: `loss_of(model, *tensors)`, a scalar.
         tensors: one batch of data.
         optimizer: one of `gst.programs.step.OPTIMIZERS`.
-        rate: learning rate.
+        rate: learning rate; a tensor is part of the state, as `rate`, and may change from step to step.
         seed: for random operations of the first step, see `drawn_from`; the state holds it as `random/seed`, and each
             step adds 1. None = there are none.
 
@@ -104,7 +105,8 @@ def training_step(
     buffers = {key: value.detach() for key, value in model.named_buffers()}
     slots = first_state(optimizer, parameters)
     seeds = {} if seed is None else {SEED: torch.tensor(seed)}
-    if taken := (parameters | frozen | buffers).keys() & (slots | seeds).keys():
+    rates = {RATE: rate} if isinstance(rate, Tensor) else {}
+    if taken := (parameters | frozen | buffers).keys() & (slots | seeds | rates).keys():
         raise ValueError(f"step {name!r}: the optimizer needs the name {min(taken)!r}; rename that tensor of the model")
     loss_module = _Loss(model, loss_of)
 
@@ -117,11 +119,11 @@ def training_step(
             loss = functional_call(loss_module, named, tensors)
         renewed = {key: named[f"model.{key}"] for key in renewed}  # those that it replaced, too
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), rate) | kept | renewed
-        new |= {key: state[key] + 1 for key in seeds}
+        new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), state[RATE] if rates else rate)
+        new |= kept | renewed | {key: state[key] + 1 for key in seeds} | {key: state[key] for key in rates}
         return loss.detach(), {key: new[key] for key in state}
 
-    return TrainingStep(name, step, (parameters | frozen | buffers | slots | seeds, *tensors))
+    return TrainingStep(name, step, (parameters | frozen | buffers | slots | seeds | rates, *tensors))
 
 
 def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:
@@ -169,7 +171,7 @@ def first_state(optimizer: str, parameters: Mapping[str, Tensor]) -> dict[str, T
 
 
 def updated(
-    optimizer: str, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float
+    optimizer: str, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor
 ) -> dict[str, Tensor]:
     """Return new parameters and new memories, by their keys in `state`."""
     new: dict[str, Tensor] = {}

@@ -1,0 +1,151 @@
+"""Kernel programs on streams: a plan -> a stream program, and the place of each buffer in one piece of memory.
+
+Buffers share bytes where all calls that use the one are done before any that uses the other, whatever the timing: on
+one stream, or after a wait that is there anyway. So no call waits for memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from gst.kernels.program import GENERATOR, KernelProgram
+from gst.lowering.calls import Storages
+from gst.lowering.common_order import Work
+from gst.lowering.happens_before import Clocks, happens_before
+from gst.lowering.lower import lowered
+from gst.lowering.stream_program import RUN, Ints, StreamProgram
+
+ALIGNMENT = 512  # bytes, as PyTorch's allocator on CUDA
+
+
+def storages_of(program: KernelProgram) -> Storages:
+    """Return the storages that a run takes memory for, with the calls that write them."""
+    taken = [*program.placed.tolist(), *sorted(program.made_by_calls)]
+    number = {storage: position for position, storage in enumerate(taken)}
+    holds = [
+        (number[storage], call)
+        for call, kernel in enumerate(program.kernels)
+        for storage in dict.fromkeys(region.storage for region in kernel.writes)
+        if storage in number
+    ]
+    pairs = np.array(holds, np.int64).reshape(-1, 2).T
+    made_by = np.zeros(len(taken), np.int64)
+    made_by[pairs[0, ::-1]] = pairs[1, ::-1]  # the first writer
+    return Storages(program.storage_bytes[taken], made_by, pairs)
+
+
+def stream_program(
+    program: KernelProgram, stream: Int64[np.ndarray, " kernels"], rank: Int64[np.ndarray, " kernels"] | None = None
+) -> StreamProgram:
+    """Put each call on a stream, with the waits that its dependencies need and others do not imply.
+
+    Args:
+        stream: of each call.
+        rank: of two calls that can run, the one of least rank comes first; by the order of the program if None.
+    """
+    count = program.num_kernels
+    rank = np.arange(count) if rank is None else np.argsort(np.argsort(rank, kind="stable"), kind="stable")
+    results = [call for call, kernel in enumerate(program.kernels) if _writes_a_result(program, call)]
+    size = int(stream.max(initial=0)) + 1
+    work = Work(
+        program.dependencies, np.arange(count), stream.astype(np.int64), rank.astype(np.int64), np.full(count, -1),
+        np.array(results, np.int64), program.written_bytes, np.zeros(count, np.int64), storages_of(program),
+    )  # fmt: skip
+    names = [f"stream {number}" for number in range(size)]
+    return lowered(work, [str(program.device)], names, np.zeros(size, np.int64))
+
+
+def _writes_a_result(program: KernelProgram, call: int) -> bool:
+    return any(region.storage in program.results for region in program.kernels[call].writes)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Places of buffers in one piece of memory.
+
+    Args:
+        start: first byte of each storage; -1 for those that are given or that calls allocate.
+        size: of the piece, in bytes.
+        live_bytes: the most bytes of buffers that are in use at once when one stream runs all calls: no run in that
+            order takes less.
+    """
+
+    start: Int64[np.ndarray, " storages"]
+    size: int
+    live_bytes: int
+
+
+def run_steps(streams: StreamProgram) -> Ints:
+    """Return the step that runs each call."""
+    steps = np.flatnonzero(streams.kind == RUN)
+    at = np.empty(len(steps), np.int64)
+    at[streams.argument[steps]] = steps
+    return at
+
+
+def layout(program: KernelProgram, streams: StreamProgram) -> Layout:
+    """Place the buffers of a program, the largest first, each at the lowest bytes that no buffer in use with it takes
+    (greedy by size: Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020, section 4.2).
+    """
+    placed = program.placed
+    size = -(-program.storage_bytes[placed] // ALIGNMENT) * ALIGNMENT
+    apart = _never_together(program, streams, placed)
+    begin, order = np.zeros(len(placed), np.int64), np.argsort(-size, kind="stable")
+    for position, each in enumerate(order.tolist()):
+        others = order[:position]
+        others = others[~apart[each, others]]
+        others = others[np.argsort(begin[others], kind="stable")]
+        ends = np.maximum.accumulate(np.append(0, begin[others] + size[others]))
+        fits = np.flatnonzero(np.append(begin[others], np.iinfo(np.int64).max) - ends >= size[each])
+        begin[each] = ends[fits[0]]
+    start = np.full(len(program.storage_bytes), -1)
+    start[placed] = begin
+    return Layout(start, int((begin + size).max(initial=0)), _live_bytes(program, placed, size))
+
+
+def _users(program: KernelProgram, placed: Ints) -> list[list[int]]:
+    """Return the calls that read or write each storage, in order."""
+    number = {storage: position for position, storage in enumerate(placed.tolist())}
+    users: list[list[int]] = [[] for _ in number]
+    for call, kernel in enumerate(program.kernels):
+        for storage in dict.fromkeys(region.storage for region in (*kernel.reads, *kernel.writes)):
+            if storage != GENERATOR and storage in number:
+                users[number[storage]].append(call)
+    return users
+
+
+def _never_together(program: KernelProgram, streams: StreamProgram, placed: Ints) -> Bool[np.ndarray, "placed placed"]:
+    """Mark pairs of storages of which one is done with before the other is first used, in every run. Results last."""
+    clocks, steps = happens_before(streams), run_steps(streams)
+    lanes = len(streams.lanes)
+    users = _users(program, placed)
+    last = np.full((len(placed), lanes), -1)  # position of the last user on each stream
+    known = np.full((len(placed), lanes), np.iinfo(np.int64).max)  # steps of each stream before every user
+    for each, calls in enumerate(users):
+        at = steps[calls]
+        np.maximum.at(last[each], clocks.lane[at], clocks.position[at])
+        known[each] = _known(clocks, at, lanes).min(0, initial=np.iinfo(np.int64).max)
+    stays = np.isin(placed, list(program.results))
+    before = np.ones((len(placed), len(placed)), bool)
+    for lane in range(lanes):
+        before &= last[:, None, lane] < known[None, :, lane]
+    before[stays] = False
+    return before | before.T
+
+
+def _known(clocks: Clocks, steps: Ints, lanes: int) -> Int64[np.ndarray, "steps lanes"]:
+    """Return the number of steps of each lane that surely ended before each of some steps begins."""
+    return np.stack([clocks.taken(steps, lane) for lane in range(lanes)], axis=1)
+
+
+def _live_bytes(program: KernelProgram, placed: Ints, size: Ints) -> int:
+    change = np.zeros(program.num_kernels + 1, np.int64)
+    stays = np.isin(placed, list(program.results))
+    for each, calls in enumerate(_users(program, placed)):
+        change[min(calls, default=0)] += size[each]
+        if calls and not stays[each]:
+            change[max(calls) + 1] -= size[each]
+    return int(change.cumsum().max(initial=0))

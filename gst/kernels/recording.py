@@ -1,0 +1,342 @@
+"""Compile a step by Inductor once, and record the kernel calls of the code that it generates.
+
+The generated module runs under a dispatch mode, which sees calls of ATen, cuBLAS, cuDNN and oneDNN with the mutations
+that their schemas declare. Its own kernels (Triton, C++) are replaced by recorders for that run; their signatures say
+which arguments they write. Code is found this way in PyTorch 2.11 to 2.13, on CPUs and on CUDA, without a change to
+Inductor. A recorded program counts only if a run of it from the same inputs, in other memory, gives the same outputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gst.kernels.program import GENERATOR, Kernel, KernelProgram, Region, View, key_of
+
+SETTINGS: dict[str, Any] = {
+    "allow_buffer_reuse": False,  # one buffer for two values would make calls wait that need not
+    "memory_planning": False, "cpp_wrapper": False, "graph_partition": False, "triton.cudagraphs": False,
+}  # fmt: skip
+GENERATORS = {"cpp_pybinding": "C++", "triton": "Triton"}
+WRITTEN = re.compile(r"(in_)?out_ptr\d+")
+
+
+class NotUnderstoodError(ValueError):
+    """A compiled step does something that calls on several streams could not repeat; the message names it."""
+
+
+def kernel_program(
+    module: fx.GraphModule, inputs: Sequence[Tensor], name: str = "step", settings: Mapping[str, Any] | None = None
+) -> KernelProgram:
+    """Compile a module for its example inputs, and record its kernel calls. Inputs that it writes are as before.
+
+    Args:
+        module: of ATen operations, such as `gst.programs.as_module` makes; it may write to its inputs by `copy_`.
+        inputs: all on one device.
+        name: of the program.
+        settings: further settings of Inductor.
+
+    Raises:
+        NotUnderstoodError: a call cannot be moved to another stream safely.
+        Exception: any exception of the compiler.
+
+    Examples:
+        >>> from gst.programs import as_module, capture_module
+        >>> step = capture_module(torch.nn.ReLU(), (torch.ones(1, 2),))
+        >>> [kernel.name for kernel in kernel_program(as_module(step), step.inputs).kernels]
+        ['cpp_fused_relu_0']
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    compiled: list[Any] = []
+
+    def caught(*args: Any, **kwargs: Any) -> Any:
+        compiled.append(compile_fx_inner(*args, **kwargs))
+        return compiled[-1]
+
+    given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
+    with torch.no_grad(), config.patch({**SETTINGS, **(settings or {})}):
+        function = compile_fx(module, list(given), inner_compile=caught)
+        recordings: list[_Recording] = []
+        for each in compiled:
+            recordings.append(_Recording(each, given))
+            each.current_callable = recordings[-1]
+        try:
+            outputs = pytree.tree_leaves(function(*given))  # type: ignore[operator, arg-type]
+        finally:
+            for each in recordings:
+                each.restore()
+    called = [each for each in recordings if each.is_called]
+    if len(called) != 1:
+        raise NotUnderstoodError(f"Inductor compiled the step into {len(called)} pieces of code; want one")
+    return called[0].program(name, outputs)
+
+
+class _Recording:
+    """Stands for the code of a compiled graph: runs it once and records its calls.
+
+    Args:
+        compiled: Inductor's `CompiledFxGraph`.
+        inputs: of the step; its other arguments are constants.
+    """
+
+    def __init__(self, compiled: Any, inputs: Sequence[Tensor]) -> None:
+        self._compiled, self._call = compiled, compiled.current_callable
+        self._inputs = inputs
+        self._kernels: list[Kernel] = []
+        self._storages: dict[int, int] = {}
+        self._bytes: list[int] = []
+        self._given: dict[int, torch.UntypedStorage] = {}
+        self._kept: list[Any] = []  # so that no storage takes the address of another
+        self.is_called = False
+
+    def restore(self) -> None:
+        """Put the code back."""
+        self._compiled.current_callable = self._call
+
+    def __call__(self, args: list[Any]) -> Any:
+        if self.is_called:
+            raise NotUnderstoodError("the compiled step calls its code twice")
+        self.is_called = True
+        for value in (*args, *self._inputs):
+            if isinstance(value, Tensor):
+                self._given[self._number(value)] = value.untyped_storage()
+        with _replaced(_module_globals(self._call), self), _Operators(self):
+            return self._call(args)
+
+    def program(self, name: str, outputs: Sequence[Any]) -> KernelProgram:
+        devices = {storage.device for storage in self._given.values()} | {
+            each.device for each in outputs if isinstance(each, Tensor)
+        }
+        if len(devices) != 1:
+            raise NotUnderstoodError(f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}")
+        known = set(self._storages)
+        if strange := [each for each in outputs if isinstance(each, Tensor) and _address(each) not in known]:
+            raise NotUnderstoodError(f"an output of shape {tuple(strange[0].shape)} lies in memory that no call wrote")
+        inputs = tuple(map(self._view, self._inputs))
+        return KernelProgram(
+            name, tuple(self._kernels), np.array(self._bytes, np.int64), self._given, inputs,
+            tuple(self._template(list(outputs))), devices.pop(), key_of(self._compiled.source_code, inputs),
+        )  # fmt: skip
+
+    def keep(self, value: Any) -> Any:
+        self._kept.append(value)
+        return value
+
+    def add(
+        self, name: str, kind: Any, call: Callable[..., Any], args: Any, kwargs: Any, reads: Sequence[Tensor],
+        writes: Sequence[Tensor], makes: Sequence[Tensor] = (), draws: bool = False,
+    ) -> None:  # fmt: skip
+        """Record a call; tensors that it reads and no call made are constants."""
+        for each in reads:
+            if _address(each) not in self._storages:
+                self._given[self._number(each)] = each.untyped_storage()
+        for each in makes:
+            if _address(each) in self._storages:
+                raise NotUnderstoodError(f"{name} returns memory of its arguments, which its schema does not say")
+        made = tuple(map(self._number, makes))
+        state = (Region(GENERATOR, 0, 1),) if draws else ()
+        written = (*self._regions([*writes, *makes]), *state)
+        template, keywords = tuple(self._template(list(args))), self._template(dict(kwargs))
+        read = (*self._regions(reads), *state)
+        self._kernels.append(Kernel(name, kind, call, template, keywords, read, written, made))
+
+    def _regions(self, tensors: Sequence[Tensor]) -> tuple[Region, ...]:
+        regions = dict.fromkeys(self._view(each).region for each in tensors)
+        return tuple(each for each in regions if each.start < each.stop)
+
+    def _view(self, tensor: Tensor) -> View:
+        return View.of(tensor, self._number(tensor))
+
+    def _number(self, tensor: Tensor) -> int:
+        storage = self.keep(tensor).untyped_storage()
+        address = _address(tensor)
+        if address not in self._storages:
+            self._storages[address] = len(self._bytes)
+            self._bytes.append(storage.nbytes())
+        return self._storages[address]
+
+    def _template(self, value: Any) -> Any:
+        return pytree.tree_map_only(Tensor, self._view, value)
+
+
+def _address(tensor: Tensor) -> int:
+    """Return a number of the storage; empty storages have no address, and nothing to wait for."""
+    return tensor.untyped_storage().data_ptr() or -id(tensor.untyped_storage()._cdata)
+
+
+class _Operators(TorchDispatchMode):
+    """Records calls of operators."""
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        require_movable(function)
+        result = self._recording.keep(function(*args, **kwargs))
+        self._recording.keep((args, kwargs))
+        if function.is_view or _only_allocates(function):
+            return result
+        reads, writes = [], []
+        for number, argument in enumerate(function._schema.arguments):
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            is_out = is_written and argument.kwarg_only and argument.name.startswith("out")
+            tensors = [each for each in pytree.tree_leaves(value) if isinstance(each, Tensor)]
+            writes += tensors if is_written else []
+            reads += [] if is_out else tensors
+        addresses = set(map(_address, writes))
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        made = [each for each in made if _address(each) not in addresses]
+        if made or writes:
+            draws = torch.Tag.nondeterministic_seeded in function.tags
+            name = f"{function.namespace}.{function.__name__}"
+            self._recording.add(name, "operator", function, args, kwargs, reads, writes, made, draws)
+        return result
+
+
+def _only_allocates(function: OpOverload) -> bool:
+    return function.namespace == "aten" and function.__name__.startswith(("empty", "new_empty"))
+
+
+def require_movable(function: Any) -> None:
+    """Raise NotUnderstoodError if a call of an operator cannot run on another stream.
+
+    Examples:
+        >>> require_movable(torch.ops.aten.nonzero.default)
+        Traceback (most recent call last):
+        gst.kernels.recording.NotUnderstoodError: aten.nonzero.default returns sizes that depend on values
+    """
+    name = f"{function.namespace}.{function.__name__}" if isinstance(function, OpOverload) else str(function)
+    if not isinstance(function, OpOverload):
+        raise NotUnderstoodError(f"{name} is no operator whose mutations are known")
+    if "c10d" in function.namespace:
+        raise NotUnderstoodError(f"{name} exchanges data with other processes")
+    if torch.Tag.dynamic_output_shape in function.tags:
+        raise NotUnderstoodError(f"{name} returns sizes that depend on values")
+    if torch.Tag.data_dependent_output in function.tags:
+        raise NotUnderstoodError(f"{name} waits for a value of the device")
+
+
+# Generated code ------------------------------------------------------------------------------------------------------
+
+
+def _module_globals(call: Any) -> dict[str, Any]:
+    function = getattr(call, "__func__", call)
+    names = getattr(function, "__globals__", {})
+    if "async_compile" not in names and "empty_strided_cpu" not in names:
+        raise NotUnderstoodError(f"the code of the step is a {type(call).__name__}, not a module of Inductor's")
+    return names
+
+
+def generated(source: str) -> dict[str, tuple[str, list[str]]]:
+    """Return for each kernel of a generated module its generator, and the C types of its arguments.
+
+    Examples:
+        >>> generated("a = async_compile.cpp_pybinding(['const float*', 'float*'], 'code')")
+        {'a': ('cpp_pybinding', ['const float*', 'float*'])}
+    """
+    found = {}
+    for line in ast.parse(source).body:
+        if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
+            continue
+        function, (target, *_) = line.value.func, line.targets
+        if not isinstance(function, ast.Attribute) or not isinstance(target, ast.Name):
+            continue
+        if isinstance(function.value, ast.Name) and function.value.id == "async_compile":
+            arguments = [_literal(each) for each in line.value.args]
+            types = next((each for each in arguments if isinstance(each, list)), [])
+            found[target.id] = function.attr, types
+    return found
+
+
+def _literal(value: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        return None
+
+
+@contextmanager
+def _replaced(names: dict[str, Any], recording: _Recording) -> Iterator[None]:
+    """Replace the kernels of a generated module by recorders."""
+    saved: dict[str, Any] = {}
+    kernels = generated(Path(names["__file__"]).read_text()) if "__file__" in names else {}
+    for name, (generator, types) in kernels.items():
+        kernel = saved[name] = names[name]
+        if generator == "cpp_pybinding":
+            names[name] = _CppKernel(kernel, name, types, recording)
+        elif generator == "triton" and hasattr(kernel, "run") and hasattr(kernel, "fn"):
+            names[name] = _TritonKernel(kernel, name, recording)
+        else:
+            del saved[name]
+            names.update(saved)
+            raise NotUnderstoodError(f"kernel {name} is made by {generator}; known are {', '.join(GENERATORS)}")
+    for name in [each for each in names if each.startswith("empty_strided")]:
+        saved[name] = names[name]
+        names[name] = lambda *args, make=names[name], **kwargs: recording.keep(make(*args, **kwargs))
+    try:
+        yield
+    finally:
+        names.update(saved)
+
+
+class _CppKernel:
+    """Runs and records a C++ kernel, which reads where its pointers are `const`. Others it may also read."""
+
+    def __init__(self, kernel: Any, name: str, types: Sequence[str], recording: _Recording) -> None:
+        self._kernel, self._name, self._types, self._recording = kernel, name, types, recording
+
+    def __call__(self, *args: Any) -> None:
+        self._kernel(*args)
+        reads: list[Tensor] = []
+        writes: list[Tensor] = []
+        for value, kind in zip(args, self._types, strict=True):
+            if isinstance(value, Tensor):
+                (reads if kind.startswith("const ") else writes).append(value)
+        self._recording.add(self._name, "generated", self._kernel, args, {}, reads, writes)
+
+
+class _TritonKernel:
+    """Runs and records a Triton kernel, which writes to its arguments `out_ptr`, `in_out_ptr`, and those that it
+    names."""
+
+    def __init__(self, kernel: Any, name: str, recording: _Recording) -> None:
+        self._kernel, self._name, self._recording = kernel, name, recording
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def run(self, *args: Any, stream: Any, **kwargs: Any) -> None:
+        kernel = self._kernel
+        kernel.run(*args, stream=stream, **kwargs)
+        mutated = set(getattr(kernel, "mutated_arg_names", None) or ())
+        reads: list[Tensor] = []
+        writes: list[Tensor] = []
+        for name, value in zip(kernel.fn.arg_names, args, strict=False):
+            if isinstance(value, Tensor):
+                is_written = bool(WRITTEN.match(name)) or name in mutated
+                writes += [value] * is_written
+                reads += [value] * (not name.startswith("out_ptr") or name in mutated)
+        self._recording.add(self._name, "generated", _on_current_stream(kernel.run), args, kwargs, reads, writes)
+
+
+def _on_current_stream(run: Callable[..., Any]) -> Callable[..., None]:
+    def launch(*args: Any, **kwargs: Any) -> None:
+        run(*args, stream=torch.cuda.current_stream().cuda_stream, **kwargs)
+
+    return launch

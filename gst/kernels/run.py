@@ -1,0 +1,265 @@
+"""Runs of a kernel program: one call after the other, by a thread for each stream, or recorded as one graph.
+
+All buffers lie in one piece of memory (`Layout`), and all arguments of generated kernels are made once. Tensors that an
+operator allocates itself are passed on in each run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gst.execution.lanes import is_here, issue_order, synchronise
+from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.kernels.lower import Layout, layout, stream_program
+from gst.kernels.program import KernelProgram, View, filled, views_in
+from gst.kernels.proof import check
+from gst.lowering.happens_before import happens_before
+from gst.lowering.stream_program import RECORD, RUN, WAIT, Ints, StreamProgram
+
+
+class Run:
+    """A kernel program under a plan, with memory of its own.
+
+    Args:
+        program: the calls.
+        streams: the plan, lowered; all calls on one stream if None.
+        given: memory of the flat inputs, read and written in place; the recorded inputs if None. Their layout has to be
+            that of the recorded ones.
+
+    Attributes:
+        inputs: tensors where the inputs are read.
+
+    Raises:
+        RaceError: the plan is not proven.
+    """
+
+    def __init__(
+        self, program: KernelProgram, streams: StreamProgram | None = None, given: Sequence[Tensor] | None = None
+    ) -> None:
+        self.program = program
+        self.streams = streams or stream_program(program, np.zeros(program.num_kernels, np.int64))
+        self.places: Layout = layout(program, self.streams)
+        check(program, self.streams, self.places)
+        self._memory = torch.empty(self.places.size, dtype=torch.uint8, device=program.device).untyped_storage()
+        self._given = dict(program.given)
+        if given is not None:
+            self._given |= {
+                view.storage: tensor.untyped_storage() for view, tensor in zip(program.inputs, given, strict=True)
+            }
+        self._made: dict[int, Tensor] = {}
+        self.inputs = [self._tensor(view) for view in program.inputs]
+        self._calls = [self._bound(call) for call in range(program.num_kernels)]
+        steps = issue_order(self.streams)
+        self._in_order = [self._calls[call] for call in self.streams.argument[steps[self.streams.kind[steps] == RUN]]]
+        is_fixed = program.made_by_calls.isdisjoint(program.results)
+        self._outputs = self.outputs() if is_fixed else []
+
+    def outputs(self) -> list[Any]:
+        """Return the flat outputs, in memory that the next run overwrites."""
+        return filled(list(self.program.outputs), self._tensor)
+
+    def __call__(self) -> list[Any]:
+        """Run the calls one after the other on the current stream, and return the outputs."""
+        with torch.no_grad():
+            for call in self._in_order:
+                call()
+        return self._outputs or self.outputs()
+
+    def in_order(self, order: Ints) -> list[Any]:
+        """Run the calls one after the other in an order of the steps that the events allow; return the outputs."""
+        with torch.no_grad():
+            for call in self.streams.argument[order[self.streams.kind[order] == RUN]].tolist():
+                self._calls[call]()
+        return self.outputs()
+
+    def on_threads(self, before: Callable[[int], object] = lambda stream: None) -> list[Any]:
+        """Run each stream on a thread of its own, and return the outputs.
+
+        Args:
+            before: called in each thread first, with its number; it may bind the thread to cores, and set its
+                number of threads (`torch.set_num_threads`), which is that of the machine otherwise.
+        """
+        streams = self.streams
+        events = [threading.Event() for _ in range(streams.num_events)]
+        errors: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                before(number)
+                with torch.no_grad():
+                    for step in range(streams.bounds[number], streams.bounds[number + 1]):
+                        kind, argument = int(streams.kind[step]), int(streams.argument[step])
+                        if kind == RUN:
+                            self._calls[argument]()
+                        elif kind == RECORD:
+                            events[argument].set()
+                        elif kind == WAIT:
+                            events[argument].wait()
+            except BaseException as error:
+                errors.append(error)
+                for event in events:
+                    event.set()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(streams.lanes))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return self.outputs()
+
+    def issue(self, lanes: Sequence[Stream]) -> None:
+        """Launch all calls on streams, which begin after the first one and end before it goes on.
+
+        Memory that an operator allocates is released once its own stream has waited for all who read it, so that the
+        allocator of that stream may use it again.
+        """
+        streams, first = self.streams, lanes[0]
+        fork = first.record_event()
+        for lane in lanes[1:]:
+            lane.wait_event(fork)
+        events: dict[int, Any] = {}
+        releases = self._releases()
+        kinds, arguments, of_step = streams.kind.tolist(), streams.argument.tolist(), streams.lane_of_step.tolist()
+        with torch.no_grad():
+            for step in issue_order(streams).tolist():
+                lane = lanes[of_step[step]]
+                if kinds[step] == RUN:
+                    for storage in releases.get(step, ()):
+                        self._made.pop(storage, None)
+                    with lane if isinstance(lane, torch.Stream) else nullcontext():
+                        self._calls[arguments[step]]()
+                elif kinds[step] == RECORD:
+                    events[arguments[step]] = lane.record_event()
+                elif kinds[step] == WAIT:
+                    lane.wait_event(events[arguments[step]])
+        for lane in lanes[1:]:
+            first.wait_event(lane.record_event())
+
+    def recorded(
+        self, make: Callable[[torch.device, Any], Graph] = new_graph,
+        stream: Callable[[torch.device], Stream] = torch.Stream,
+    ) -> Callable[[], list[Any]]:  # fmt: skip
+        """Record the streams as one graph of the accelerator, and return a function that replays it.
+
+        Raises:
+            RuntimeError: an operator does what a graph cannot.
+        """
+        device = self.program.device
+        lanes = [stream(device) for _ in self.streams.lanes]
+        for _ in range(WARM_RUNS):  # libraries choose their kernels
+            self()
+        self._made.clear()
+        graph = make(device, None)
+        synchronise([device])
+        with no_garbage(), lanes[0] if isinstance(lanes[0], torch.Stream) else nullcontext(), recorded(graph):
+            self.issue(lanes)
+        synchronise([device])
+        outputs = self.outputs()
+
+        def replay() -> list[Any]:
+            graph.replay()
+            return outputs
+
+        return replay
+
+    def _bound(self, number: int) -> Callable[[], None]:
+        """Return a function without arguments that makes one call."""
+        kernel, own = self.program.kernels[number], self.program.made_by_calls
+        call, makes = kernel.call, kernel.makes
+        args, kwargs = filled(
+            (kernel.args, kernel.kwargs), lambda view: view if view.storage in own else self._tensor(view)
+        )
+        if not makes and not any(True for _ in views_in((args, kwargs))):
+
+            def again() -> None:
+                call(*args, **kwargs)
+
+            return again
+
+        def anew() -> None:
+            values = filled((args, kwargs), self._tensor)
+            result = call(*values[0], **values[1])
+            if makes:
+                written = {each.untyped_storage().data_ptr() for each in _tensors(values)}
+                fresh = [each for each in _tensors(result) if each.untyped_storage().data_ptr() not in written]
+                self._made.update(zip(makes, fresh, strict=True))
+
+        return anew
+
+    def _tensor(self, view: View) -> Tensor:
+        if (made := self._made.get(view.storage)) is not None:
+            return view.of_storage_of(made)
+        if (given := self._given.get(view.storage)) is not None:
+            return view.on(given, self.program.device)
+        return view.on(self._memory, self.program.device, int(self.places.start[view.storage]))
+
+    def _releases(self) -> dict[int, list[int]]:
+        """Return for steps the storages, allocated by operators, whose stream knows there that nobody reads them."""
+        program, clocks = self.program, happens_before(self.streams)
+        steps = np.flatnonzero(self.streams.kind == RUN)
+        at = dict(zip(self.streams.argument[steps].tolist(), steps.tolist(), strict=True))
+        users: dict[int, list[int]] = {storage: [] for storage in program.made_by_calls - program.results}
+        for call, kernel in enumerate(program.kernels):
+            for region in (*kernel.reads, *kernel.writes):
+                if region.storage in users:
+                    users[region.storage].append(at[call])
+        maker = {storage: at[call] for call, kernel in enumerate(program.kernels) for storage in kernel.makes}
+        result: dict[int, list[int]] = {}
+        for storage, used in users.items():
+            own = steps[(clocks.lane[steps] == clocks.lane[maker[storage]]) & (steps > maker[storage])]
+            before = np.stack([clocks.before(np.full(len(own), each), own) for each in used]).all(0)
+            if before.any():
+                result.setdefault(int(own[np.argmax(before)]), []).append(storage)
+        return result
+
+
+class Stream(Protocol):
+    """Stream of an accelerator."""
+
+    def record_event(self) -> Any: ...
+
+    def wait_event(self, event: Any) -> Any: ...
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:
+    """Return the least microseconds of each call alone, in runs one after the other; those of one signature share them.
+
+    On a CPU a clock times the calls; on an accelerator events around a graph of each call do
+    (`gst.execution.event_times`).
+    """
+    from gst.execution.event_times import Graphs, call_us, graph_maker, span_us, timing_on
+
+    program, device = run.program, run.program.device
+    times = np.full(program.num_kernels, np.inf)
+    if is_here(device):
+        run()
+        maker, known = graph_maker(device), dict[Any, float]()
+        with timing_on(device):
+            graphs = None if maker is None else Graphs(device, maker)
+            for number, kernel in enumerate(program.kernels):
+                if kernel.signature not in known:
+                    known[kernel.signature] = call_us(run._calls[number], device, repetitions, 10, graphs)
+                times[number] = known[kernel.signature]
+        return times
+    with torch.no_grad():
+        for _ in range(repetitions + 1):
+            now = [span_us(call, device) for call in run._calls]
+            np.minimum(times, now, out=times)
+    least: dict[Any, float] = {}
+    for kernel, time in zip(program.kernels, times.tolist(), strict=True):
+        least[kernel.signature] = min(least.get(kernel.signature, np.inf), time)
+    return np.array([least[kernel.signature] for kernel in program.kernels])

@@ -1,0 +1,136 @@
+"""Steps whose state stays in place: losses beside those of the step as written, resumed, and with other batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gst.kernels import state as state_module
+from gst.kernels.recording import NotUnderstoodError
+from gst.kernels.state import StepInPlace
+from gst.programs import Step, TrainingStep, training_step
+
+
+def batch(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 6, generator=generator)
+    return x, (x.sum(1) > 0).long()
+
+
+def network(optimizer: str = "adam", **settings: Any) -> TrainingStep:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2))
+    loss = lambda model, x, y: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    return training_step("net", model, loss, batch(8, 0), optimizer, **{"rate": 0.01, **settings})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_losses_of_two_hundred_steps_are_those_of_the_step_as_written(optimizer: str) -> None:
+    step = network(optimizer)
+    placed, state = StepInPlace(step), step.inputs[0]
+    assert not placed.reason
+    addresses = {key: value.data_ptr() for key, value in placed.state.items()}
+    for number in range(200):
+        data = batch(8, number)
+        loss, state = step.function(state, *data)
+        torch.testing.assert_close(placed(*data), loss, rtol=2e-3, atol=1e-5)
+    for key, value in placed.state_dict().items():
+        torch.testing.assert_close(value, state[key], rtol=5e-2, atol=2e-3)
+    assert addresses == {key: value.data_ptr() for key, value in placed.state.items()}
+
+
+def test_no_call_copies_state() -> None:
+    """The update is written by the kernels that compute it: the step has as many calls as one that returns it."""
+    from gst.kernels.recording import kernel_program
+    from gst.programs import as_module, capture
+
+    step = network("momentum")
+    program = capture(step)
+    returned = kernel_program(as_module(program), program.inputs)
+    code = next(iter(StepInPlace(step)._code.values()))
+    in_place = code._call.program  # type: ignore[attr-defined]
+    assert in_place.num_kernels <= returned.num_kernels
+    assert not [kernel.name for kernel in in_place.kernels if "copy" in kernel.name and kernel.kind == "operator"]
+
+
+def test_a_saved_state_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    step = network()
+    first = StepInPlace(step)
+    for number in range(5):
+        first(*batch(8, number))
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    want = [first(*batch(8, number)) for number in range(5, 10)]
+    other = StepInPlace(step)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert [other(*batch(8, number)) for number in range(5, 10)] == want
+
+
+def test_another_size_of_batch_trains_the_same_state() -> None:
+    step = network("momentum")
+    placed, state = StepInPlace(step), step.inputs[0]
+    for number, rows in enumerate([8, 5, 8, 5, 8]):
+        data = batch(rows, number)
+        loss, state = step.function(state, *data)
+        torch.testing.assert_close(placed(*data), loss, rtol=1e-4, atol=1e-6)
+    assert len(placed._code) == 2
+
+
+def test_a_learning_rate_that_is_a_tensor_is_part_of_the_state() -> None:
+    step = network("sgd", rate=torch.tensor(0.1))
+    placed = StepInPlace(step)
+    placed.state["rate"].fill_(0.0)
+    before = {key: value.clone() for key, value in placed.state.items()}
+    placed(*batch(8, 1))
+    trained = [key for key in before if "weight" in key]
+    assert all(torch.equal(placed.state[key], before[key]) for key in trained)
+    placed.load_state_dict({**placed.state, "rate": torch.tensor(0.5)})
+    placed(*batch(8, 1))
+    assert not all(torch.equal(placed.state[key], before[key]) for key in trained)
+
+
+def test_states_that_change_places_are_read_before_they_are_written() -> None:
+    def swap(state: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return x + state["a"].sum(), {
+            "a": state["b"],
+            "b": state["a"].t(),
+            "c": state["c"],
+            "d": state["a"] + state["d"],
+        }
+
+    state = {key: torch.arange(9.0).view(3, 3) * factor for factor, key in enumerate("abcd", 1)}
+    placed = StepInPlace(Step("swap", swap, (state, torch.ones(2))))
+    for _ in range(3):
+        want, state = swap(state, torch.ones(2))
+        torch.testing.assert_close(placed(torch.ones(2)), want)
+        assert all(torch.equal(placed.state[key], state[key]) for key in state)
+
+
+def test_a_step_that_is_not_understood_runs_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotUnderstoodError("aten.secret is unknown")
+
+    monkeypatch.setattr(state_module, "kernel_program", refuse)
+    step = network("sgd")
+    placed, state = StepInPlace(step), step.inputs[0]
+    assert placed.reason == "aten.secret is unknown"
+    for number in range(3):
+        loss, state = step.function(state, *batch(8, number))
+        torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
+
+
+def test_errors_say_what_is_wanted() -> None:
+    with pytest.raises(ValueError, match="'double' has no state: its first input has to be a dictionary"):
+        StepInPlace(Step("double", lambda x: x + x, (torch.ones(2),)))
+    with pytest.raises(ValueError, match=r"'lost' renews no state.*training_step"):
+        StepInPlace(Step("lost", lambda state, x: x + state["a"], ({"a": torch.ones(2)}, torch.ones(2))))
+    placed = StepInPlace(network("sgd"))
+    with pytest.raises(ValueError, match=r"differ in 0\.bias"):
+        placed.load_state_dict({key: value for key, value in placed.state.items() if key != "0.bias"})
+    with pytest.raises(ValueError, match=r"'0.bias' of the state to load has shape \(3,\); want \(16,\)"):
+        placed.load_state_dict({**placed.state, "0.bias": torch.ones(3)})
+    with pytest.raises(ValueError, match="a batch holds a str; want tensors"):
+        placed("x", torch.ones(2))
