@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from gst.execution.event_times import NewGraph, graph_maker
@@ -116,7 +116,7 @@ def num_weights(program: Program) -> int:
 
     Examples:
         >>> from gst.programs import capture_module
-        >>> num_weights(capture_module(nn.Linear(2, 3), (torch.ones(1, 2),)))
+        >>> num_weights(capture_module(torch.nn.Linear(2, 3), (torch.ones(1, 2),)))
         2
     """
     homes = program.parameter_home
@@ -146,7 +146,7 @@ def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
     return call
 
 
-def module_on(program: Program, device: torch.device) -> nn.Module:
+def module_on(program: Program, device: torch.device) -> fx.GraphModule:
     """Return `as_module` with its constants, and the tensors that it makes, on a device."""
     operations = tuple(
         replace(each, kwargs={**each.kwargs, "device": device}) if "device" in each.kwargs else each

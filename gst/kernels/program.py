@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+
+ALIGNMENT = 16  # bytes, of the inputs of compiled code
 
 
 class Region(NamedTuple):
@@ -62,6 +64,11 @@ class View(NamedTuple):
             return Region(self.storage, self.offset * size, self.offset * size)
         last = sum((length - 1) * stride for length, stride in zip(self.shape, self.stride, strict=True))
         return Region(self.storage, self.offset * size, (self.offset + last + 1) * size)
+
+    def is_like(self, tensor: Tensor) -> bool:
+        """True if a tensor has its dtype, shape and strides, at an address that compiled code takes."""
+        is_alike = (self.dtype, self.shape, self.stride) == (tensor.dtype, tuple(tensor.shape), tensor.stride())
+        return is_alike and tensor.data_ptr() % ALIGNMENT == 0
 
     def on(self, storage: torch.UntypedStorage, device: torch.device, start: int = 0) -> Tensor:
         """Return the tensor, where its storage begins at byte `start` of `storage`."""
@@ -133,6 +140,11 @@ class KernelProgram:
     device: torch.device
     key: str
 
+    def without_inputs(self) -> KernelProgram:
+        """Return the program without the memory of its recorded inputs: a run has to be given other."""
+        inputs = {view.storage for view in self.inputs}
+        return replace(self, given={each: value for each, value in self.given.items() if each not in inputs})
+
     @property
     def num_kernels(self) -> int:
         return len(self.kernels)
@@ -147,7 +159,8 @@ class KernelProgram:
         """Storages for which a run has to find memory."""
         used = {region.storage for kernel in self.kernels for region in (*kernel.reads, *kernel.writes)}
         used |= {view.storage for view in views_in(self.outputs)}
-        return np.array(sorted(used - self.given.keys() - self.made_by_calls - {GENERATOR}), np.int64)
+        used -= self.given.keys() | {view.storage for view in self.inputs}
+        return np.array(sorted(used - self.made_by_calls - {GENERATOR}), np.int64)
 
     @cached_property
     def results(self) -> frozenset[int]:

@@ -69,10 +69,7 @@ def kernel_program(
     given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
     with torch.no_grad(), config.patch({**SETTINGS, **(settings or {})}):
         function = compile_fx(module, list(given), inner_compile=caught)
-        recordings: list[_Recording] = []
-        for each in compiled:
-            recordings.append(_Recording(each, given))
-            each.current_callable = recordings[-1]
+        recordings = [_Recording(each, given) for each in compiled]
         try:
             outputs = pytree.tree_leaves(function(*given))  # type: ignore[operator, arg-type]
         finally:
@@ -93,7 +90,8 @@ class _Recording:
     """
 
     def __init__(self, compiled: Any, inputs: Sequence[Tensor]) -> None:
-        self._compiled, self._call = compiled, compiled.current_callable
+        self._compiled, self._before, self._call = compiled, compiled.current_callable, _code_of(compiled)
+        compiled.current_callable = self
         self._inputs = inputs
         self._kernels: list[Kernel] = []
         self._storages: dict[int, int] = {}
@@ -104,7 +102,7 @@ class _Recording:
 
     def restore(self) -> None:
         """Put the code back."""
-        self._compiled.current_callable = self._call
+        self._compiled.current_callable = self._before
 
     def __call__(self, args: list[Any]) -> Any:
         if self.is_called:
@@ -113,7 +111,7 @@ class _Recording:
         for value in (*args, *self._inputs):
             if isinstance(value, Tensor):
                 self._given[self._number(value)] = value.untyped_storage()
-        with _replaced(_module_globals(self._call), self), _Operators(self):
+        with _replaced(self._call.__globals__, self), _Operators(self):
             return self._call(args)
 
     def program(self, name: str, outputs: Sequence[Any]) -> KernelProgram:
@@ -235,12 +233,15 @@ def require_movable(function: Any) -> None:
 # Generated code ------------------------------------------------------------------------------------------------------
 
 
-def _module_globals(call: Any) -> dict[str, Any]:
-    function = getattr(call, "__func__", call)
-    names = getattr(function, "__globals__", {})
-    if "async_compile" not in names and "empty_strided_cpu" not in names:
-        raise NotUnderstoodError(f"the code of the step is a {type(call).__name__}, not a module of Inductor's")
-    return names
+def _code_of(compiled: Any) -> Any:
+    """Return the function of the generated module, without what Inductor puts around it, such as copies of inputs that
+    are not aligned."""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in reversed(PyCodeCache.modules):
+        if getattr(module, "key", None) == compiled.cache_key and hasattr(module, "call"):
+            return module.call
+    raise NotUnderstoodError(f"the code of the step is a {type(compiled).__name__} without a module")
 
 
 def generated(source: str) -> dict[str, tuple[str, list[str]]]:

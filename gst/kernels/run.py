@@ -39,6 +39,7 @@ class Run:
 
     Raises:
         RaceError: the plan is not proven.
+        ValueError: a given input has another layout than the recorded one.
     """
 
     def __init__(
@@ -49,11 +50,15 @@ class Run:
         self.places: Layout = layout(program, self.streams)
         check(program, self.streams, self.places)
         self._memory = torch.empty(self.places.size, dtype=torch.uint8, device=program.device).untyped_storage()
-        self._given = dict(program.given)
-        if given is not None:
-            self._given |= {
-                view.storage: tensor.untyped_storage() for view, tensor in zip(program.inputs, given, strict=True)
-            }
+        self._given = {storage: (value, 0) for storage, value in program.given.items()}
+        for view, tensor in zip(program.inputs, given or (), strict=given is not None):
+            if not view.is_like(tensor):
+                raise ValueError(
+                    f"an input is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}; "
+                    f"the step was recorded with {view.dtype} {view.shape} and {view.stride}"
+                )
+            start = (tensor.storage_offset() - view.offset) * tensor.itemsize
+            self._given[view.storage] = tensor.untyped_storage(), int(start)
         self._made: dict[int, Tensor] = {}
         self.inputs = [self._tensor(view) for view in program.inputs]
         self._calls = [self._bound(call) for call in range(program.num_kernels)]
@@ -200,7 +205,7 @@ class Run:
         if (made := self._made.get(view.storage)) is not None:
             return view.of_storage_of(made)
         if (given := self._given.get(view.storage)) is not None:
-            return view.on(given, self.program.device)
+            return view.on(given[0], self.program.device, given[1])
         return view.on(self._memory, self.program.device, int(self.places.start[view.storage]))
 
     def _releases(self) -> dict[int, list[int]]:

@@ -17,7 +17,6 @@ from gst.execution.on_accelerator import module_on
 from gst.kernels.program import KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program
 from gst.kernels.run import Run
-from gst.lowering.stream_program import StreamProgram
 from gst.programs import Program, Reference, Step, kind_for
 from gst.programs.tracing import capture
 
@@ -106,7 +105,7 @@ class StepInPlace:
     Args:
         step: `function(state, *batch) -> (loss, new_state)`, with its first state and a batch.
         device: of the state; that of the first state if None.
-        plan: puts kernels on streams; all on one if None.
+        plan: takes the kernels and the memory of their inputs, and returns a function that runs them; `Run` if None.
 
     Attributes:
         state: tensors by name, which each call renews in place.
@@ -126,7 +125,7 @@ class StepInPlace:
 
     def __init__(
         self, step: Step, device: torch.device | None = None,
-        plan: Callable[[KernelProgram], StreamProgram | None] | None = None,
+        plan: Callable[[KernelProgram, Sequence[Tensor]], Callable[[], list[Any]]] | None = None,
     ) -> None:  # fmt: skip
         if not step.inputs or not isinstance(step.inputs[0], Mapping):
             raise ValueError(f"step {step.name!r} has no state: its first input has to be a dictionary of tensors")
@@ -184,14 +183,12 @@ class StepInPlace:
         step = Step(self._step.name, self._step.function, on_host)
         program = capture(step, kind_for([self.device.type]))
         pairs = state_pairs(step, program)
-        module = in_place(module_on(program, self.device), program, pairs)  # type: ignore[arg-type]
+        module = in_place(module_on(program, self.device), program, pairs)
         own = [self._own(each) for each in pytree.tree_leaves(batch)]
         inputs = [*pytree.tree_leaves(self.state), *own]
         try:
-            kernels = kernel_program(module, inputs, step.name)
-            streams = None if self._plan is None else self._plan(kernels)
-            run = Run(kernels, streams, inputs)
-            call = run if self.device.type == "cpu" else run.recorded()
+            kernels = kernel_program(module, inputs, step.name).without_inputs()
+            call = Run(kernels, given=inputs) if self._plan is None else self._plan(kernels, inputs)
         except NotUnderstoodError as error:
             self.reason = str(error)
             call = _compiled_whole(module, inputs)

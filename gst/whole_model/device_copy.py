@@ -25,6 +25,8 @@ from gst.execution.lanes import is_here
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.execution.plain import COMPILED, PYTORCH
 from gst.execution.residents import Resident
+from gst.kernels.program import KernelProgram
+from gst.kernels.recording import kernel_program
 from gst.lowering.calls import copied, laid_out
 from gst.machine.devices import Device
 from gst.programs import Program, Step
@@ -34,6 +36,7 @@ from gst.whole_model.choosing import SEED, Candidates, Subject, tried
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
+    KERNELS,
     MOST_COMPILED,
     ONE_GRAPH,
     Function,
@@ -49,6 +52,9 @@ VARIANTS = (
 )  # fmt: skip
 """Variants that users of an accelerator know, the simplest first."""
 
+OnStreams = Callable[[KernelProgram, Sequence[Tensor]], Callable[[], list[Any]]]
+"""Takes the kernels of a compiled model and the memory of their inputs; returns a function that runs them there."""
+
 
 class DeviceCopy:
     """A model or a step on a device: itself if it is there, otherwise a copy whose weights follow those of the model.
@@ -62,6 +68,7 @@ class DeviceCopy:
         device: an accelerator of this process.
         program: of a step, as captured.
         graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
+        on_streams: puts the kernels of the compiled model on streams.
 
     Raises:
         ValueError: it changes its buffers when it runs, which a copy cannot do for it.
@@ -75,9 +82,9 @@ class DeviceCopy:
 
     def __init__(
         self, model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, program: Program | None = None,
-        graph: NewGraph | None = None,
+        graph: NewGraph | None = None, on_streams: OnStreams | None = None,
     ) -> None:  # fmt: skip
-        self.device, self._original = device, model
+        self.device, self._original, self._on_streams = device, model, on_streams
         self._program, self._graph, self._model = program, graph, model
         self._sources: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -199,6 +206,8 @@ class DeviceCopy:
             with torch.inference_mode(False):  # its outputs are written to in any mode
                 recorded.again = one_graph(recorded.again, self.device, self._graph)
             return recorded
+        if variant.kind == KERNELS:
+            return self._kernels()
         compiled = self._compiled(variant.mode)
         if not variant.mode:
             compiled(*self.examples())
@@ -209,6 +218,20 @@ class DeviceCopy:
             if isinstance(each, Tensor):
                 torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
         run.again()
+        return run
+
+    def _kernels(self) -> Function:
+        program = self._program
+        assert program is not None and self._on_streams is not None, "they are asked for with both"
+        if draws_on_host(program):
+            raise ValueError(DRAWS_ON_HOST)
+        self.hold_examples()
+        weights = [] if isinstance(self._model, Step) else [each.detach() for each in _tensors(self._model)]
+        run = OnStaticInputs(self, self.eager)
+        given = [*weights, *(each for each in pytree.tree_leaves(run.inputs) if isinstance(each, Tensor))]
+        kernels = kernel_program(module_on(program, self.device), given, program.name).without_inputs()
+        call = self._on_streams(kernels, given)
+        run.again = lambda: program.unflatten(call())
         return run
 
     def refused(self, guard: Guard) -> Function:
@@ -319,12 +342,13 @@ def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
 def candidates_on_accelerator(
     model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, seconds: float = math.inf,
     compiled: bool = True, progress: Progress = no_progress, program: Program | None = None,
-    graph: NewGraph | None = None,
+    graph: NewGraph | None = None, on_streams: OnStreams | None = None,
 ) -> Candidates:  # fmt: skip
     """Make the variants of a model or a step on an accelerator; see `gst.whole_model.choosing.tried`.
 
     Args:
-        model, inputs, device, program, graph: see `DeviceCopy`.
+        model, inputs, device, program, graph, on_streams: see `DeviceCopy`; without a program, or without streams,
+            kernels are not among the variants.
 
     Raises:
         Exception: it does not run on the accelerator as written.
@@ -334,7 +358,7 @@ def candidates_on_accelerator(
         >>> list(result.runs), result.reasons["one graph"]
         (['pytorch'], 'ValueError: graphs are recorded on an accelerator; this runs on cpu')
     """
-    on_device = DeviceCopy(model, inputs, device, program, graph)
+    on_device = DeviceCopy(model, inputs, device, program, graph, on_streams)
     is_step = isinstance(model, Step)
 
     def wrong(run: Function) -> str | None:
@@ -342,7 +366,8 @@ def candidates_on_accelerator(
         return difference(run, on_device.eager, on_device.examples(), SEED, draws)
 
     guard = Guard(None if is_step else model, inputs, weights=False, any_device=True)  # type: ignore[arg-type]
-    subject = Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
+    kinds = (*VARIANTS, Variant(KERNELS)) if program is not None and on_streams is not None else VARIANTS
+    subject = Subject(on_device.refused(guard), inputs, kinds, on_device.run, wrong, lambda variant: guard)
     return tried(subject, seconds, compiled, progress)
 
 

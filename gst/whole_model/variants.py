@@ -28,6 +28,7 @@ from gst.programs.structures import opened
 from gst.whole_model.guards import Guard
 
 FROZEN, AHEAD = "frozen", "ahead of time"
+KERNELS = "kernels on streams"  # those of the compiled model, recorded once on an accelerator
 ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
 MODES = ("reduce-overhead", "max-autotune")  # of `torch.compile`, apart from its default
 MOST_COMPILED = 128  # pieces of compiled code of one model
@@ -137,7 +138,7 @@ class Variant(NamedTuple):
         mode = next((each for each in MODES if each in parts), "")
         flags = {"channels_last": "channels last" in parts, "autotune": "max autotune" in parts}
         variant = Variant(parts[0], threads, mode=mode, **flags)
-        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH):
+        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH, KERNELS):
             raise ValueError(f"there is no variant {name[:80]!r} of a model")
         return variant
 

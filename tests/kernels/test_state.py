@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import gst
 from gst.kernels import state as state_module
 from gst.kernels.recording import NotUnderstoodError
 from gst.kernels.state import StepInPlace
+from gst.placement.api.placed import Placed
 from gst.programs import Step, TrainingStep, training_step
 
 
@@ -134,3 +136,23 @@ def test_errors_say_what_is_wanted() -> None:
         placed.load_state_dict({**placed.state, "0.bias": torch.ones(3)})
     with pytest.raises(ValueError, match="a batch holds a str; want tensors"):
         placed("x", torch.ones(2))
+
+
+def test_a_placed_step_is_called_with_batches_alone() -> None:
+    step = network("sgd")
+    placed = Placed(step, step.inputs, (), {}, {}, {})
+    state = step.inputs[0]
+    for number in range(3):
+        loss, state = step.function(state, *batch(8, number))
+        torch.testing.assert_close(placed.step(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
+    assert placed.step is placed.step
+    with pytest.raises(ValueError, match="a model was placed; want a step that renews its state"):
+        _ = Placed(nn.ReLU(), (), (), {}, {}, {}).step
+
+
+@pytest.mark.e2e
+def test_a_step_is_placed_and_trained() -> None:
+    step = network("momentum")
+    placed = gst.place(step, devices=["cpu:0"], budget=0, seconds=20)
+    losses = [float(placed.step(*batch(8, number % 4))) for number in range(40)]
+    assert sum(losses[-4:]) < sum(losses[:4])

@@ -7,7 +7,7 @@ import gc
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +23,15 @@ from torch.utils import _pytree as pytree
 import gst
 from gst.execution import on_accelerator
 from gst.execution.plain import COMPILED, PYTORCH
+from gst.kernels.program import KernelProgram
+from gst.kernels.run import Run
 from gst.placement.api import place as placing
 from gst.placement.planning import Settings
-from gst.programs import Step, capture, outputs_differ, training_step
+from gst.programs import Step, capture, capture_module, outputs_differ, training_step
 from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
 from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
-from gst.whole_model.variants import MOST_COMPILED, ONE_GRAPH, OnAccelerator, Variant
+from gst.whole_model.variants import KERNELS, MOST_COMPILED, ONE_GRAPH, OnAccelerator, Variant
 from tests.execution.recorded import Recorder, counted
 
 CPU = torch.device("cpu")
@@ -60,11 +62,16 @@ def stands_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     return recorder
 
 
-@pytest.mark.parametrize("kind", [PYTORCH, ONE_GRAPH])
+def in_order(program: KernelProgram, given: Sequence[Tensor]) -> Run:
+    return Run(program, given=given)
+
+
+@pytest.mark.parametrize("kind", [PYTORCH, ONE_GRAPH, KERNELS])
 @pytest.mark.usefixtures("is_elsewhere")
 def test_a_variant_computes_what_the_model_does_with_its_weights_of_now(model: nn.Module, kind: str) -> None:
     recorder = Recorder()
-    on_device = DeviceCopy(model, (X,), CPU, graph=recorder)
+    program = capture_module(model, (X,))
+    on_device = DeviceCopy(model, (X,), CPU, program, recorder, in_order)
     pairs = list(zip(on_device._copies, on_device._sources, strict=True))
     assert pairs and all(each is not other for each, other in pairs)
     run = on_device.run(Variant(kind))
@@ -346,7 +353,8 @@ def test_plans_stand_beside_the_model_on_the_accelerator(
     result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert result.result["accelerator"] == "cpu" and list(result.runs) == [PYTORCH, ONE_GRAPH]
     assert all(result.result["plans"][name]["median_ms"] > 0 for name in result.runs)
-    assert set(result.result["left_out"]) == {variant.name for variant in device_copy.VARIANTS if variant.compiles}
+    compiled = {variant.name for variant in device_copy.VARIANTS if variant.compiles}
+    assert set(result.result["left_out"]) == {KERNELS, *compiled}
     assert "without a plan it runs on cpu:" in result.explain()
     plan, lost = result.module("plan"), weakref.ref(result.runs[ONE_GRAPH])
     won = replace(result, result=result.result | {"winner": ONE_GRAPH, "accelerator": "cpu:0"})
@@ -402,7 +410,7 @@ def test_without_a_plan_a_step_is_timed_there_too(stands_in: Recorder, monkeypat
 def test_where_it_does_not_run_there_plans_stand_beside_it_where_it_lies(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def short_of_memory(*given: object) -> None:
+    def short_of_memory(*given: object, **named: object) -> None:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB\nand more")
 
     def planned(*given: Any) -> Any:

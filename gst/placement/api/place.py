@@ -23,6 +23,7 @@ from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
+from gst.placement.kernels import StreamSearch
 from gst.placement.loop import SHARE, place_measured
 from gst.placement.planning import BUDGET, Settings
 from gst.programs import Program, Step, inference_step, kind_for
@@ -34,6 +35,7 @@ from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirm
 from gst.whole_model.comparing import repeats
 from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
 
+TO_STREAMS = 0.1  # of the seconds, for trying numbers of streams
 BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # written in training mode
 
 
@@ -100,13 +102,15 @@ def place(
         shown = progress or bars.show
         kind = kind_for(each.kind for each in chosen)
         cores = len({number for each in core_numbers(chosen) for number in each}) or 1
+        streams = StreamSearch(TO_STREAMS * limit)
         program, no_plan, is_as_written = _captured(model, step, inputs, parameters, kind)
         if is_as_written:
             notice(no_plan)
             whole, accelerator = written_alone(model, inputs, shown), None
         else:
-            whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown)
+            whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown, streams)
         where |= {} if accelerator is None else {"accelerator": str(accelerator)}
+        where |= {} if streams.found is None else {"kernels": streams.found.figures}
         runs, reasons = whole.serious()
         left = limit - (time.perf_counter() - started)
         if not math.isinf(limit) and memory_limit is None:
@@ -136,15 +140,16 @@ def place(
 
 def _candidates(
     model: nn.Module | Step, program: Program | None, inputs: tuple[Any, ...], devices: Sequence[Device], cores: int,
-    seconds: float, settings: Settings, progress: Progress,
+    seconds: float, settings: Settings, progress: Progress, streams: StreamSearch,
 ) -> tuple[Candidates, torch.device | None]:  # fmt: skip
     """Make the variants on the first accelerator of the devices, returned with it; otherwise on the CPU, and None."""
     accelerator, compiled = first_accelerator(devices), settings.compile_step
     if accelerator is not None:
         try:
-            return candidates_on_accelerator(
-                model, inputs, accelerator, seconds, compiled, progress, program
-            ), accelerator
+            found = candidates_on_accelerator(
+                model, inputs, accelerator, seconds, compiled, progress, program, on_streams=streams
+            )
+            return found, accelerator
         except Exception as error:  # any exception of an operation; memory may be short
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             notice(f"it does not run on {accelerator} as a whole ({first}); plans are compared with it where it is")

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch.utils import _pytree as pytree
 from gst.execution.executor import AnyExecutor, executor
 from gst.execution.graph_executor import GraphExecutor
 from gst.execution.plain import PYTORCH
+from gst.kernels.state import StepInPlace
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.drawing import explanation
+from gst.placement.kernels import StreamSearch, kernel_words
 from gst.placement.task import Task
 from gst.programs import Program, Step
 from gst.reporting.headline import busy
@@ -84,6 +87,21 @@ class Placed:
         """
         return PlacedModule(self, run or self.winner)
 
+    @cached_property
+    def step(self) -> StepInPlace:
+        """The training step, called with a batch alone: `loss = placed.step(*batch)` renews the state where it lies.
+
+        Its first use compiles it, on the accelerator of the variants if there is one, there with its kernels on the
+        number of streams that is fastest. It begins with the state of the example inputs.
+
+        Raises:
+            ValueError: it was a model that was placed, or the step renews no state.
+        """
+        if not isinstance(self.model, Step):
+            raise ValueError("a model was placed; want a step that renews its state (gst.programs.training_step)")
+        accelerator = self.result.get("accelerator")
+        return StepInPlace(self.model, torch.device(accelerator) if accelerator else None, StreamSearch())
+
     def explain(self) -> str:
         """Describe in a few lines the time of each variant, and where the time of the plan goes."""
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
@@ -95,6 +113,8 @@ class Placed:
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
             lines.append(f"  {name}: " + (reason or f"{entry['again_median_ms']:.2f} ms"))
+        if kernels := self.result.get("kernels"):
+            lines.append(kernel_words(kernels))
         if self.plan is not None and self.task is None:
             return "\n".join([*lines, f"its plan for {', '.join(self.plan.devices)} was read from a file"])
         if self.task is None or self.plan is None:
