@@ -21,6 +21,8 @@ from gst.programs import Program, Reference, Step, kind_for
 from gst.programs.tracing import capture
 
 HOST = torch.device("cpu")
+Call = Callable[[], list[Any]]
+Plan = Callable[[KernelProgram, Sequence[Tensor]], Call]
 
 
 def state_pairs(step: Step, program: Program) -> list[tuple[int, int]]:
@@ -125,7 +127,7 @@ class StepInPlace:
 
     def __init__(
         self, step: Step, device: torch.device | None = None,
-        plan: Callable[[KernelProgram, Sequence[Tensor]], Callable[[], list[Any]]] | None = None,
+        plan: Plan | None = None,
     ) -> None:  # fmt: skip
         if not step.inputs or not isinstance(step.inputs[0], Mapping):
             raise ValueError(f"step {step.name!r} has no state: its first input has to be a dictionary of tensors")
@@ -188,14 +190,22 @@ class StepInPlace:
         inputs = [*pytree.tree_leaves(self.state), *own]
         try:
             kernels = kernel_program(module, inputs, step.name).without_inputs()
-            call = Run(kernels, given=inputs) if self._plan is None else self._plan(kernels, inputs)
+            call = Run(kernels, given=inputs) if self._plan is None else self._planned(kernels, inputs, self._plan)
         except NotUnderstoodError as error:
             self.reason = str(error)
             call = _compiled_whole(module, inputs)
         return _Code(call, own, program, pairs)
 
+    def _planned(self, kernels: KernelProgram, inputs: Sequence[Tensor], plan: Plan) -> Call:
+        """Make a plan, which takes steps to time them, and undo these."""
+        before = {key: value.clone() for key, value in self.state.items()}
+        try:
+            return plan(kernels, inputs)
+        finally:
+            self.load_state_dict(before)
 
-def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[], list[Any]]:
+
+def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
     function = torch.compile(module, dynamic=False)
 
     def call() -> list[Any]:
@@ -214,9 +224,7 @@ class _Code:
         program, pairs: see `in_place`.
     """
 
-    def __init__(
-        self, call: Callable[[], list[Any]], batch: Sequence[Tensor], program: Program, pairs: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, call: Call, batch: Sequence[Tensor], program: Program, pairs: Sequence[tuple[int, int]]) -> None:
         self._call, self._batch = call, batch
         written = {output for output, _ in pairs}
         self._rest = [number for number in range(len(program.outputs)) if number not in written]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import nn
 
 import gst
 from gst.kernels import state as state_module
+from gst.kernels.program import KernelProgram
 from gst.kernels.recording import NotUnderstoodError
+from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
 from gst.placement.api.placed import Placed
 from gst.programs import Step, TrainingStep, training_step
@@ -43,6 +46,20 @@ def test_losses_of_two_hundred_steps_are_those_of_the_step_as_written(optimizer:
     for key, value in placed.state_dict().items():
         torch.testing.assert_close(value, state[key], rtol=5e-2, atol=2e-3)
     assert addresses == {key: value.data_ptr() for key, value in placed.state.items()}
+
+
+def test_steps_that_a_plan_takes_to_time_them_leave_no_trace() -> None:
+    def timed(kernels: KernelProgram, given: Sequence[torch.Tensor]) -> Run:
+        run = Run(kernels, given=given)
+        for _ in range(3):
+            run()
+        return run
+
+    step = network("momentum")
+    placed, state = StepInPlace(step, plan=timed), step.inputs[0]
+    assert all(torch.equal(placed.state[key], state[key]) for key in state)
+    loss, _ = step.function(state, *batch(8, 3))
+    torch.testing.assert_close(placed(*batch(8, 3)), loss, rtol=1e-4, atol=1e-6)
 
 
 def test_no_call_copies_state() -> None:

@@ -43,6 +43,18 @@ def lanes_speedup(ways: Mapping[str, Row]) -> float | None:
     return sequential / min(lanes) if sequential and lanes else None
 
 
+def kernels(name: str, row: Row) -> str:
+    """Milliseconds of a step on streams and of PyTorch's ways, in a loop, and how far losses differ."""
+    if "failed" in row:
+        return f"{name:<16} failed: {row['failed']}"
+    said = f"{row['kernels']} kernels, best on {row['best']} streams"
+    if row.get("over_best"):
+        said += f", {row['over_best']:.2f} times as fast as the best of PyTorch"
+    times = "; ".join(f"{way} {each:.3f} ms" for way, each in row.get("ways", {}).items())
+    off = max(row.get("losses_differ", {"": 0.0}).values())
+    return f"{name:<16} {said}; {times}; losses within {off:.1e}{_late(row)}"
+
+
 def place(row: Row) -> str:
     """The winner of `gst place`, and times of plans and ways, the quickest first."""
     if "failed" in row:

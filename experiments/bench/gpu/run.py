@@ -1,6 +1,6 @@
-"""An accelerator, most important first: tests that all else rests on, GST's training step, inception and gpt as written
-and by lanes with the simulator beside them, `gst place` of inception, a model in half of its memory, then all other
-tests, jobs of GST and workloads, and last `max-autotune`; without one, what can be proven without.
+"""An accelerator, most important first: tests that all else rests on, kernels of training steps on streams beside
+torch.compile, GST's training step, the tiers of its table, `gst place` of inception, a model in half of its memory,
+then all other tests, jobs of GST and workloads by lanes, and last `max-autotune`; without one, what is proven without.
 
     make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/gpu.json; nineteen minutes at most
     make gpu LIMIT=540 OUT=folder    # seconds of all together; then `make gpu LIMIT=540 OUT=folder RESUME=1` goes on
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.bench.gpu import gst_jobs, lines, pytest_runs
+from experiments.bench.gpu.kernels import STEPS
 from experiments.bench.gpu.process import run_session
 from experiments.bench.gpu.proofs import proven, steps_to_prove
 from experiments.bench.gpu.record import accelerator_record
@@ -39,6 +41,10 @@ PASSED = (0, 5)  # exit statuses of pytest: all passed, or there were none
 CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
 """Of the model in half of its memory: 1 GiB of weights."""
 PLACED = {"program": "inception"}
+LARGE = "gpt:layers=12,width=768,heads=12,length=256"
+"""A model of GPT-2's size."""
+PLANS = 200
+"""Of the kernels of a program that are measured on streams."""
 PLACED_SHARE = 0.6  # of the time of `place`, that `gst place` searches for
 
 
@@ -46,7 +52,7 @@ class Job(NamedTuple):
     """One row.
 
     Args:
-        part: of the result in which it is: tests, gst, workloads, place, capped or compiled.
+        part: of the result in which it is: tests, kernels, gst, workloads, place, capped or compiled.
         name: of the row.
         share: of the time of all together that it may take at most.
     """
@@ -57,17 +63,18 @@ class Job(NamedTuple):
 
 
 JOBS = (
-    Job("tests", "tests", 0.14),
-    Job("gst", "step", 0.14),
-    Job("workloads", "inception", 0.13),
-    Job("workloads", "gpt", 0.13),
-    Job("place", "place", 0.15),
+    Job("tests", "tests", 0.12),
+    *(Job("kernels", name, 0.1) for name in ("rnnlm", "gpt", "moe", "inception")),
+    Job("kernels", LARGE, 0.14),
+    Job("gst", "step", 0.12),
+    Job("gst", "table", 0.06),
+    Job("place", "place", 0.13),
+    Job("gst", "score", 0.08),
     Job("capped", "capped", 0.08),
     Job("tests", "more tests", 0.14),
     Job("gst", "recorded", 0.06),
-    Job("gst", "table", 0.05),
-    Job("gst", "score", 0.08),
-    *(Job("workloads", name, 0.1) for name in ("rnnlm", "moe")),
+    *(Job("kernels", name, 0.1) for name in WORKLOADS if name not in ("inception", "gpt", "rnnlm", "moe")),
+    *(Job("workloads", name, 0.1) for name in ("inception", "gpt", "rnnlm", "moe")),
     *(Job("workloads", name, 0.1) for name in WORKLOADS if name not in ("inception", "gpt", "rnnlm", "moe")),
 )
 """The most important first; what comes later may find no time left."""
@@ -95,7 +102,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
     result["accelerator_record"] = accelerator_record(torch.device(accelerator.type, 0))
     result |= {"settings": settings, "tests": {"outcomes": {}}, "gst": {}, "place": None, "capped": None}
-    result |= {"workloads": {}, "compiled": {}}
+    result |= {"kernels": {}, "workloads": {}, "compiled": {}}
     result |= _before(options, result)
     result["skipped"] = []
     deadline = time.monotonic() + options.total_limit
@@ -140,12 +147,18 @@ def _is_done(job: Job, result: Mapping[str, Any]) -> bool:
 
 def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> str:
     """Do one job, put its row into the result, and say it in a line."""
-    log = None if path is None else path.with_suffix("") / f"{job.part}_{job.name.replace(' ', '_')}.txt"
+    name = re.sub(r"[^A-Za-z0-9]", "_", job.name)
+    log = None if path is None else path.with_suffix("") / f"{job.part}_{name}.txt"
     if job.part == "tests":
         return _test(job.name, result["tests"], limit_s, log)
     if job.part == "gst":
         row = result["gst"][job.name] = _row("gst_jobs", [job.name, json.dumps(gst_jobs.JOBS[job.name])], limit_s, log)
         return gst_jobs.line(job.name, row)
+    if job.part == "kernels":
+        folder = Path("gpu") if path is None else path.parent
+        settings = {"seconds": limit_s, "plans": PLANS, "steps": STEPS, "folder": str(folder)}
+        row = result["kernels"][job.name] = _row("kernels", [job.name, json.dumps(settings)], limit_s, log)
+        return lines.kernels(job.name, row)
     if job.part == "place":
         settings = PLACED | {"seconds": round(limit_s * PLACED_SHARE)}
         row = result["place"] = _row("place", [json.dumps(settings)], limit_s, log)
@@ -183,7 +196,7 @@ def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, An
     before = read_object(options.json)
     if any(before.get(key) != now[key] for key in ("machine", "accelerator", "settings")):
         raise ValueError(f"{options.json} is of other settings or another machine; leave --resume away")
-    parts = ("gst", "workloads", "compiled")
+    parts = ("kernels", "gst", "workloads", "compiled")
     rows = {part: {name: row for name, row in before[part].items() if _is_whole(row)} for part in parts}
     alone = {part: before[part] for part in ("place", "capped") if before[part] and _is_whole(before[part])}
     tests = {name: row for name, row in before["tests"].items() if row.get("status") in PASSED}

@@ -55,30 +55,27 @@ def test_the_most_important_rows_come_first(
     path = tmp_path / "gpu.json"
     assert main(["gpu", "--without-tests", "--json", str(path), "--total-limit", "1200", "--time-limit", "150"]) == 0
     names = [name for module, name, *_ in asked if module not in ("place", "capped")]
-    assert names[:7] == ["step", "inception", "gpt", "recorded", "table", "score", "rnnlm"]
-    assert [module for module, *_ in asked[3:5]] == ["place", "capped"]
-    late = asked[15:]  # after 9 workloads, 4 jobs and 2 others
-    assert [name for _, name, *_ in late] == ["inception", "gpt", "rnnlm", "moe"]
-    assert all(settings["modes"] == ["max-autotune"] and settings["lanes"] == [] for *_, settings in late)
-    assert asked[1][3] == {
-        "repetitions": 25, "lanes": [1, 2, 4], "modes": ["default", "reduce-overhead"], "plans": 100, "seconds": 150.0,
-    }  # fmt: skip
-    assert asked[3][3]["seconds"] == 90  # of the 150 s of `place`
-    assert asked[4][2] == pytest.approx(0.08 * 1200) and asked[0][2] == 150
+    assert names[:5] == ["rnnlm", "gpt", "moe", "inception", gpu.LARGE]
+    assert names[5:9] == ["step", "table", "score", "recorded"]
+    assert [module for module, *_ in asked[7:10]] == ["place", "gst_jobs", "capped"]
+    assert asked[0][3] == {"seconds": 120.0, "plans": 200, "steps": 200, "folder": str(tmp_path)}
+    assert asked[7][3]["seconds"] == 90  # of the 150 s of `place`
+    assert asked[9][2] == pytest.approx(0.08 * 1200) and asked[5][2] == pytest.approx(0.12 * 1200)
     skipped = json.loads(path.read_text())["skipped"]
-    assert len(skipped) == len(WORKLOADS) - 4 and skipped[0].endswith("no time left of 1200 s")
+    assert len(asked) == 19 and len(skipped) == len(gpu.JOBS) - 2 - 19 + len(WORKLOADS)
+    assert all(each.endswith("no time left of 1200 s") for each in skipped)
     assert "skipped: " in capsys.readouterr().out
 
 
 def test_within_540_seconds_all_that_matters_most_has_time() -> None:
-    first = gpu.JOBS[:7]
-    assert [job.name for job in first] == ["tests", "step", "inception", "gpt", "place", "capped", "more tests"]
+    first = gpu.JOBS[:8]
+    assert [job.part for job in first] == ["tests", *["kernels"] * 5, "gst", "gst"]
     assert sum(max(job.share * 540, gpu.FLOOR_S) for job in first) < 500
     assert min(job.share for job in gpu.JOBS) * 1200 > gpu.FLOOR_S
 
 
 def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
-    with_rows: Callable[[Row], None], tmp_path: Path
+    with_rows: Callable[[Row], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, asked = tmp_path / "gpu.json", []
 
@@ -90,6 +87,7 @@ def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
         return done if arguments[0] == "gpt" else {"failed": "no GPU"}
 
     with_rows(row)
+    monkeypatch.setattr(gpu, "JOBS", [job for job in gpu.JOBS if job.part != "kernels"])
     command = ["gpu", "--without-tests", "--programs", "gpt,rnnlm,moe", "--modes", "default", "--json", str(path)]
     with pytest.raises(KeyboardInterrupt):
         main(command)
