@@ -6,19 +6,26 @@ In: the time that they may take, and tests that are left out. Out: the outcome o
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from experiments.bench.gpu.outcomes import BEGUN
 from experiments.bench.gpu.process import run_session
 
 ROOT = Path(__file__).parents[3]
-FIRST = ("recording", "event_times", "lanes", "lane_graphs", "host_waits", "recorded_step", "table_laws")
+FIRST = (
+    "kernels_on_gpu", "recording", "event_times", "lanes", "lane_graphs", "host_waits", "recorded_step", "table_laws",
+)  # fmt: skip
 """Files on which all else rests."""
+PROCESSES = 8  # of tests, which share the accelerator
 LAST = ("graph_executor",)
 """A file whose tests compile."""
 
@@ -57,7 +64,7 @@ def gpu_tests(
             [
                 sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
                 "--continue-on-collection-errors", "-p", "experiments.bench.gpu.outcomes",
-                "--outcomes", str(outcomes), "--leave-out", str(out), *map(str, files),
+                "--outcomes", str(outcomes), "--leave-out", str(out), *_in_parallel(), *map(str, files),
             ],
             limit_s, ROOT,
         )  # fmt: skip
@@ -68,6 +75,13 @@ def gpu_tests(
         log.write_text(ended.stdout + ended.stderr)
     last_line = words[-1] if ended.status is not None else f"no end within {limit_s:g} s"
     return {"status": ended.status, "last_line": last_line, "outcomes": parsed(lines)}
+
+
+def _in_parallel() -> list[str]:
+    """Return options of pytest-xdist where it and an accelerator are here: no test of correctness needs quiet."""
+    if find_spec("xdist") is None or not torch.accelerator.is_available():
+        return []
+    return ["-n", str(min(PROCESSES, max((os.cpu_count() or 1) // 2, 1))), "--dist", "worksteal"]
 
 
 def parsed(lines: Iterable[str]) -> dict[str, Outcome]:

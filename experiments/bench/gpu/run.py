@@ -14,6 +14,7 @@ Without an accelerator the workloads, training steps of the transformers library
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import re
 import sys
@@ -46,6 +47,9 @@ LARGE = "gpt:layers=12,width=768,heads=12,length=256"
 PLANS = 200
 """Of the kernels of a program that are measured on streams."""
 PLACED_SHARE = 0.6  # of the time of `place`, that `gst place` searches for
+
+
+ROOT = Path(__file__).parents[3]
 
 
 class Job(NamedTuple):
@@ -92,6 +96,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result["accelerator"] = None if accelerator is None else str(accelerator)
     if accelerator is None:
         return result | _proofs(names, options)
+    compileall.compile_dir(str(ROOT / "gst"), quiet=2)  # else each process of a row compiles it again
     modes = [each for each in options.modes.split(",") if each]
     jobs = list(_jobs(names, not options.without_tests, LATE_MODE in modes))
     settings = {
