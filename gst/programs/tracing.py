@@ -46,7 +46,7 @@ KeyPath = tuple[Any, ...]
 """Keys that lead to a leaf of nested tuples, lists and dictionaries."""
 
 
-def capture(step: Step, kind: str = "cpu") -> Program:
+def capture(step: Step, kind: str = "cpu", may_renew: bool = True) -> Program:
     """Trace `step` into a program of aten operations; nothing is computed, shapes are those of `step.inputs`.
 
     Operations in place become operations out of place; `detach` and repeated views are dropped.
@@ -54,6 +54,7 @@ def capture(step: Step, kind: str = "cpu") -> Program:
     Args:
         step: its inputs lie on the CPU.
         kind: one of `KINDS`, of the device that operations are chosen for; it need not be here.
+        may_renew: take a step that writes to an input in place and returns the new value; the program returns it alone.
 
     Raises:
         ValueError: there is no such kind, an input is no tensor, the step depends on values (`.item()`, `if loss > 0`),
@@ -66,7 +67,7 @@ def capture(step: Step, kind: str = "cpu") -> Program:
         ['None', 'aten.add.Tensor']
     """
     if kind == "cpu":
-        return _captured(step)
+        return _captured(step, may_renew)
     if kind not in KINDS:
         raise ValueError(f"there is no capture for {kind!r}; want {' or '.join(KINDS)}")
     specs: list[pytree.TreeSpec] = []  # in this process alone: a file holds no classes of the user
@@ -74,7 +75,7 @@ def capture(step: Step, kind: str = "cpu") -> Program:
         directory = Path(place) / "program"
 
         def save() -> None:
-            program = _captured(step, FakeTensorMode(allow_non_fake_inputs=True))
+            program = _captured(step, may_renew, FakeTensorMode(allow_non_fake_inputs=True))
             specs.append(program.output_spec)
             _without_values(program).save(directory)
 
@@ -117,7 +118,7 @@ class _ConstantsOnDevice(TorchFunctionMode):
         return self.moved[id(value)][1]
 
 
-def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
+def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -> Program:
     """Trace a step on the CPU, or in a mode that has described devices as if its inputs were on one."""
     pairs, spec = pytree.tree_flatten_with_path(step.inputs)
     labels = [pytree.keystr(path) for path, _ in pairs]
@@ -147,7 +148,7 @@ def _captured(step: Step, fake: FakeTensorMode | None = None) -> Program:
         return [leaf for _, leaf in paths]
 
     with _pure(step):
-        module = trace(flat_step, examples, labels, step.name)
+        module = trace(flat_step, examples, labels, step.name, may_renew)
     operations, outputs = _flatten(module, step.name)
     paths, output_spec = result[0]
     updates = dict(_updates([path for path, _ in pairs], paths, outputs))
@@ -343,7 +344,9 @@ def _parameter_homes(
 # The trace -----------------------------------------------------------------------------------------------------------
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str) -> fx.GraphModule:
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str, may_renew: bool = True
+) -> fx.GraphModule:
     """Trace `function` with fake tensors; nothing is computed. A function that writes in place is traced again,
     functionalised, so that `x += y` becomes `x + y`.
 
@@ -351,6 +354,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequen
         function: of flat tensors, returns a list.
         inputs: flat tensors.
         labels, name: of the inputs and of the step, for messages.
+        may_renew: see `capture`.
 
     Raises:
         ValueError: it depends on values, cannot be traced, draws random numbers, writes into a tensor that it captured,
@@ -362,7 +366,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequen
         return module
     _refuse_writes_into_constants(module, name)
     module = _traced(functionalize(module, remove="mutations"), inputs, name)
-    _drop_returned_copies(module, inputs, labels, name)
+    _drop_returned_copies(module, inputs, labels, name, may_renew)
     return module
 
 
@@ -463,7 +467,9 @@ def _refuse_writes_into_constants(module: fx.GraphModule, name: str) -> None:
             )
 
 
-def _drop_returned_copies(module: fx.GraphModule, inputs: Sequence[Tensor], labels: Sequence[str], name: str) -> None:
+def _drop_returned_copies(
+    module: fx.GraphModule, inputs: Sequence[Tensor], labels: Sequence[str], name: str, may_renew: bool
+) -> None:
     """Drop the copies of new values into changed inputs at the end of functionalised code, if they are returned."""
     returned = set(module.graph.output_node().args[0])  # type: ignore[arg-type]
     placeholders = list(module.graph.find_nodes(op="placeholder"))
@@ -473,10 +479,11 @@ def _drop_returned_copies(module: fx.GraphModule, inputs: Sequence[Tensor], labe
         if changed not in placeholders:
             continue
         number = placeholders.index(changed)
-        if value not in returned:
+        if value not in returned or not may_renew:
+            advice = "return the new value too, or write it" if may_renew else "write it"
             raise ValueError(
-                f"step {name!r} changes its input {labels[number]} in place; return the new value too, or write it "
-                "out of place (x = x + y); for BatchNorm's statistics, model.eval()"
+                f"step {name!r} changes its input {labels[number]} in place; {advice} out of place (x = x + y); for "
+                "BatchNorm's statistics, model.eval()"
             )
         if homes.count(homes[number]) > 1:
             raise ValueError(

@@ -69,6 +69,27 @@ class Counter(nn.Module):
         return self.linear(x) * len(self.calls)
 
 
+class Shifts(nn.Module):
+    """Writes to its input, which it returns."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            x.add_(0.5)
+        return x * x, x
+
+
+def test_an_input_that_is_written_to_and_returned_is_written_to_by_calls() -> None:
+    """A plan would return the new value alone: found by random programs 63 and 120."""
+    placed = gst.place(Shifts(), (torch.ones(4, 3),), **CPU)
+    assert "it writes to an input in place and returns it, so it runs as written" in placed.explain()
+    function = gst.placed(**CPU)(lambda x: (x.mul_(2), x))
+    for run, want in ((placed.module(), 2.0), (function, 4.0)):
+        x = torch.ones(4, 3)
+        for _ in range(2):
+            *_, returned = run(x)
+        assert torch.equal(returned, x) and torch.equal(x, torch.full((4, 3), want))
+
+
 @pytest.mark.parametrize(
     ("make", "name"), [(BiasCache, "cache['cpu']"), (Recurrent, "hidden"), (KeyCache, "keys"), (Counter, "calls[0]")]
 )

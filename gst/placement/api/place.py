@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -184,8 +185,11 @@ def _captured(
         ValueError: it cannot be captured, and its outputs or its weights change from call to call.
     """
     try:
-        return capture(step, kind), "", False
+        return capture(step, kind, may_renew=False), "", False
     except ValueError as error:
+        with suppress(ValueError):
+            capture(step, kind)
+            return None, "it writes to an input in place and returns it, so it runs as written, whole", True
         state, is_pure = _state_changed_by(model, inputs)
         kinds = {change.kind for change in state.changes}
         if TRAINING in kinds or (isinstance(model, Step) and kinds != {ATTRIBUTE}):
