@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "memory_planning": False, "cpp_wrapper": False, "graph_partition": False, "triton.cudagraphs": False,
 }  # fmt: skip
 GENERATORS = {"cpp_pybinding": "C++", "triton": "Triton"}
-WRITTEN = re.compile(r"(in_)?out_ptr\d+")
+READ_ALONE = re.compile(r"(in_ptr|arg_)\w+")  # names of arguments of Triton kernels that Inductor generates
 
 
 class NotUnderstoodError(ValueError):
@@ -68,10 +68,12 @@ def kernel_program(
 
     given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
     with torch.no_grad(), config.patch({**SETTINGS, **(settings or {})}):
-        function = compile_fx(module, list(given), inner_compile=caught)
+        function: Callable[..., Any] = compile_fx(module, list(given), inner_compile=caught)  # type: ignore[assignment]
+        if any(each.device.type != "cpu" for each in given):  # Triton kernels tune themselves in their first run
+            function(*[each.clone(memory_format=torch.preserve_format) for each in given])
         recordings = [_Recording(each, given) for each in compiled]
         try:
-            outputs = pytree.tree_leaves(function(*given))  # type: ignore[operator, arg-type]
+            outputs = pytree.tree_leaves(function(*given))
         finally:
             for each in recordings:
                 each.restore()
@@ -313,8 +315,8 @@ class _CppKernel:
 
 
 class _TritonKernel:
-    """Runs and records a Triton kernel, which writes to its arguments `out_ptr`, `in_out_ptr`, and those that it
-    names."""
+    """Runs and records a Triton kernel. It may write to all arguments but `in_ptr` and `arg_`, and to those that it
+    says it mutates."""
 
     def __init__(self, kernel: Any, name: str, recording: _Recording) -> None:
         self._kernel, self._name, self._recording = kernel, name, recording
@@ -330,7 +332,7 @@ class _TritonKernel:
         writes: list[Tensor] = []
         for name, value in zip(kernel.fn.arg_names, args, strict=False):
             if isinstance(value, Tensor):
-                is_written = bool(WRITTEN.match(name)) or name in mutated
+                is_written = name in mutated or not READ_ALONE.fullmatch(name)
                 writes += [value] * is_written
                 reads += [value] * (not name.startswith("out_ptr") or name in mutated)
         self._recording.add(self._name, "generated", _on_current_stream(kernel.run), args, kwargs, reads, writes)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from gst.execution.event_times import Graphs, call_us, graph_maker, span_us, timing_on
 from gst.execution.lanes import is_here, issue_order, synchronise
 from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
 from gst.kernels.lower import Layout, layout, stream_program
@@ -246,18 +247,18 @@ def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:
     On a CPU a clock times the calls; on an accelerator events around a graph of each call do
     (`gst.execution.event_times`).
     """
-    from gst.execution.event_times import Graphs, call_us, graph_maker, span_us, timing_on
-
     program, device = run.program, run.program.device
     times = np.full(program.num_kernels, np.inf)
     if is_here(device):
         run()
+        made = dict(run._made)
         maker, known = graph_maker(device), dict[Any, float]()
         with timing_on(device):
             graphs = None if maker is None else Graphs(device, maker)
             for number, kernel in enumerate(program.kernels):
                 if kernel.signature not in known:
                     known[kernel.signature] = call_us(run._calls[number], device, repetitions, 10, graphs)
+                    run._made.update(made)  # those of the recording go with its graph
                 times[number] = known[kernel.signature]
         return times
     with torch.no_grad():

@@ -103,42 +103,61 @@ def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -
     return [name for key in keys[:count] for name in ran if ran[name].plan_key == key]
 
 
-def measure_finals(
-    source: Path | str, runner: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program,
-    settings: Settings, progress: Progress, here: Mapping[str, Callable[[], object]],
-) -> Finals:  # fmt: skip
-    """Measure all plans and the whole-model variants alternately, then the fastest again.
+Variants = Mapping[str, Callable[[], float]]
+"""By name, functions that run a whole-model variant once and return its milliseconds."""
 
-    Raises:
-        ValueError: no plan ran.
+
+@contextmanager
+def whole_variants(
+    source: Path | str, runner: IsolatedExecutor | FleetWorkers, program: Program, settings: Settings,
+    here: Mapping[str, Callable[[], object]], progress: Progress,
+) -> Iterator[tuple[Variants, str]]:  # fmt: skip
+    """Make the whole-model variants of the step, and the reason why nothing is compiled; hosts of a fleet make theirs.
+
+    They come before the search: compiled code is the strongest rival of plans, and a short search would leave no time.
     """
     skip_reason = "" if settings.compile_step else "left out, as asked"
     if program.num_nodes > LARGEST_WHOLE:
         skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
-    with ExitStack() as stack:
-        variants: dict[str, Callable[[], float]] = {}
-        if not isinstance(runner, FleetWorkers):
-            variants = stack.enter_context(_variants(source, runner.devices, skip_reason, settings, here, progress))
+    if isinstance(runner, FleetWorkers):
+        yield {}, skip_reason
+        return
+    with _variants(source, runner.devices, skip_reason, settings, here, progress) as variants:
+        yield variants, skip_reason
 
-        def measured(few: dict[str, Plan], words: str) -> dict[str, Measurement]:
-            distinct = list({plan.key: plan for plan in few.values()}.values())  # a plan of several names runs once
-            progress(words, 0, 1)
-            if isinstance(runner, FleetWorkers):
-                return by_name(few, runner.measure_with_steps(distinct, settings.repetitions, 2, skip_reason))
-            gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-            measurements = measure_plans(
-                runner, distinct, settings.repetitions, 2, gate, variants, partial(progress, words), settings.finals_s
-            )
-            return by_name(few, measurements, tuple(variants))
 
-        compiles_there = isinstance(runner, FleetWorkers) and not skip_reason
-        first = measured(plans, f"compiling the step, which takes minutes, then {FIRST}" if compiles_there else FIRST)
-        again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
-        if not again:
-            reasons = sorted({first[name].reason for name in plans})
-            names = ", ".join(device.name for device in runner.devices)
-            raise ValueError(f"no plan of {program.name} ran on {names}: {'; '.join(reasons)}")
-        return Finals(first, measured(again, AGAIN))
+def measure_finals(
+    runner: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program, settings: Settings,
+    progress: Progress, variants: Variants, skip_reason: str,
+) -> Finals:  # fmt: skip
+    """Measure all plans and the whole-model variants alternately, then the fastest again.
+
+    Args:
+        variants, skip_reason: see `whole_variants`.
+
+    Raises:
+        ValueError: no plan ran.
+    """
+
+    def measured(few: dict[str, Plan], words: str) -> dict[str, Measurement]:
+        distinct = list({plan.key: plan for plan in few.values()}.values())  # a plan of several names runs once
+        progress(words, 0, 1)
+        if isinstance(runner, FleetWorkers):
+            return by_name(few, runner.measure_with_steps(distinct, settings.repetitions, 2, skip_reason))
+        gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+        measurements = measure_plans(
+            runner, distinct, settings.repetitions, 2, gate, variants, partial(progress, words), settings.finals_s
+        )
+        return by_name(few, measurements, tuple(variants))
+
+    compiles_there = isinstance(runner, FleetWorkers) and not skip_reason
+    first = measured(plans, f"compiling the step, which takes minutes, then {FIRST}" if compiles_there else FIRST)
+    again = {name: plans[name] for name in fastest(first, NUM_AGAIN)}
+    if not again:
+        reasons = sorted({first[name].reason for name in plans})
+        names = ", ".join(device.name for device in runner.devices)
+        raise ValueError(f"no plan of {program.name} ran on {names}: {'; '.join(reasons)}")
+    return Finals(first, measured(again, AGAIN))
 
 
 def by_name(

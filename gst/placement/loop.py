@@ -22,7 +22,7 @@ from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports
 from gst.machine.load import LoadGate
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.finals import LARGEST_WHOLE, finalists, measure_finals
+from gst.placement.finals import LARGEST_WHOLE, finalists, measure_finals, whole_variants
 from gst.placement.fleet.processes import Workers
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
@@ -50,7 +50,7 @@ SEARCH_RUNS = 5  # of each plan that a search measures, alternating
 SEARCHES = "searches.jsonl"  # log of the searches in simulation
 FUSED_SEARCHES = "searches_fused.jsonl"  # log of those in which each fused group is one operation
 GROUPS = "groups_fused.json"  # measured times of the fused groups
-TO_COMPILE = 0.4  # of the seconds that are left, for compiling variants
+TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most
 TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
 SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
 RUNS = 8  # of a plan in the search, with those that warm up and compare outputs
@@ -86,7 +86,11 @@ def place_measured(
             do), or `out` is of another program, other devices or settings.
     """
     started = time.perf_counter()
-    with fleet or IsolatedExecutor(source, devices) as runner:
+    compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
+    with (
+        fleet or IsolatedExecutor(source, devices) as runner,
+        whole_variants(source, runner, program, compiling, here, progress) as (variants, skip_reason),
+    ):
         patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
         profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
         task = cached_task(program, runner.devices, out, profile, fleet.kind.machine if fleet else None)
@@ -115,7 +119,7 @@ def place_measured(
 
         final_plans = finalists(planned) | extra
         plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
-        finals = measure_finals(source, runner, plans, program, settings, progress, here)
+        finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
 
     figures, num_measured = finals.figures(), 0 if search is None else len(search.trials)
     entries = {
@@ -158,7 +162,7 @@ def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Set
     """Limit the settings to the time that is left; a search that goes on keeps its number of evaluations."""
     limited = settings
     if not math.isinf(left_s):
-        limited = replace(within(settings, left_s, run_ms), compile_s=TO_COMPILE * left_s)
+        limited = within(settings, left_s, run_ms)
     before = [record["most_evaluations"] for record in Log(out / SEARCHES).read()]
     evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
     return replace(limited, evaluations=evaluations)
