@@ -36,13 +36,13 @@ COMPILING = "compiling variants of the step, which takes minutes"
 FIRST, AGAIN = "measuring the finalists afresh", "measuring the fastest once more"
 
 
-def finalists(planned: Mapping[str, Planned]) -> dict[str, Planned]:
+def finalists(planned: Mapping[str, Planned], num_baselines: int = NUM_BASELINES) -> dict[str, Planned]:
     """Choose the plans to measure: of all methods, of the best baselines, and the best device alone (`single:*`)."""
     ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
     baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])
     singles = [name for name in baselines if name.startswith("single:")]
     others = [name for name in baselines if name not in singles]
-    chosen = {*singles[:1], *others[:NUM_BASELINES]}
+    chosen = {*singles[:1], *others[:num_baselines]}
     return {name: each for name, each in planned.items() if name in METHODS or name in chosen}
 
 

@@ -22,7 +22,7 @@ from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports
 from gst.machine.load import LoadGate
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.finals import LARGEST_WHOLE, finalists, measure_finals, whole_variants
+from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
 from gst.placement.fleet.processes import Workers
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
@@ -55,6 +55,7 @@ TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
 SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
 RUNS = 8  # of a plan in the search, with those that warm up and compare outputs
 FINALISTS = 12
+LEAST_BASELINES = 3  # that are measured, however short the time
 
 
 def place_measured(
@@ -117,7 +118,7 @@ def place_measured(
                 search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
                 extra["guided_search"] = _unfolded(search.planned(), fused)
 
-        final_plans = finalists(planned) | extra
+        final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
         plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
         finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
 
@@ -156,6 +157,18 @@ def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
         finals_s=SHARE * seconds,
         patience_s=0.0,  # otherwise it would wait before every plan
     )
+
+
+def num_baselines(seconds: float, run_ms: float) -> int:
+    """Return how many baselines are measured at the end within some seconds of a search, if a plan takes `run_ms`.
+
+    Examples:
+        >>> num_baselines(60.0, 150.0), num_baselines(60.0, 1.0), num_baselines(math.inf, 150.0)
+        (5, 12, 12)
+    """
+    if math.isinf(seconds):
+        return NUM_BASELINES
+    return min(max(int(2 * SHARE * seconds / (RUNS * run_ms / 1e3)), LEAST_BASELINES), NUM_BASELINES)
 
 
 def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Settings:

@@ -34,7 +34,7 @@ class CountedStream:
         self.known |= event
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_a_replay_computes_anew_what_was_recorded(seed: int, num_streams: int) -> None:
     rng = np.random.default_rng(seed)

@@ -33,7 +33,7 @@ def network(optimizer: str = "adam", **settings: Any) -> TrainingStep:
     return training_step("net", model, loss, batch(8, 0), optimizer, **{"rate": 0.01, **settings})
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.e2e)])
 def test_losses_of_two_hundred_steps_are_those_of_the_step_as_written(optimizer: str) -> None:
     step = network(optimizer)
     placed, state = StepInPlace(step), step.inputs[0]
@@ -48,6 +48,7 @@ def test_losses_of_two_hundred_steps_are_those_of_the_step_as_written(optimizer:
     assert addresses == {key: value.data_ptr() for key, value in placed.state.items()}
 
 
+@pytest.mark.e2e
 def test_steps_that_a_plan_takes_to_time_them_leave_no_trace() -> None:
     def timed(kernels: KernelProgram, given: Sequence[torch.Tensor]) -> Run:
         run = Run(kernels, given=given)
@@ -76,6 +77,7 @@ def test_no_call_copies_state() -> None:
     assert not [kernel.name for kernel in in_place.kernels if "copy" in kernel.name and kernel.kind == "operator"]
 
 
+@pytest.mark.e2e
 def test_a_saved_state_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     step = network()
     first = StepInPlace(step)
@@ -88,6 +90,7 @@ def test_a_saved_state_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     assert [other(*batch(8, number)) for number in range(5, 10)] == want
 
 
+@pytest.mark.e2e
 def test_another_size_of_batch_trains_the_same_state() -> None:
     step = network("momentum")
     placed, state = StepInPlace(step), step.inputs[0]
@@ -98,6 +101,7 @@ def test_another_size_of_batch_trains_the_same_state() -> None:
     assert len(placed._code) == 2
 
 
+@pytest.mark.e2e
 def test_a_learning_rate_that_is_a_tensor_is_part_of_the_state() -> None:
     step = network("sgd", rate=torch.tensor(0.1))
     placed = StepInPlace(step)
