@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -266,3 +268,23 @@ def test_what_is_no_model_or_no_device_is_refused(model: Branches) -> None:
         gst.place("rnnlm", devices=["cpu:0"])
     with pytest.raises(ValueError, match=r"no device 'tpu:0' here; .* sets of cores"):
         gst.place(model, torch.zeros(4, 16), devices="cpu:0,tpu:0")
+
+
+RUNNING = """
+import torch, gst
+from torch import nn
+from gst.placement.planning import Settings
+from gst.util.progress import no_progress
+
+model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval().requires_grad_(False)
+x, quick = torch.ones(8, 16), Settings(compile_step=False, patience_s=0.0, evaluations=0)
+placed = gst.place(model, x, "cpu:0", 0, settings=quick, progress=no_progress, seconds=None)
+run = placed.module("plan")
+kept = [run, placed, run(x)]
+"""
+
+
+@pytest.mark.e2e
+def test_python_ends_quietly_while_a_plan_has_threads() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RUNNING], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -236,7 +236,5 @@ def _file(name: str) -> str:
 
 if __name__ == "__main__":
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        sys.exit("there is no accelerator here")
-    for row in reports(sys.argv[1], json.loads(sys.argv[2]), accelerator.type):
+    for row in reports(sys.argv[1], json.loads(sys.argv[2]), "cpu" if accelerator is None else accelerator.type):
         print(json.dumps(row), flush=True)
