@@ -48,18 +48,13 @@ def stream_program(
     """
     count = program.num_kernels
     rank = np.arange(count) if rank is None else np.argsort(np.argsort(rank, kind="stable"), kind="stable")
-    results = [call for call, kernel in enumerate(program.kernels) if _writes_a_result(program, call)]
     size = int(stream.max(initial=0)) + 1
     work = Work(
         program.dependencies, np.arange(count), stream.astype(np.int64), rank.astype(np.int64), np.full(count, -1),
-        np.array(results, np.int64), program.written_bytes, np.zeros(count, np.int64), storages_of(program),
+        np.flatnonzero(program.returns), program.written_bytes, np.zeros(count, np.int64), storages_of(program),
     )  # fmt: skip
     names = [f"stream {number}" for number in range(size)]
     return lowered(work, [str(program.device)], names, np.zeros(size, np.int64))
-
-
-def _writes_a_result(program: KernelProgram, call: int) -> bool:
-    return any(region.storage in program.results for region in program.kernels[call].writes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +87,8 @@ def layout(program: KernelProgram, streams: StreamProgram) -> Layout:
     """
     placed = program.placed
     size = -(-program.storage_bytes[placed] // ALIGNMENT) * ALIGNMENT
-    apart = _never_together(program, streams, placed)
+    users, stays = _users(program, placed), np.isin(placed, list(program.results))
+    apart = _never_together(streams, users, stays)
     begin, order = np.zeros(len(placed), np.int64), np.argsort(-size, kind="stable")
     for position, each in enumerate(order.tolist()):
         others = order[:position]
@@ -103,7 +99,7 @@ def layout(program: KernelProgram, streams: StreamProgram) -> Layout:
         begin[each] = ends[fits[0]]
     start = np.full(len(program.storage_bytes), -1)
     start[placed] = begin
-    return Layout(start, int((begin + size).max(initial=0)), _live_bytes(program, placed, size))
+    return Layout(start, int((begin + size).max(initial=0)), _live_bytes(program.num_kernels, users, stays, size))
 
 
 def _users(program: KernelProgram, placed: Ints) -> list[list[int]]:
@@ -117,19 +113,19 @@ def _users(program: KernelProgram, placed: Ints) -> list[list[int]]:
     return users
 
 
-def _never_together(program: KernelProgram, streams: StreamProgram, placed: Ints) -> Bool[np.ndarray, "placed placed"]:
+def _never_together(
+    streams: StreamProgram, users: list[list[int]], stays: Bool[np.ndarray, " placed"]
+) -> Bool[np.ndarray, "placed placed"]:
     """Mark pairs of storages of which one is done with before the other is first used, in every run. Results last."""
     clocks, steps = happens_before(streams), run_steps(streams)
-    lanes = len(streams.lanes)
-    users = _users(program, placed)
-    last = np.full((len(placed), lanes), -1)  # position of the last user on each stream
-    known = np.full((len(placed), lanes), np.iinfo(np.int64).max)  # steps of each stream before every user
+    lanes, count = len(streams.lanes), len(users)
+    last = np.full((count, lanes), -1)  # position of the last user on each stream
+    known = np.full((count, lanes), np.iinfo(np.int64).max)  # steps of each stream before every user
     for each, calls in enumerate(users):
         at = steps[calls]
         np.maximum.at(last[each], clocks.lane[at], clocks.position[at])
         known[each] = _known(clocks, at, lanes).min(0, initial=np.iinfo(np.int64).max)
-    stays = np.isin(placed, list(program.results))
-    before = np.ones((len(placed), len(placed)), bool)
+    before = np.ones((count, count), bool)
     for lane in range(lanes):
         before &= last[:, None, lane] < known[None, :, lane]
     before[stays] = False
@@ -141,10 +137,9 @@ def _known(clocks: Clocks, steps: Ints, lanes: int) -> Int64[np.ndarray, "steps 
     return np.stack([clocks.taken(steps, lane) for lane in range(lanes)], axis=1)
 
 
-def _live_bytes(program: KernelProgram, placed: Ints, size: Ints) -> int:
-    change = np.zeros(program.num_kernels + 1, np.int64)
-    stays = np.isin(placed, list(program.results))
-    for each, calls in enumerate(_users(program, placed)):
+def _live_bytes(num_kernels: int, users: list[list[int]], stays: Bool[np.ndarray, " placed"], size: Ints) -> int:
+    change = np.zeros(num_kernels + 1, np.int64)
+    for each, calls in enumerate(users):
         change[min(calls, default=0)] += size[each]
         if calls and not stays[each]:
             change[max(calls) + 1] -= size[each]

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 ALIGNMENT = 16  # bytes, of the inputs of compiled code
@@ -166,6 +166,12 @@ class KernelProgram:
     def results(self) -> frozenset[int]:
         """Storages of the outputs."""
         return frozenset(view.storage for view in views_in(self.outputs))
+
+    @cached_property
+    def returns(self) -> Bool[np.ndarray, " kernels"]:
+        """True for calls that write to a storage of the outputs."""
+        written = [{region.storage for region in kernel.writes} for kernel in self.kernels]
+        return np.array([not each.isdisjoint(self.results) for each in written], bool)
 
     @cached_property
     def dependencies(self) -> Int64[np.ndarray, "2 edges"]:

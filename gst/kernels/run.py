@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from gst.execution.event_times import Graphs, call_us, graph_maker, span_us, timing_on
 from gst.execution.lanes import is_here, issue_order, synchronise
 from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
-from gst.kernels.lower import Layout, layout, stream_program
+from gst.kernels.lower import Layout, layout, run_steps, stream_program
 from gst.kernels.program import KernelProgram, View, filled, views_in
 from gst.kernels.proof import check
 from gst.lowering.happens_before import happens_before
@@ -212,14 +212,14 @@ class Run:
     def _releases(self) -> dict[int, list[int]]:
         """Return for steps the storages, allocated by operators, whose stream knows there that nobody reads them."""
         program, clocks = self.program, happens_before(self.streams)
-        steps = np.flatnonzero(self.streams.kind == RUN)
-        at = dict(zip(self.streams.argument[steps].tolist(), steps.tolist(), strict=True))
+        at = run_steps(self.streams)
+        steps = np.sort(at)
         users: dict[int, list[int]] = {storage: [] for storage in program.made_by_calls - program.results}
         for call, kernel in enumerate(program.kernels):
             for region in (*kernel.reads, *kernel.writes):
                 if region.storage in users:
-                    users[region.storage].append(at[call])
-        maker = {storage: at[call] for call, kernel in enumerate(program.kernels) for storage in kernel.makes}
+                    users[region.storage].append(int(at[call]))
+        maker = {storage: int(at[call]) for call, kernel in enumerate(program.kernels) for storage in kernel.makes}
         result: dict[int, list[int]] = {}
         for storage, used in users.items():
             own = steps[(clocks.lane[steps] == clocks.lane[maker[storage]]) & (steps > maker[storage])]

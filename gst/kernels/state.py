@@ -17,7 +17,7 @@ from gst.execution.on_accelerator import module_on
 from gst.kernels.program import KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program
 from gst.kernels.run import Run
-from gst.programs import Program, Reference, Step, kind_for
+from gst.programs import Program, Step, kind_for
 from gst.programs.tracing import capture
 
 HOST = torch.device("cpu")
@@ -63,30 +63,21 @@ def in_place(module: fx.GraphModule, program: Program, pairs: Sequence[tuple[int
     graph, output = module.graph, next(node for node in reversed(module.graph.nodes) if node.op == "output")
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     values = output.args[0]
+    held, clone, copy = _in_inputs(program), torch.ops.aten.clone.default, torch.ops.aten.copy_.default
     with graph.inserting_before(output):
-        renewed = [(values[one], inputs[other]) for one, other in pairs if values[one] is not inputs[other]]
-        # A value that is an input, or a view of one, is read before any is written.
-        held = _in_inputs(program)
-        clone, copy = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
-        rows = dict(pairs)
-        moved = [
-            graph.call_function(clone, (value,)) if held[reference.node] else value
-            for (value, _), reference in zip(renewed, _references(program, pairs, rows), strict=True)
-        ]
-        for value, (_, place) in zip(moved, renewed, strict=True):
-            graph.call_function(copy, (place, value))
+        renewed = []
+        for one, other in pairs:
+            value, place = values[one], inputs[other]
+            if value is not place:  # what is in an input is read before any input is written
+                renewed.append(
+                    (place, graph.call_function(clone, (value,)) if held[program.outputs[one].node] else value)
+                )
+        for pair in renewed:
+            graph.call_function(copy, pair)
     written = {one for one, _ in pairs}
     output.args = (tuple(value for number, value in enumerate(values) if number not in written),)
     module.recompile()
     return module
-
-
-def _references(program: Program, pairs: Sequence[tuple[int, int]], rows: Mapping[int, int]) -> list[Reference]:
-    return [
-        program.outputs[one]
-        for one, other in pairs
-        if not (isinstance(program.outputs[one], Reference) and program.outputs[one].node == rows[one] == other)
-    ]
 
 
 def _in_inputs(program: Program) -> list[bool]:

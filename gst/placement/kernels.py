@@ -48,10 +48,9 @@ def kernel_task(program: KernelProgram, times_us: Float64[np.ndarray, " kernels"
     name = name if ":" in name else f"{name}:0"
     names = [name, *(f"{name}/stream:{number}" for number in range(1, num_streams))]
     devices = tuple(Device(each, program.device.type, (), 1, name, "a stream") for each in names)
-    kept = [any(region.storage in program.results for region in kernel.writes) for kernel in program.kernels]
     graph = Graph(_features(program), program.dependencies, _opcodes(program), name=program.name)
     costs = Costs(
-        devices, program.dependencies, np.ones(count, bool), np.array(kept, bool), np.tile(times_us, (num_streams, 1)),
+        devices, program.dependencies, np.ones(count, bool), program.returns, np.tile(times_us, (num_streams, 1)),
         program.written_bytes, np.tile(program.written_bytes, (num_streams, 1)), storages_of(program),
         np.zeros((num_streams,) * 2), np.full((num_streams,) * 2, np.inf),
     )  # fmt: skip
