@@ -112,7 +112,8 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
             require_movable(operator)
     secret = _aliasing()
     module = torch.fx.experimental.proxy_tensor.make_fx(lambda x: [secret(x + 1) * 2])(torch.ones(3))
-    with pytest.raises(NotUnderstoodError, match=r"gst_tests\.secret\.default returns memory of its arguments"):
+    refused = pytest.raises(NotUnderstoodError, match=r"gst_tests\.secret\.default returns memory of its arguments")
+    with torch._functorch.config.patch(check_custom_op_aliasing=False), refused:  # PyTorch's own check, an error in CI
         kernel_program(module, [torch.ones(3)])
 
 

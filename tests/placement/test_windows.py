@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -194,26 +193,22 @@ def giant() -> tuple[Task, list[Plan]]:
     return task, plans
 
 
-def test_windows_beat_list_schedules_and_whole_plans_in_equal_time(
+def test_windows_beat_list_schedules_and_whole_plans_with_four_times_the_evaluations(
     giant: tuple[Task, list[Plan]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a giant task annealing by windows finds a better plan than its start and than annealing of whole plans, which
-    here has twice the time."""
+    """Of a giant task annealing by windows finds a better plan than its start and than annealing of whole plans, whose
+    evaluations take about twice the time."""
     task, starts = giant
     simulated = SimulatedObjective(task)
 
-    def annealed(budget: int) -> tuple[float, float]:
-        objective, begun_s = Budgeted(simulated, budget), time.process_time()
+    def annealed(budget: int) -> float:
+        objective = Budgeted(simulated, budget)
         anneal(task, objective, start=starts)
-        return objective.best_ms, time.process_time() - begun_s
+        return objective.best_ms
 
-    annealed(10)  # compiles
-    by_windows, seconds = annealed(200)
+    by_windows = annealed(200)
     monkeypatch.setattr(annealing, "MANY", 10**9)
-    whole, whole_s = annealed(100)
-    whole, whole_s = annealed(int(200 * max(seconds / whole_s, 1.0)))
-    assert whole_s > seconds
-    assert by_windows < 0.99 * min(simulated(starts)) and by_windows < 0.99 * whole
+    assert by_windows < 0.99 * min(simulated(starts)) and by_windows < 0.99 * annealed(800)
 
 
 def test_windows_leave_the_plan_alone_where_the_objective_finds_them_slower(giant: tuple[Task, list[Plan]]) -> None:
