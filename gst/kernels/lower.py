@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from gst.kernels.program import GENERATOR, KernelProgram
+from gst.kernels.program import KernelProgram
 from gst.lowering.calls import Storages
 from gst.lowering.common_order import Work
 from gst.lowering.happens_before import Clocks, happens_before
@@ -38,19 +38,24 @@ def storages_of(program: KernelProgram) -> Storages:
 
 
 def stream_program(
-    program: KernelProgram, stream: Int64[np.ndarray, " kernels"], rank: Int64[np.ndarray, " kernels"] | None = None
-) -> StreamProgram:
+    program: KernelProgram, stream: Int64[np.ndarray, " kernels"], rank: Int64[np.ndarray, " kernels"] | None = None,
+    also: Int64[np.ndarray, "2 pairs"] | None = None,
+) -> StreamProgram:  # fmt: skip
     """Put each call on a stream, with the waits that its dependencies need and others do not imply.
 
     Args:
         stream: of each call.
         rank: of two calls that can run, the one of least rank comes first; by the order of the program if None.
+        also: further pairs (call, call that waits for it).
     """
     count = program.num_kernels
     rank = np.arange(count) if rank is None else np.argsort(np.argsort(rank, kind="stable"), kind="stable")
     size = int(stream.max(initial=0)) + 1
+    edges = program.dependencies
+    if also is not None and also.size:
+        edges = np.unique(np.concatenate([edges, also], axis=1), axis=1)
     work = Work(
-        program.dependencies, np.arange(count), stream.astype(np.int64), rank.astype(np.int64), np.full(count, -1),
+        edges, np.arange(count), stream.astype(np.int64), rank.astype(np.int64), np.full(count, -1),
         np.flatnonzero(program.returns), program.written_bytes, np.zeros(count, np.int64), storages_of(program),
     )  # fmt: skip
     names = [f"stream {number}" for number in range(size)]
@@ -85,11 +90,31 @@ def layout(program: KernelProgram, streams: StreamProgram) -> Layout:
     """Place the buffers of a program, the largest first, each at the lowest bytes that no buffer in use with it takes
     (greedy by size: Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020, section 4.2).
     """
-    placed = program.placed
-    size = -(-program.storage_bytes[placed] // ALIGNMENT) * ALIGNMENT
-    users, stays = _users(program, placed), np.isin(placed, list(program.results))
-    apart = _never_together(streams, users, stays)
-    begin, order = np.zeros(len(placed), np.int64), np.argsort(-size, kind="stable")
+    placed, size = program.placed, placed_bytes(program)
+    users = [program.users.get(storage, []) for storage in placed.tolist()]
+    stays = np.isin(placed, list(program.results))
+    start = np.full(len(program.storage_bytes), -1)
+    start[placed] = begin = shared_bytes(size, _never_together(streams, users, stays))
+    return Layout(start, int((begin + size).max(initial=0)), _live_bytes(program.num_kernels, users, stays, size))
+
+
+def placed_bytes(program: KernelProgram) -> Ints:
+    """Return the bytes of the storages that a run has to place, as multiples of `ALIGNMENT`."""
+    return -(-program.storage_bytes[program.placed] // ALIGNMENT) * ALIGNMENT
+
+
+def shared_bytes(size: Ints, apart: Bool[np.ndarray, "placed placed"]) -> Ints:
+    """Return the first byte of each buffer, in one piece of memory.
+
+    Args:
+        size: of each buffer.
+        apart: True for pairs that may share bytes.
+
+    Examples:
+        >>> shared_bytes(np.array([512, 1024, 512]), np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)).tolist()
+        [0, 0, 512]
+    """
+    begin, order = np.zeros(len(size), np.int64), np.argsort(-size, kind="stable")
     for position, each in enumerate(order.tolist()):
         others = order[:position]
         others = others[~apart[each, others]]
@@ -97,20 +122,7 @@ def layout(program: KernelProgram, streams: StreamProgram) -> Layout:
         ends = np.maximum.accumulate(np.append(0, begin[others] + size[others]))
         fits = np.flatnonzero(np.append(begin[others], np.iinfo(np.int64).max) - ends >= size[each])
         begin[each] = ends[fits[0]]
-    start = np.full(len(program.storage_bytes), -1)
-    start[placed] = begin
-    return Layout(start, int((begin + size).max(initial=0)), _live_bytes(program.num_kernels, users, stays, size))
-
-
-def _users(program: KernelProgram, placed: Ints) -> list[list[int]]:
-    """Return the calls that read or write each storage, in order."""
-    number = {storage: position for position, storage in enumerate(placed.tolist())}
-    users: list[list[int]] = [[] for _ in number]
-    for call, kernel in enumerate(program.kernels):
-        for storage in dict.fromkeys(region.storage for region in (*kernel.reads, *kernel.writes)):
-            if storage != GENERATOR and storage in number:
-                users[number[storage]].append(call)
-    return users
+    return begin
 
 
 def _never_together(

@@ -157,10 +157,22 @@ class KernelProgram:
     @cached_property
     def placed(self) -> Int64[np.ndarray, " placed"]:
         """Storages for which a run has to find memory."""
-        used = {region.storage for kernel in self.kernels for region in (*kernel.reads, *kernel.writes)}
-        used |= {view.storage for view in views_in(self.outputs)}
-        used -= self.given.keys() | {view.storage for view in self.inputs}
-        return np.array(sorted(used - self.made_by_calls - {GENERATOR}), np.int64)
+        return np.array(sorted((self.users.keys() | self.results) - self.beforehand - self.made_by_calls), np.int64)
+
+    @cached_property
+    def beforehand(self) -> frozenset[int]:
+        """Storages that are there before the first call: inputs and constants."""
+        return frozenset(self.given.keys() | {view.storage for view in self.inputs})
+
+    @cached_property
+    def users(self) -> dict[int, list[int]]:
+        """The calls that read or write each storage, in order."""
+        users: dict[int, list[int]] = {}
+        for call, kernel in enumerate(self.kernels):
+            for storage in dict.fromkeys(region.storage for region in (*kernel.reads, *kernel.writes)):
+                if storage != GENERATOR:
+                    users.setdefault(storage, []).append(call)
+        return users
 
     @cached_property
     def results(self) -> frozenset[int]:

@@ -20,20 +20,23 @@ from gst.execution.costs import Costs
 from gst.execution.lanes import is_here
 from gst.execution.measure import measure
 from gst.graphs.graph import Graph
-from gst.kernels.lower import storages_of, stream_program
+from gst.kernels.lower import layout, storages_of, stream_program
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run, kernel_times_us
-from gst.lowering.plan import Plan, ranks
+from gst.kernels.schedule import list_schedule, reuse, upward_ranks
+from gst.lowering.plan import Plan, Timeline, priority_of, ranks
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.machines import STREAMS
-from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
 from gst.whole_model.choosing import is_faster
 
 COUNTS = (2, 4, 8, 16)  # of streams that are tried
+MEMORY = 1.25  # times the memory of the step on one stream, at most, with its state and batch
+LIMITS = (np.inf, 1.0, 0.8)  # shares of the bytes for buffers that schedules keep to
+WINDOWS = (1, 4, 8, 16)  # shares of the program, as divisors, that schedules look ahead
 RUNS = 15  # of each number of streams, alternating
 NARROW = 0.98  # of the simulated time with fewer streams: more that gain less are not measured
 
@@ -89,15 +92,46 @@ def critical_path_us(program: KernelProgram, times_us: Float64[np.ndarray, " ker
         >>> critical_path_us(kernel_program(as_module(step), step.inputs), np.array([2.5]))
         2.5
     """
-    ends = times_us.copy()
-    for producer, consumer in program.dependencies[:, np.argsort(program.dependencies[1], kind="stable")].T.tolist():
-        ends[consumer] = max(ends[consumer], ends[producer] + times_us[consumer])
-    return float(ends.max(initial=0.0))
+    return float(upward_ranks(program, times_us).max(initial=0.0))
 
 
-def lowered(program: KernelProgram, plan: Plan) -> StreamProgram:
-    """Return the stream program of a plan of `kernel_task`."""
-    return stream_program(program, plan.placement, ranks(plan))
+def lowered(program: KernelProgram, plan: Plan, timeline: Timeline | None = None) -> StreamProgram:
+    """Return the stream program of a plan of `kernel_task`.
+
+    Args:
+        timeline: of the plan, simulated; buffers share bytes as its times let them (`gst.kernels.schedule.reuse`).
+    """
+    if timeline is None:
+        return stream_program(program, plan.placement, ranks(plan))
+    rank = np.argsort(timeline.order)
+    return stream_program(program, plan.placement, rank, reuse(program, timeline.begin_us, timeline.end_us))
+
+
+def within_memory(task: Task, program: KernelProgram, most_bytes: float) -> tuple[Plan, Timeline, StreamProgram]:
+    """Return the plan of least simulated time, of list schedules, whose buffers take no more than `most_bytes`; if none
+    does, the one that takes least.
+
+    Args:
+        task: of the program, see `kernel_task`.
+    """
+    times_us, count = task.times_us[0], len(task.devices)
+    plans = [plan for plan in (etf(task), heft(task)) if plan is not None]
+    for share in LIMITS:
+        for divisor in WINDOWS:
+            found = list_schedule(program, times_us, count, share * most_bytes, -(-program.num_kernels // divisor))
+            plans.append(task.plan(found.stream, priority_of(np.lexsort((found.end_us, found.begin_us)))))
+    runs = [(task.simulator.run(plan), plan) for plan in {plan.key: plan for plan in plans}.values()]
+    least: tuple[Plan, Timeline, StreamProgram] | None = None
+    least_bytes = math.inf
+    for timeline, plan in sorted(runs, key=lambda run: run[0].makespan_us):
+        streams = lowered(program, plan, timeline)
+        size = layout(program, streams).size
+        if size < least_bytes:
+            least, least_bytes = (plan, timeline, streams), size
+        if size <= most_bytes:
+            break
+    assert least is not None
+    return least
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,22 +216,21 @@ def on_streams(
     times_us = kernel_times_us(single)
     found = {1: OnStreams(single, record(single), kernel_task(program, times_us, 1))}
     streams: dict[int, dict[str, Any]] = {1: {"simulated_ms": times_us.sum() / 1e3, "bytes": single.places.size}}
-    least_ms = streams[1]["simulated_ms"]
+    least_ms, most_bytes = streams[1]["simulated_ms"], _most_bytes(program, single.places.size)
     for count in counts:
         if time.perf_counter() - started > seconds:
             streams[count] = {"reason": "left out: no time to try it"}
             continue
         task = kernel_task(program, times_us, count)
-        plans = [plan for plan in (etf(task), heft(task)) if plan is not None]
-        expected = SimulatedObjective(task)(plans)
-        plan, simulated_ms = plans[int(np.argmin(expected))], float(np.min(expected))
+        plan, timeline, issued = within_memory(task, program, most_bytes)
+        simulated_ms = timeline.makespan_us / 1e3
         streams[count] = {"simulated_ms": simulated_ms}
         if simulated_ms > NARROW * least_ms:
             streams[count]["reason"] = "left out: in simulation not faster than fewer streams"
             continue
         least_ms = simulated_ms
         try:
-            run = Run(program, lowered(program, plan), given)
+            run = Run(program, issued, given)
             found[count] = OnStreams(run, record(run), task, plan)
             streams[count]["bytes"] = run.places.size
         except RuntimeError as error:  # memory is short
@@ -215,3 +248,9 @@ def on_streams(
     }  # fmt: skip
     chosen = found[best]
     return OnStreams(chosen.run, chosen.call, chosen.task, chosen.plan, figures)
+
+
+def _most_bytes(program: KernelProgram, one_bytes: int) -> float:
+    """Return the bytes that buffers may take on several streams, if they take `one_bytes` on one."""
+    given = sum(int(program.storage_bytes[storage]) for storage in program.beforehand)
+    return MEMORY * (one_bytes + given) - given

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.execution.measure import measure
+from gst.kernels.lower import layout
 from gst.kernels.run import Run
 from gst.placement import kernels
+from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.kernels import critical_path_us, kernel_task, lowered, on_streams
+from gst.placement.kernels import critical_path_us, kernel_task, lowered, on_streams, within_memory
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
 from tests.kernels.made import by_hand, fresh_inputs, random_program
@@ -78,6 +80,22 @@ def test_more_streams_win_only_if_they_are_faster(
     for one, other in zip(found.call(), by_hand(program), strict=True):
         assert one.shape == other.shape
     assert figures["streams"][1]["bytes"] >= figures["live_bytes"]
+
+
+def test_the_fastest_plan_within_the_memory_is_taken_or_else_the_one_that_takes_least() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        program = random_program(rng, 60, num_storages=40)
+        task = kernel_task(program, rng.uniform(1, 100, 60), 4)
+        plan, timeline, streams = within_memory(task, program, np.inf)
+        fastest_ms = min(SimulatedObjective(task)([each for each in (etf(task), heft(task)) if each is not None]))
+        assert timeline.makespan_us / 1e3 <= fastest_ms + 1e-9
+        assert SimulatedObjective(task)([plan])[0] == pytest.approx(timeline.makespan_us / 1e3)
+        whole = layout(program, streams).size
+        _, later, fewer = within_memory(task, program, whole - 1)
+        assert layout(program, fewer).size <= whole and later.makespan_us >= timeline.makespan_us
+        least = layout(program, within_memory(task, program, 0)[2]).size
+        assert least <= layout(program, fewer).size
 
 
 def test_without_time_one_stream_is_taken_and_the_others_are_named() -> None:
