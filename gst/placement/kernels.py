@@ -20,9 +20,10 @@ from gst.execution.costs import Costs
 from gst.execution.lanes import is_here
 from gst.execution.measure import measure
 from gst.graphs.graph import Graph
+from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout, storages_of, stream_program
 from gst.kernels.program import KernelProgram
-from gst.kernels.run import Run, kernel_times_us
+from gst.kernels.run import Run
 from gst.kernels.schedule import list_schedule, reuse, upward_ranks
 from gst.lowering.plan import Plan, Timeline, priority_of, ranks
 from gst.lowering.stream_program import StreamProgram
@@ -142,7 +143,8 @@ class OnStreams:
         run: the run of it, with its memory.
         call: runs it, and returns the flat outputs, which the next call overwrites.
         task, plan: of its streams; None on one stream of a CPU.
-        figures: `kernels`, `critical_path_us`, `sum_us`, and by number of streams `ms`, `simulated_ms`, `bytes`, or
+        figures: `kernels`, `critical_path_us`, `sum_us`, `times_are_kept` (they were measured in an earlier search),
+            and by number of streams `ms`, `simulated_ms`, `bytes`, or
             `reason` why it was not tried; `best` is the number that was chosen.
     """
 
@@ -167,7 +169,8 @@ def kernel_words(figures: Mapping[str, Any]) -> str:
     if "streams" not in figures:
         return f"{figures['kernels']} kernels, in order"
     least_ms = figures["critical_path_us"] / 1e3
-    lines = [f"{figures['kernels']} kernels on streams, no less than {least_ms:.2f} ms on any number of them:"]
+    kept = " (kernel times of an earlier search)" if figures.get("times_are_kept") else ""
+    lines = [f"{figures['kernels']} kernels on streams, no less than {least_ms:.2f} ms on any number of them{kept}:"]
     one = next(iter(figures["streams"].values()))
     for count, each in figures["streams"].items():
         if "ms" not in each:
@@ -213,7 +216,7 @@ def on_streams(
     if record is None and not is_here(program.device):
         return OnStreams(single, single, figures={"kernels": program.num_kernels, "best": 1})
     record = record or Run.recorded
-    times_us = kernel_times_us(single)
+    times_us, is_kept = kept_times_us(single)
     found = {1: OnStreams(single, record(single), kernel_task(program, times_us, 1))}
     streams: dict[int, dict[str, Any]] = {1: {"simulated_ms": times_us.sum() / 1e3, "bytes": single.places.size}}
     least_ms, most_bytes = streams[1]["simulated_ms"], _most_bytes(program, single.places.size)
@@ -242,7 +245,7 @@ def on_streams(
         if is_faster(measured[str(count)], measured[str(best)]):
             best = count
     figures = {
-        "kernels": program.num_kernels, "sum_us": float(times_us.sum()),
+        "kernels": program.num_kernels, "sum_us": float(times_us.sum()), "times_are_kept": is_kept,
         "critical_path_us": critical_path_us(program, times_us), "live_bytes": single.places.live_bytes,
         "streams": streams, "best": best,
     }  # fmt: skip

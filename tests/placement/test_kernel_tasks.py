@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.execution.measure import measure
+from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout
 from gst.kernels.run import Run
 from gst.placement import kernels
 from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.kernels import critical_path_us, kernel_task, lowered, on_streams, within_memory
+from gst.placement.kernels import critical_path_us, kernel_task, kernel_words, lowered, on_streams, within_memory
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
 from tests.kernels.made import by_hand, fresh_inputs, random_program
@@ -96,6 +100,20 @@ def test_the_fastest_plan_within_the_memory_is_taken_or_else_the_one_that_takes_
         assert layout(program, fewer).size <= whole and later.makespan_us >= timeline.makespan_us
         least = layout(program, within_memory(task, program, 0)[2]).size
         assert least <= layout(program, fewer).size
+
+
+def test_times_of_kernels_are_kept_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = random_program(np.random.default_rng(3), 20)
+    found = [on_streams(program, fresh_inputs(program), record=slowed({1: 1}), counts=()).figures for _ in range(2)]
+    assert [each["times_are_kept"] for each in found] == [False, True] and found[0]["sum_us"] == found[1]["sum_us"]
+    assert "earlier search" in kernel_words(found[1]) and "earlier search" not in kernel_words(found[0])
+    (path,) = tmp_path.rglob("*/kernels/*/*.json")
+    for damaged in ("", "[]", '{"times_us": [1.0]}', '{"times_us": "x"}', json.dumps({"times_us": [-1.0] * 20})):
+        path.write_text(damaged)
+        assert not kept_times_us(Run(program))[1] and kept_times_us(Run(program))[1]
+    other = replace(program, key="1" * 16)
+    assert not kept_times_us(Run(other))[1]
 
 
 def test_without_time_one_stream_is_taken_and_the_others_are_named() -> None:
