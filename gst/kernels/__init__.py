@@ -1,5 +1,5 @@
-"""Kernels of a step that Inductor compiled, as a program whose calls can run on several streams at once.
+"""Kernels of a step that Inductor compiled, on streams: a step as a module goes in; a `KernelProgram`, a proven stream
+program of it and runs of both come out.
 
-In: a step as a module of ATen operations. Out: `KernelProgram`, a stream program of it with proof, and runs of both.
-Read first: `program.py`.
+Read `program.py` first.
 """

@@ -71,9 +71,9 @@ def kernel_program(
         return compiled[-1]
 
     given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
-    # Inductor's cache of graphs, which has the code of earlier calls, asks for a shape environment. AOTAutograd's, on top
-    # of it, would not call `caught`.
-    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    # Inductor's cache of graphs, which has the code of earlier calls, asks for a shape environment. The cache of
+    # AOTAutograd, on top of it, would not call `caught`.
+    fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
     own, no_other_cache = config.patch({**SETTINGS, **(settings or {})}), functorch.patch(enable_autograd_cache=False)
     with torch.no_grad(), own, no_other_cache, tracing(TracingContext(fake)):
         function: Callable[..., Any] = compile_fx(module, list(given), inner_compile=caught)  # type: ignore[assignment]
