@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import gst
 from gst.kernels import state as state_module
@@ -20,7 +22,7 @@ from gst.placement.api.placed import Placed
 from gst.programs import Step, TrainingStep, training_step
 
 
-def batch(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 6, generator=generator)
     return x, (x.sum(1) > 0).long()
@@ -50,7 +52,7 @@ def test_losses_of_two_hundred_steps_are_those_of_the_step_as_written(optimizer:
 
 @pytest.mark.e2e
 def test_steps_that_a_plan_takes_to_time_them_leave_no_trace() -> None:
-    def timed(kernels: KernelProgram, given: Sequence[torch.Tensor]) -> Run:
+    def timed(kernels: KernelProgram, given: Sequence[Tensor]) -> Run:
         run = Run(kernels, given=given)
         for _ in range(3):
             run()
@@ -115,8 +117,106 @@ def test_a_learning_rate_that_is_a_tensor_is_part_of_the_state() -> None:
     assert not all(torch.equal(placed.state[key], before[key]) for key in trained)
 
 
+def accumulated_and_clipped(state: dict[str, Tensor], *data: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """A step as users write it: gradients of two halves of the batch, summed and clipped, and momentum."""
+
+    def loss_of(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(torch.tanh(x @ weights["in"]) @ weights["out"], y)
+
+    weights = {key: state[key] for key in ("in", "out")}
+    halves = zip(*(each.chunk(2) for each in data), strict=True)
+    both = [torch.func.grad_and_value(loss_of)(weights, *half) for half in halves]
+    gradients = {key: sum(gradient[key] for gradient, _ in both) / 2 for key in weights}
+    norm = torch.stack([each.square().sum() for each in gradients.values()]).sum().sqrt()
+    scale = (0.05 / (norm + 1e-6)).clamp(max=1.0)
+    speed = {f"{key}/speed": 0.9 * state[f"{key}/speed"] + scale * gradients[key] for key in weights}
+    new = {key: state[key] - 0.5 * speed[f"{key}/speed"] for key in weights}
+    return sum(loss for _, loss in both) / 2, {key: (new | speed)[key] for key in state}
+
+
+def first_state() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weights = {"in": torch.randn(6, 16, generator=generator), "out": torch.randn(16, 2, generator=generator)}
+    return weights | {f"{key}/speed": torch.zeros_like(value) for key, value in weights.items()}
+
+
+def test_gradients_are_accumulated_and_clipped_as_the_step_says() -> None:
+    step = Step("clipped", accumulated_and_clipped, (first_state(), *batch(8, 0)))
+    placed, state = StepInPlace(step), first_state()
+    assert not placed.reason
+    for number in range(20):
+        data = batch(8, number)
+        loss, state = accumulated_and_clipped(state, *data)
+        torch.testing.assert_close(placed(*data), loss, rtol=1e-4, atol=1e-6)
+    for key, value in state.items():
+        torch.testing.assert_close(placed.state[key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.e2e
+def test_the_state_is_read_between_steps_for_evaluation() -> None:
+    """Training with dropout and batch norm; evaluation without, on the weights that lie in place."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2))
+    loss = lambda model, x, y: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    step = training_step("net", model, loss, batch(64, 0), "momentum", 0.05, seed=0)
+    placed, state = StepInPlace(step), step.inputs[0]
+    names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    for number in range(3):
+        placed(*batch(64, number))
+        _, state = step.function(state, *batch(64, number))  # in the mode of the model
+        model.eval()
+        model.load_state_dict({key: placed.state[key] for key in names})
+        want = torch.func.functional_call(model, {key: state[key] for key in names}, batch(64, 9)[0])
+        torch.testing.assert_close(model(batch(64, 9)[0]), want, rtol=1e-3, atol=1e-4)
+        model.train()
+
+
+class InPlace(LightningModule):
+    """Trains by a step in place, as users of Lightning write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.step = StepInPlace(network("momentum"))
+        self.losses: list[float] = []
+
+    def training_step(self, data: tuple[Tensor, Tensor], number: int) -> None:
+        loss = self.step(*data)
+        self.losses.append(float(loss))
+        self.log("loss", loss)
+        self.optimizers().step()  # counts `global_step`; there is nothing for it to renew
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([nn.Parameter(torch.zeros(()))], 0.0)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["step"] = self.step.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.step.load_state_dict(checkpoint["step"])
+
+
+@pytest.mark.e2e
+def test_a_lightning_module_trains_and_resumes(tmp_path: Path) -> None:
+    def train(module: InPlace, epochs: int, checkpoint: Path | None = None) -> Trainer:
+        trainer = Trainer(
+            max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+            default_root_dir=tmp_path, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(
+            module, DataLoader([batch(8, number) for number in range(4)], batch_size=None), ckpt_path=checkpoint
+        )
+        return trainer
+
+    whole, part, resumed = InPlace(), InPlace(), InPlace()
+    train(whole, 2)
+    train(part, 1).save_checkpoint(tmp_path / "half.ckpt")
+    train(resumed, 2, tmp_path / "half.ckpt")
+    assert len(whole.losses) == 8 and whole.losses[:4] == part.losses and whole.losses[4:] == resumed.losses
+
+
 def test_states_that_change_places_are_read_before_they_are_written() -> None:
-    def swap(state: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def swap(state: dict[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return x + state["a"].sum(), {
             "a": state["b"],
             "b": state["a"].t(),
