@@ -269,3 +269,14 @@ def _write_whole(file: FileIO, line: bytes) -> None:
             file.truncate(start)
         message = f"cannot write to {file.name}: {error.strerror}; what was written before is kept; make room and go on"
         raise OSError(error.errno, message) from error
+
+
+def is_faster(one: Measurement, other: Measurement) -> bool:
+    """True if one is faster than the other beyond noise: its median is lower, and the 95 % interval of the median
+    difference of alternating runs lies below 0."""
+    if one.outcome != "ok" or other.outcome != "ok":
+        return one.outcome == "ok"
+    if one.median_ms >= other.median_ms:
+        return False
+    differences = np.subtract(one.samples_ms, other.samples_ms)
+    return median_interval(differences.tolist(), np.random.default_rng(0))[2] < 0

@@ -27,6 +27,11 @@ class KernelSchedule(NamedTuple):
     def makespan_us(self) -> float:
         return float(self.end_us.max(initial=0.0))
 
+    @property
+    def order(self) -> Int64[np.ndarray, " kernels"]:
+        """Calls in the order in which they begin; of several that begin at once those that end first."""
+        return np.lexsort((self.end_us, self.begin_us))
+
 
 def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels"]) -> Float64[np.ndarray, " kernels"]:
     """Return the time of the longest chain of calls from the beginning of each to the end of the step."""

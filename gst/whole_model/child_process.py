@@ -22,8 +22,10 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.measure import timed
-from gst.execution.on_accelerator import Run, as_called, as_written, num_weights, one_graph, whole
+from gst.execution.on_accelerator import Run, as_called, as_written, module_on, num_weights, one_graph, whole
 from gst.execution.plain import COMPILED, PYTORCH, START_LIMIT_S, PlainPyTorch, failing
+from gst.kernels.recording import kernel_program
+from gst.kernels.streams import on_streams
 from gst.lowering.calls import eager
 from gst.lowering.plan import ExecutionError
 from gst.programs import Program, Reference, as_module, differ_beyond_rounding, kind_for
@@ -32,13 +34,16 @@ from gst.programs.traces import resolve, traced
 from gst.util.child import connect
 from gst.util.process import keep_freed_memory
 from gst.whole_model.choosing import TimeIsUp, candidates, stopped_after
-from gst.whole_model.variants import ONE_GRAPH, Bound
+from gst.whole_model.variants import KERNELS, ONE_GRAPH, Bound
 
 MODULE = "gst.whole_model.child_process"
 MODE_OF = {
     "compiled": "default", "compiled, reduce-overhead": "reduce-overhead", "compiled, max-autotune": "max-autotune",
 }  # fmt: skip
 """By name of a variant on an accelerator, the mode of `torch.compile`."""
+
+COMPILE = (*MODE_OF, KERNELS)
+"""Variants on an accelerator that are compiled."""
 
 Runs = dict[str, Callable[[], Any]]
 Timed = tuple[dict[str, Callable[[], float]], dict[str, str]]
@@ -67,7 +72,7 @@ def variants_on_accelerator(
     device: torch.device,
     seconds: float,
     skip_reason: str = "",
-    compiled: Sequence[str] = tuple(MODE_OF),
+    compiled: Sequence[str] = COMPILE,
 ) -> Iterator[dict[str, Callable[[], float]]]:
     """Time the variants of a step on an accelerator; `pytorch`, as written, comes first. The function of a variant that
     is left out raises its reason (`ExecutionError`).
@@ -77,7 +82,7 @@ def variants_on_accelerator(
         device: the accelerator.
         seconds: nothing is compiled beyond them.
         skip_reason: why nothing is compiled; everything is if empty.
-        compiled: names in `MODE_OF`.
+        compiled: some of `COMPILE`.
     """
     with ExitStack() as stack:
         try:
@@ -153,7 +158,7 @@ def made_on_cores(source: Path | str, cores: int, seconds: float) -> tuple[Runs,
 
 
 def made_on_accelerator(
-    source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = tuple(MODE_OF)
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = COMPILE
 ) -> tuple[Runs, dict[str, str]]:
     """Make the variants on an accelerator that agree with the program; also return the reasons of the others."""
     if isinstance(source, Path):
@@ -174,18 +179,20 @@ def made_on_accelerator(
     written()  # raises what no variant can avoid
     others = inputs[num_weights(program) :]
     makers: dict[str, Callable[[], Run]] = {ONE_GRAPH: lambda: as_called(one_graph(written, device), others)}
-    makers |= {name: partial(_compiled, program, device, MODE_OF[name]) for name in compiled}
+    compilers = {name: partial(_compiled, program, device, mode) for name, mode in MODE_OF.items()}
+    compilers[KERNELS] = partial(_kernels, program, device, seconds / 4)
+    makers |= {name: compilers[name] for name in compiled}
     runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
     for name, make in makers.items():
         left = ends - time.monotonic()
-        if name in MODE_OF and (skip_reason or left <= 0):
+        if name in COMPILE and (skip_reason or left <= 0):
             reasons[name] = skip_reason or "left out: no time to compile it"
             continue
-        if name == ONE_GRAPH and is_seeded:
+        if name in (ONE_GRAPH, KERNELS) and is_seeded:
             reasons[name] = DRAWS_ON_HOST
             continue
         try:
-            with stopped_after(left) if name in MODE_OF else nullcontext():
+            with stopped_after(left) if name in COMPILE else nullcontext():
                 runs[name] = make()
         except TimeIsUp:
             reasons[name] = f"left out: not compiled within {seconds:g} s"
@@ -200,6 +207,15 @@ def _compiled(program: Program, device: torch.device, mode: str) -> Run:
     if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
         raise ValueError(f"wrong outputs: {difference}")
     return run if mode == "default" else as_called(run, program.inputs[num_weights(program) :])
+
+
+def _kernels(program: Program, device: torch.device, seconds: float) -> Run:
+    """Put the kernels of a program that Inductor compiled on streams; raise ValueError if they give other outputs."""
+    kernels = kernel_program(module_on(program, device), program.inputs, program.name).without_inputs()
+    run, one_by_one = on_streams(kernels, program.inputs, seconds).call, partial(eager, program, device=device)
+    if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
+        raise ValueError(f"wrong outputs: {difference}")
+    return as_called(run, program.inputs[num_weights(program) :])
 
 
 def _moved(program: Program, device: torch.device) -> Program:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from gst.execution.measure import LEAST_ROUNDS, Measurement, measure, median_interval
+from gst.execution.measure import LEAST_ROUNDS, Measurement, is_faster, measure
 from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.machine.devices import machine_record
 from gst.programs import Program, Step
@@ -315,17 +314,6 @@ def _least_ms(runs: Mapping[str, GuardedRun], inputs: Sequence[Any]) -> dict[str
 
 
 # The choice ----------------------------------------------------------------------------------------------------------
-
-
-def is_faster(one: Measurement, other: Measurement) -> bool:
-    """True if one is faster than the other beyond noise: its median is lower, and the 95 % interval of the median
-    difference of alternating runs lies below 0."""
-    if one.outcome != "ok" or other.outcome != "ok":
-        return one.outcome == "ok"
-    if one.median_ms >= other.median_ms:
-        return False
-    differences = np.subtract(one.samples_ms, other.samples_ms)
-    return median_interval(differences.tolist(), np.random.default_rng(0))[2] < 0
 
 
 def winner(names: Sequence[str], sets: Sequence[Mapping[str, Measurement]]) -> str:

@@ -14,7 +14,7 @@ from gst.kernels.program import KernelProgram
 from gst.kernels.recording import kernel_program
 from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
-from gst.placement.kernels import StreamSearch, on_streams
+from gst.kernels.streams import StreamSearch, on_streams
 from gst.programs import WORKLOADS, capture, differ_beyond_rounding, outputs_differ
 from tests.programs.small import SMALL
 

@@ -9,19 +9,13 @@ from hypothesis import strategies as st
 
 from gst.execution.lanes import issue_order
 from gst.kernels.lower import layout, stream_program
-from gst.kernels.program import KernelProgram
 from gst.kernels.proof import check
 from gst.kernels.run import Run
-from gst.kernels.schedule import KernelSchedule, list_schedule, reuse, upward_ranks
-from gst.lowering.stream_program import StreamProgram
+from gst.kernels.schedule import list_schedule, reuse, upward_ranks
+from gst.kernels.streams import lowered
 from tests.kernels.made import by_hand, fresh_inputs, random_program
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def lowered(program: KernelProgram, found: KernelSchedule) -> StreamProgram:
-    rank = np.argsort(np.lexsort((found.end_us, found.begin_us)))
-    return stream_program(program, found.stream, rank, reuse(program, found.begin_us, found.end_us))
 
 
 @settings(max_examples=60)

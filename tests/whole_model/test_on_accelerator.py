@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,9 @@ from gst.programs import capture_module, resolve
 from gst.util.compiled import compiler
 from gst.util.progress import no_progress
 from gst.whole_model import child_process
-from gst.whole_model.child_process import MODE_OF
+from gst.whole_model.child_process import COMPILE
 from gst.whole_model.choosing import TimeIsUp
-from gst.whole_model.variants import ONE_GRAPH
+from gst.whole_model.variants import KERNELS, ONE_GRAPH
 from tests.execution.recorded import counted
 
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
     runs, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 300.0, "")
-    assert set(runs) == {PYTORCH, *MODE_OF}
+    assert set(runs) == {PYTORCH, *COMPILE}
     assert reasons == {ONE_GRAPH: "graphs are recorded on an accelerator; this runs on cpu"}
     want = runs[PYTORCH]()
     assert all(torch.allclose(run()[0], want[0], atol=1e-6) for run in runs.values())
@@ -47,8 +48,11 @@ def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
 
 def test_a_way_with_other_outputs_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda module, mode: lambda *inputs: (module(*inputs)[0] + 1,))
+    step = child_process.on_streams
+    wrong = lambda *given: replace(found := step(*given), call=lambda: [each + 1 for each in found.call()])  # noqa: E731
+    monkeypatch.setattr(child_process, "on_streams", wrong)
     runs, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
-    assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in MODE_OF)
+    assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in COMPILE)
 
 
 def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
@@ -67,6 +71,18 @@ def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
         assert (copies[torch.ops.aten.copy_.default], copies[torch.ops.aten.clone.default]) == (inputs, outputs)
 
 
+def test_kernels_on_streams_are_called_as_plans_are() -> None:
+    """A call copies what changes from call to call in, and outputs out; the state is among both."""
+    step = resolve(STEP)
+    runs, _ = child_process.made_on_accelerator(STEP, CPU, 300.0, "", [KERNELS])
+    copies = counted(runs[KERNELS])
+    assert copies[torch.ops.aten.clone.default] == num_tensors(step.function(*step.inputs))
+    first, again = runs[KERNELS](), runs[KERNELS]()
+    for one, other, written in zip(first, again, pytree.tree_leaves(step.function(*step.inputs)), strict=True):
+        torch.testing.assert_close(one, written)
+        torch.testing.assert_close(other, written)
+
+
 def num_tensors(values: object) -> int:
     return sum(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(values))
 
@@ -78,16 +94,17 @@ def test_nothing_is_compiled_without_time_or_wish(tmp_path: Path) -> None:
         (60.0, "left out, as asked", "left out, as asked"),
     ):
         runs, reasons = child_process.made_on_accelerator(source, CPU, seconds, skip_reason)
-        assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in MODE_OF)
+        assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in COMPILE)
 
 
 def test_a_way_that_is_not_compiled_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled_late(*arguments: object) -> None:
         raise TimeIsUp
 
-    monkeypatch.setattr(child_process, "_compiled", compiled_late)
+    for name in ("_compiled", "_kernels"):
+        monkeypatch.setattr(child_process, name, compiled_late)
     _, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
-    assert all(reasons[name] == "left out: not compiled within 60 s" for name in MODE_OF)
+    assert all(reasons[name] == "left out: not compiled within 60 s" for name in COMPILE)
 
 
 def test_a_step_by_name_runs_as_written_there() -> None:

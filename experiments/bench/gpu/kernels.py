@@ -29,9 +29,10 @@ from gst.kernels.program import KernelProgram, Region
 from gst.kernels.recording import kernel_program
 from gst.kernels.run import Run, kernel_times_us
 from gst.kernels.state import in_place, state_pairs
+from gst.kernels.streams import COUNTS, on_streams
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.kernels import COUNTS, kernel_task, lowered, on_streams
+from gst.placement.kernels import kernel_task, lowered
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
@@ -52,7 +53,7 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         kind: of the accelerator. With `cpu` the same is done there, which times little but proves the way.
 
     Returns:
-        kernels, sum_us, critical_path_us, streams and best (`gst.placement.kernels.on_streams`); ways, by name the
+        kernels, sum_us, critical_path_us, streams and best (`gst.kernels.streams.on_streams`); ways, by name the
         milliseconds of a step in a loop of `STEPS` with a new batch each; over_best, the fastest of PyTorch's ways
         / that on streams; losses_differ, the largest relative difference of losses in that loop from those of
         torch.compile; plans, how many were measured.

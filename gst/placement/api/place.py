@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.plain import failing
+from gst.kernels.streams import StreamSearch
 from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
 from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
-from gst.placement.kernels import StreamSearch
 from gst.placement.loop import SHARE, place_measured
 from gst.placement.planning import BUDGET, Settings
 from gst.programs import Program, Step, inference_step, kind_for

@@ -19,11 +19,11 @@ from gst.execution.executor import AnyExecutor, executor
 from gst.execution.graph_executor import GraphExecutor
 from gst.execution.plain import PYTORCH
 from gst.kernels.state import StepInPlace
+from gst.kernels.streams import StreamSearch, kernel_words
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.drawing import explanation
-from gst.placement.kernels import StreamSearch, kernel_words
 from gst.placement.task import Task
 from gst.programs import Program, Step
 from gst.reporting.headline import busy
