@@ -35,7 +35,8 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.loop import SEARCH_RUNS
+from gst.placement.loop import AT_ONCE, Loop
+from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import (
     Budgeted,
     InProgramOrder,
@@ -49,9 +50,9 @@ from gst.placement.planning import BUDGET
 from gst.placement.policies.constructive.fine_tuning import FineTuning, TaskRollouts
 from gst.placement.policies.constructive.network import load_weights
 from gst.placement.profiling import measured_task
+from gst.placement.proposers import COSTS
+from gst.placement.reward import NetworkSurrogate
 from gst.placement.search.annealing import anneal
-from gst.placement.search.measured import AT_ONCE, POLICY_COSTS, Search
-from gst.placement.search.surrogates import NetworkSurrogate
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.util.progress import bar
@@ -118,8 +119,8 @@ def plan_of(row: str, task: Task, measurer: Measurer, rates: Rates, seconds: flo
     objective = simulated if "schedule" in tasks else InProgramOrder(simulated)
     plans = {name: restrict(plan, tasks) for name, plan in portfolio(task).items()}
     left = seconds + BUDGET * rates.measure * (row == "measurements")
-    steps = 1 if row == "measurements" else 1 + 2 * Search.rounds
-    built = (1 + Search.rounds) / POLICY_COSTS * (row == "policy")
+    steps = 1 if row == "measurements" else 1 + 2 * Loop.rounds
+    built = (1 + Loop.rounds) / COSTS["policy"] * (row == "policy")
     evaluations = max(int(left / (steps * rates.step + built * rates.build)), 1)
     first = Budgeted(objective, evaluations)
     anneal(task, first, APART * seed, start=list(plans.values()))
@@ -127,17 +128,16 @@ def plan_of(row: str, task: Task, measurer: Measurer, rates: Rates, seconds: flo
     if row == "measurements":
         return restrict(first.best, tasks)
     plans["annealing"] = restrict(first.best, tasks)
-    tuning = FineTuning(task, seed) if row == "policy" else None
-    if tuning is not None:
-        policy = Budgeted(simulated, max(evaluations // POLICY_COSTS, 1))
-        tuning.run(policy)
+    if row == "policy":
+        policy = Budgeted(simulated, max(evaluations // COSTS["policy"], 1))
+        FineTuning(task, seed).run(policy)
         plans |= {} if policy.best is None else {"policy": policy.best}
     surrogate = Believed() if row == "learning" else NetworkSurrogate(task, seed) if row == "network" else None
     with TemporaryDirectory() as empty:
         log = Log(Path(empty) / "measurements.jsonl")
-        search = Search(
+        search = Loop(
             task, measurer, log, plans, BUDGET, evaluations, tasks, seed=APART * seed, surrogate=surrogate,
-            tuning=tuning,
+            methods=("annealing", "policy") if row == "policy" else ("annealing",),
         )  # fmt: skip
         return search.run()
 

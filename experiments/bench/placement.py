@@ -18,11 +18,11 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.fusion import chains, fused_task, whole_step
-from gst.placement.loop import SEARCH_RUNS
+from gst.placement.loop import Loop, as_is
+from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.profiling import measured_task
-from gst.placement.search.measured import Search, as_is
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.util.progress import Progress, no_progress
@@ -99,7 +99,7 @@ def _one(
         ) -> Plan:
             runtime, log = MeasuredObjective(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
             starts = plans_by_name(planned)
-            return as_run(Search(task, runtime, log, starts, budget, evaluations, seed=seed, as_run=as_run).run())
+            return as_run(Loop(task, runtime, log, starts, budget, evaluations, seed=seed, as_run=as_run).run())
 
         chosen: list[str] = []
         plans: dict[str, list[Plan]] = {"one_device": [cores.plan(np.zeros(program.num_nodes, np.int64))]}

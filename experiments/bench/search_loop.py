@@ -3,7 +3,7 @@
     python -m experiments.bench search_loop
     python -m experiments.bench search_loop --machines cores:4,gpus:4 --seeds 5
 
-`loop`: `gst.placement.search.measured.Search` with a budget of 50 measurements, which screens thousands of plans by the
+`loop`: `gst.placement.loop.Loop` with a budget of 50 measurements, which screens thousands of plans by the
 simulator corrected by what was measured. `simulated`: no measurement; the best in simulation of the baselines and of
 annealing that asks the simulator as often as the loop does. `alone`: no screen; annealing that asks the hardware about
 every plan, from the same plans, with 50 and with 500 measurements. `network`: the loop by the GST cost model, which
@@ -33,14 +33,14 @@ from gst.execution.measure import Log, Measurement, median_interval
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.loop import SEARCH_RUNS
+from gst.placement.loop import Loop
 from gst.placement.machines import machine
+from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import Batches, Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.profiling import measured_task
+from gst.placement.reward import NetworkSurrogate
 from gst.placement.search.annealing import anneal
-from gst.placement.search.measured import Search
-from gst.placement.search.surrogates import NetworkSurrogate
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.simulation.simulator import Contention
@@ -96,7 +96,7 @@ def starts_of(task: Task, seed: int, evaluations: int = EVALUATIONS) -> dict[str
 
 def simulated(task: Task, seed: int) -> Plan:
     """The best in simulation, of as many plans as the loop asks about: once to start, twice in every round."""
-    plans = list(starts_of(task, seed, (1 + 2 * Search.rounds) * EVALUATIONS).values())
+    plans = list(starts_of(task, seed, (1 + 2 * Loop.rounds) * EVALUATIONS).values())
     return plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
 
 
@@ -109,7 +109,7 @@ def loops(
     ):  # fmt: skip
         with TemporaryDirectory() as empty:
             log = Log(Path(empty) / "measurements.jsonl")
-            search = Search(task, measurer, log, starts, budget, evaluations, seed=seed, surrogate=surrogate)
+            search = Loop(task, measurer, log, starts, budget, evaluations, seed=seed, surrogate=surrogate)
             yield key, search.run()
 
 

@@ -249,9 +249,9 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
     """Place a bundled program on the devices of this machine, the search guided by the GST cost model.
 
     Returns:
-        The result of `gst.placement.loop.place_measured`, with `headline` and the trials of the search.
+        The result of `gst.placement.measured.place_measured`, with `headline` and the trials of the search.
     """
-    from gst.placement.loop import place_measured
+    from gst.placement.measured import place_measured
     from gst.placement.planning import Settings
 
     if not resume:
@@ -260,7 +260,7 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
     devices = usable_devices(None)
     program = traced(sizes.program, kind=kind_for(each.kind for each in devices))
     settings = Settings(
-        budget=sizes.budget, evaluations=300, repetitions=10, seed=seed, patience_s=0.0, cost_model="network",
+        budget=sizes.budget, evaluations=300, repetitions=10, seed=seed, patience_s=0.0, cost_model="gst",
         compile_s=sizes.compile_s, finals_s=3.0,
     )  # fmt: skip
     placed = place_measured(program, pinned(sizes.program, program), devices, out / "place", settings, progress)

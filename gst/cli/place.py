@@ -12,8 +12,6 @@ from gst.util.progress import Bars
 
 BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 USUAL_SECONDS = 60.0
-LEARNED = frozenset({"colocrl", "hdp", "go", "policy"})
-"""Methods that learn on the simulator."""
 
 
 def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -38,13 +36,14 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     add("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     runtimes = ("measured", "simulated")
     add("--runtime", choices=runtimes, default="measured", help="judge plans at the end by (default: %(default)s)")
-    known = "beyond the baselines, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)"
-    add("--methods", default="annealing,guided_search", help=known)
+    known = "what proposes plans, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)"
+    add("--methods", default="annealing", help=known)
     number = f"plans to measure in the search; 0 = baselines alone (default: up to {BUDGET})"
     add("--budget", type=int, metavar="N", help=number)
-    add("--evaluations", type=int, default=2_000, metavar="N", help="simulated plans of each method (%(default)s)")
-    models = "corrects the simulator by measurements: linear regression, or the GST network (default: %(default)s)"
-    add("--cost-model", choices=("sums", "network"), default="sums", help=models)
+    evaluations = "plans that each method asks about, and again in each round of measurements (%(default)s)"
+    add("--evaluations", type=int, default=2_000, metavar="N", help=evaluations)
+    models = "learns from measurements what rewards proposers: regression, the GST network, none (default: %(default)s)"
+    add("--cost-model", choices=("linear", "gst", "none"), default="linear", help=models)
     add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
     patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
     add("--patience", type=float, default=20.0, metavar="S", help=patience)
@@ -76,11 +75,6 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.seconds is not None and not here:
         raise ValueError("--seconds is for plans measured on this machine; give --evaluations")
     methods = _names(options.methods)
-    if measured and options.budget and "guided_search" not in methods and (learned := LEARNED.intersection(methods)):
-        raise ValueError(
-            f"--budget {options.budget} is of plans that guided_search measures, and {', '.join(sorted(learned))} ask "
-            "the simulator alone: add guided_search to --methods, or give --evaluations in place of --budget"
-        )
     if options.seconds is None and options.budget is None and here:
         options.seconds = USUAL_SECONDS
     options.budget = BUDGET if options.budget is None else options.budget

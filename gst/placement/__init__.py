@@ -12,17 +12,35 @@ if TYPE_CHECKING:
     from gst.placement.api.place import PlacedFunction, place
     from gst.placement.api.placed import Placed
     from gst.placement.api.saving import load
-    from gst.placement.loop import place_measured
+    from gst.placement.loop import Loop
     from gst.placement.machines import machine
+    from gst.placement.measured import place_measured
     from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, Planned, SimulatedObjective
     from gst.placement.planning import PlacementResult, Settings, place_simulated, plan_all
-    from gst.placement.search.measured import Search
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
-    "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Placed", "PlacedFunction", "PlacementResult", "Plan",
-    "Planned", "Search", "Settings", "SimulatedObjective", "Task", "load", "load_plan", "machine", "place",
-    "place_measured", "place_simulated", "plan_all", "save_plan",
+    "Budgeted",
+    "Loop",
+    "MeasuredObjective",
+    "Measurer",
+    "Objective",
+    "Placed",
+    "PlacedFunction",
+    "PlacementResult",
+    "Plan",
+    "Planned",
+    "Settings",
+    "SimulatedObjective",
+    "Task",
+    "load",
+    "load_plan",
+    "machine",
+    "place",
+    "place_measured",
+    "place_simulated",
+    "plan_all",
+    "save_plan",
 ]  # fmt: skip
 
 _MODULES = {
@@ -32,11 +50,11 @@ _MODULES = {
     "gst.placement.objectives": (
         "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Planned", "SimulatedObjective",
     ),
-    "gst.placement.loop": ("place_measured",),
+    "gst.placement.measured": ("place_measured",),
     "gst.placement.api.placed": ("Placed",),
     "gst.placement.planning": ("PlacementResult", "Settings", "place_simulated", "plan_all"),
     "gst.placement.api.saving": ("load",),
-    "gst.placement.search.measured": ("Search",),
+    "gst.placement.loop": ("Loop",),
     "gst.placement.task": ("Task", "load_plan", "save_plan"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

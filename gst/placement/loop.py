@@ -1,248 +1,251 @@
-"""Placement loop, from a program and devices to the fastest plan: profile, plan in simulation, search, measure."""
+"""The loop: proposers propose plans, the cost model predicts all of them, devices measure a few, and all learn."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gst.execution.isolated import IsolatedExecutor
-from gst.execution.measure import LEAST_ROUNDS, Log
-from gst.execution.plain import PYTORCH
-from gst.graphs.store import prepare
-from gst.lowering.plan import Plan, in_order_of
-from gst.machine.devices import Device, supports
-from gst.machine.load import LoadGate
-from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
-from gst.placement.fleet.processes import Workers
-from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
-from gst.placement.objectives import MeasuredObjective, Measurer, Planned, SimulatedObjective
-from gst.placement.planning import (
-    DEFAULT_SETTINGS,
-    PlacementResult,
-    Settings,
-    check_fits,
-    curves,
-    placed_result,
-    plan_by,
-    plans_by_name,
-)
-from gst.placement.policies.constructive.fine_tuning import FineTuning
-from gst.placement.profiling import cached_task, profiled_task
-from gst.placement.search.measured import Search
-from gst.placement.search.surrogates import NetworkSurrogate
-from gst.placement.task import Task
-from gst.programs import Program
+from gst.cost.metrics import kendall_tau
+from gst.data.measured_plans import plans_graph
+from gst.execution.measure import Log
+from gst.graphs.graph import Graph
+from gst.lowering.plan import Plan
+from gst.machine.devices import this_machine
+from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
+from gst.placement.proposers import COSTS, Asked, proposers
+from gst.placement.reward import Reward, Surrogate
+from gst.placement.task import Task, check_same
+from gst.placement.trial import Trial
 from gst.util.progress import Progress, no_progress
-from partitioners import usual_method
 
-SEARCH_RUNS = 5  # of each plan that a search measures, alternating
-SEARCHES = "searches.jsonl"  # log of the searches in simulation
-FUSED_SEARCHES = "searches_fused.jsonl"  # log of those in which each fused group is one operation
-GROUPS = "groups_fused.json"  # measured times of the fused groups
-TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most
-TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
-SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
-RUNS = 8  # of a plan in the search, with those that warm up and compare outputs
-FINALISTS = 12
-LEAST_BASELINES = 3  # that are measured, however short the time
+AT_ONCE = 4  # plans that are timed alternately; the log holds them before the next four begin
+NUM_TOP = 5  # the fastest plans so far, from which others are made
+RAN = "ran"  # key in a line of the log: the plan of the program that ran, where it differs from the proposed one
+NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many owes something to luck
 
 
-def place_measured(
-    program: Program,
-    source: Path | str,
-    devices: Sequence[Device],
-    out: Path,
-    settings: Settings = DEFAULT_SETTINGS,
-    progress: Progress = no_progress,
-    fleet: FleetWorkers | None = None,
-    here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
-    seconds: float = math.inf,
-) -> PlacementResult:
-    """Find the fastest plan of a program by real measurements.
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A plan that might be measured, and the method that proposes it."""
 
-    The program is profiled, every method plans in simulation, a search measures plans, and the finalists are measured
-    afresh, compared with whole-model variants of the step. `out` receives the profile, `searches.jsonl` and
-    `measurements.jsonl`, from which the same call goes on.
+    plan: Plan
+    origin: str
+
+
+def as_is(plan: Plan) -> Plan:
+    return plan
+
+
+@dataclass(eq=False)
+class Loop:
+    """A search for the fastest plan of a task. Each round fits the cost model, lets all proposers ask the reward about
+    plans, predicts what they propose, and measures the plans of greatest expected improvement, one of each proposer
+    among them. Every measurement is on disk before the next begins; a search that is started again on the same log
+    continues it.
 
     Args:
-        source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
-        devices: for its operations; a memory limit of a device holds for the values of a run.
-        fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
-        seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
-
-    Raises:
-        ValueError: the program does not run, or no plan fits the memory limit (the message has the least that would
-            do), or `out` is of another program, other devices or settings.
+        log: file to which trials are appended; its trials count as done.
+        starts: plans by name, which are measured first.
+        budget: plans to measure, `starts` included.
+        evaluations: plans that a proposer may ask the reward about in each round, on average: shares follow what each
+            brought.
+        rounds: fits of the cost model.
+        as_run: turns a plan of the task into one for the measurer, where these differ.
+        surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
+        methods: names of the proposers (`gst.placement.proposers`); mutation is always among them.
+        on_fleet: plans run on other hosts; `gst.placement.fleet.cluster.kind_of_search` checks their kind of machine.
     """
-    started = time.perf_counter()
-    compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
-    with (
-        fleet or IsolatedExecutor(source, devices) as runner,
-        whole_variants(source, runner, program, compiling, here, progress) as (variants, skip_reason),
-    ):
-        patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
-        profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
-        task = cached_task(program, runner.devices, out, profile, fleet.kind.machine if fleet else None)
-        left_s = seconds - (time.perf_counter() - started)
-        settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
 
-        planned = _plans(task, settings, out / SEARCHES, progress)
-        check_fits(task, planned)
-        starts, fused = planned, None
-        extra: dict[str, Planned] = {}
-        if "fusion" in settings.tasks:
-            fused = fused_task(task, runner, chains(task), progress, out / GROUPS)
-            if supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
-                extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
-        if fused is not None:
-            in_groups = _plans(fused.task, settings, out / FUSED_SEARCHES, progress)
-            best = min(in_groups, key=lambda name: np.nan_to_num(in_groups[name].expected_ms, nan=np.inf))
-            extra = {f"{best}:fused": _unfolded(in_groups[best], fused), **extra}
-            starts = in_groups
+    task: Task
+    measurer: Measurer
+    log: Log
+    starts: Mapping[str, Plan]
+    budget: int = 50
+    evaluations: int = 2_000
+    tasks: Sequence[str] = ("placement", "schedule")
+    rounds: int = 4
+    seed: int = 0
+    progress: Progress = no_progress
+    as_run: Callable[[Plan], Plan] = as_is
+    surrogate: Surrogate | None = None
+    methods: Sequence[str] = ("annealing",)
+    on_fleet: bool = False
+    num_screened: int = 0
+    seconds: float = 0.0
+    trials: list[Trial] = field(init=False)
 
-        search = None
-        if settings.budget > 0 and "guided_search" in settings.methods:
-            with _measurer(source, runner, settings, progress) as measurer:
-                search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
-                extra["guided_search"] = _unfolded(search.planned(), fused)
+    def __post_init__(self) -> None:
+        records = self.log.read()
+        self.trials = [Trial.from_dict(record) for record in records]
+        self.reward = Reward(self.task, self.surrogate)
+        decided = [name for name in self.tasks if name != "fusion"]
+        seed = self.seed + 1_000 * len(self.trials)
+        self._proposers = proposers(self.methods, self.task, seed, decided, self.reward.simulated)
+        self._settings = {"tasks": decided, "memory_limits": self.task.memories}
+        for record, trial in zip(records, self.trials, strict=True):
+            self._check(record, trial)
 
-        final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
-        plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
-        finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
+    def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
+        """Raise ValueError if a trial of the log is of another task, other settings or another machine."""
+        then = {**record, "program": record.get("program"), "devices": list(trial.plan.devices)}
+        now = {"program": self.task.key, "devices": list(self.task.names), **self._settings}
+        check_same(self.log.path, then, now)
+        if not self.on_fleet:
+            check_same(self.log.path, trial.measurement.machine, this_machine())
 
-    figures, num_measured = finals.figures(), 0 if search is None else len(search.trials)
-    entries = {
-        name: finals.entry(name, final_plans.get(name), num_measured if name == "guided_search" else 0)
-        for name in finals.first
-    }
-    result = placed_result(task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries)
-    result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
-    if fleet is not None:
-        result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
-    if search is not None and (dataset := search.dataset()) is not None:
-        prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
-    drawing = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
-    return PlacementResult(task, plans[finals.best], result, drawing)
+    def run(self) -> Plan:
+        """Spend the budget, and return the plan with the lowest median.
 
+        Raises:
+            ValueError: no plan ran.
+        """
+        started = time.perf_counter()
+        self._measure(self._first(), 0)
+        reserve = NUM_AGAIN if self.budget > 3 * NUM_AGAIN else 0
+        for number in range(1, self.rounds + 1):
+            left = self.budget - reserve - len(self.trials)
+            if left <= 0 or len(self.task.devices) < 2:
+                break
+            self.progress("learning", number - 1, self.rounds)
+            self.reward.learn([t.plan for t in self._ran()], np.array([t.measurement.median_ms for t in self._ran()]))
+            self._measure(self._chosen(-(-left // (self.rounds + 1 - number))), number)
+        again = max(0, min(NUM_AGAIN, self.budget - len(self.trials)))
+        self._measure([Proposal(plan, "again") for plan in self._fastest(again)], self.rounds)
+        self.seconds += time.perf_counter() - started
+        return self.best()
 
-def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
-    """Limit the settings of a search to some seconds, if a plan takes `run_ms`, as the model does as written.
+    def planned(self) -> Planned:
+        """Run the search, and return its best plan with the simulated runtime."""
+        plan = self.run()
+        return Planned(plan, float(self.reward.simulated([plan])[0]), self.seconds, len(self.trials))
 
-    Examples:
-        >>> within(Settings(budget=50), seconds=30.0, run_ms=100.0).budget
-        8
-    """
-    if math.isinf(seconds):
-        return settings
-    seconds, run_s = max(seconds, 0.0), run_ms / 1e3
-    plans = int(TO_SEARCH * seconds / (RUNS * run_s + 0.05))
-    rounds = int(seconds * SHARE / (FINALISTS * run_s))
-    return replace(
-        settings,
-        budget=min(settings.budget, plans),
-        evaluations=min(settings.evaluations, 10 + 20 * plans),
-        repetitions=min(settings.repetitions, max(rounds, LEAST_ROUNDS)),
-        finals_s=SHARE * seconds,
-        patience_s=0.0,  # otherwise it would wait before every plan
-    )
+    def best(self) -> Plan:
+        """Return the plan with the lowest median of all its runs, among those measured again if there are any.
 
+        Raises:
+            ValueError: no plan ran.
+        """
+        fastest = self._fastest()
+        if not fastest:
+            reasons = {trial.measurement.reason for trial in self.trials}
+            raise ValueError(
+                f"no plan ran on {', '.join(self.task.names)}: {'; '.join(sorted(reasons)) or 'none tried'}"
+            )
+        count = Counter(trial.plan.key for trial in self._ran())
+        return next((plan for plan in fastest if count[plan.key] > 1), fastest[0])
 
-def num_baselines(seconds: float, run_ms: float) -> int:
-    """Return how many baselines are measured at the end within some seconds of a search, if a plan takes `run_ms`.
+    def _fastest(self, count: int | None = None) -> list[Plan]:
+        """Return plans by the median of all their runs, the fastest first."""
+        runs: dict[str, list[float]] = {}
+        plans = {trial.plan.key: trial.plan for trial in self._ran()}
+        for trial in self._ran():
+            runs.setdefault(trial.plan.key, []).extend(trial.measurement.samples_ms)
+        in_order = sorted(runs, key=lambda key: float(np.median(runs[key])))
+        return [plans[key] for key in in_order[:count]]
 
-    Examples:
-        >>> num_baselines(60.0, 150.0), num_baselines(60.0, 1.0), num_baselines(math.inf, 150.0)
-        (5, 12, 12)
-    """
-    if math.isinf(seconds):
-        return NUM_BASELINES
-    return min(max(int(2 * SHARE * seconds / (RUNS * run_ms / 1e3)), LEAST_BASELINES), NUM_BASELINES)
+    def tau(self) -> float:
+        """Return Kendall's tau between predictions and the later measurements; NaN if there are fewer than two."""
+        ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms) and trial.origin != "again"]
+        pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in ran])
+        return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
 
+    def dataset(self) -> Graph | None:
+        """Return the plans that ran and their runtimes in ns; None if none did."""
+        good = self._ran()
+        runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
+        return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes) if good else None
 
-def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Settings:
-    """Limit the settings to the time that is left; a search that goes on keeps its number of evaluations."""
-    limited = settings
-    if not math.isinf(left_s):
-        limited = within(settings, left_s, run_ms)
-    before = [record["most_evaluations"] for record in Log(out / SEARCHES).read()]
-    evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
-    return replace(limited, evaluations=evaluations)
+    def report_rows(self) -> list[dict[str, Any]]:
+        """Return the trials as the report draws them; a plan measured again keeps its first origin."""
+        first = {trial.plan.key: trial.origin for trial in reversed(self.trials)}
+        rows = []
+        for trial in self.trials:
+            record = trial.to_dict()
+            measured = {key: record["measurement"][key] for key in ("median_ms", "low_ms", "high_ms", "outcome")}
+            label, origin = trial.plan.key[:8], first[trial.plan.key]
+            rows.append({key: record[key] for key in ("round", "predicted_ms")} | measured)
+            rows[-1] |= {"label": label, "origin": origin}
+        return rows
 
+    def _ran(self) -> list[Trial]:
+        """Return the trials whose plan ran to the end, in the order measured."""
+        return [trial for trial in self.trials if trial.measurement.outcome == "ok"]
 
-def _plans(task: Task, settings: Settings, log: Path, progress: Progress) -> dict[str, Planned]:
-    """Plan by every baseline and method in simulation. `guided_search` measures, and fusion is part of the task."""
-    methods = tuple(name for name in settings.methods if name != "guided_search")
-    tasks = tuple(name for name in settings.tasks if name != "fusion")
-    return plan_by(replace(settings, methods=methods, tasks=tasks), task, SimulatedObjective(task), log, progress)
+    def _first(self) -> list[Proposal]:
+        """Return `starts`, the fastest in simulation first, as far as half of the budget goes."""
+        measured_keys = {trial.plan.key for trial in self.trials}
+        plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
+        expected = dict(zip(plans, self.reward.simulated([each.plan for each in plans.values()]), strict=True))
+        in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
+        chosen = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in measured_keys]
+        return chosen[: max(0, self.budget - len(self.trials))]
 
+    def _chosen(self, count: int) -> list[Proposal]:
+        """Return plans to measure: the best of each proposer, then those of greatest expected improvement."""
+        known = {trial.plan.key for trial in self.trials}
+        pool = {
+            each.plan.key: each for each in reversed(self._proposed()) if each.plan.key not in known
+        }  # the first counts
+        self.num_screened += len(pool)
+        proposals = list(pool.values())
+        if not proposals:
+            return []
+        gains = self.reward.expected_improvement([each.plan for each in proposals])
+        in_order = [proposals[number] for number in np.argsort(-gains, kind="stable").tolist()]
+        first = {each.origin: each for each in reversed(in_order)}
+        firsts = [each for each in in_order if each is first[each.origin]] if count > len(first) else []
+        return (firsts + [each for each in in_order if each not in firsts])[:count]
 
-@contextmanager
-def _measurer(
-    source: Path | str, runner: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
-) -> Iterator[Measurer]:
-    """Measure plans of a search by the process that profiled, by several others, or by the hosts of a fleet."""
-    if isinstance(runner, FleetWorkers):
-        yield runner
-        return
-    gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-    if settings.workers == 1:
-        yield MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
-        return
-    make = partial(IsolatedExecutor, source, runner.devices)
-    with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:
-        yield workers
+    def _proposed(self) -> list[Proposal]:
+        """Let every proposer ask the reward about its share of plans."""
+        proposed: list[Proposal] = []
+        fastest, shares = self._fastest(NUM_TOP), self.shares()
+        asked, measured = self.evaluations * len(shares), {trial.plan.key for trial in self.trials}
+        for name, propose in self._proposers:
+            reward = self.reward if "schedule" in self.tasks else InProgramOrder(self.reward)
+            about = Asked(reward, max(int(shares.get(name, 0) * asked), 1) // COSTS.get(name, 1), measured)
+            sources = fastest + [each.plan for each in proposed[-NUM_TOP:]]
+            plans = propose(about, sources if name == "mutation" else fastest, self.progress)
+            self.num_screened += about.num_asked
+            proposed += [Proposal(restrict(plan, self.tasks), name) for plan in plans]
+        return proposed
 
+    def shares(self) -> dict[str, float]:
+        """Return the share of the evaluations that each proposer gets: one more than the number of its plans that were
+        the fastest when they were measured, over the sum (the rule of succession of Laplace)."""
+        wins, best = dict.fromkeys(self.methods, 1), math.inf
+        for trial in self._ran():
+            if trial.measurement.median_ms < best:
+                best = trial.measurement.median_ms
+                if trial.round and trial.origin in wins:
+                    wins[trial.origin] += 1
+        return {name: count / sum(wins.values()) for name, count in wins.items()}
 
-def _search(
-    task: Task, fused: FusedTask | None, measurer: Measurer, starts: Mapping[str, Planned], out: Path,
-    settings: Settings, progress: Progress, on_fleet: bool,
-) -> Search:  # fmt: skip
-    searched = task if fused is None else fused.task
-    return Search(
-        searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
-        settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
-        as_run=partial(_as_run, task) if fused is None else partial(_unfolded_plan, fused),
-        surrogate=NetworkSurrogate(searched, settings.seed) if settings.cost_model == "network" else None,
-        tuning=FineTuning(searched, settings.seed) if "policy" in settings.methods else None,
-        on_fleet=on_fleet,
-    )  # fmt: skip
+    def brought(self) -> dict[str, dict[str, float]]:
+        """Return for each origin of plans the number `measured`, and the least median, `best_ms`."""
+        times: dict[str, list[float]] = {}
+        for trial in self._ran():
+            times.setdefault(trial.origin, []).append(trial.measurement.median_ms)
+        return {name: {"measured": len(each), "best_ms": min(each)} for name, each in times.items() if name != "again"}
 
-
-def _as_run(task: Task, plan: Plan) -> Plan:
-    """Put operations in the order of their simulation on devices that do not find an order while they run."""
-    if supports(task.devices) or plan.fusion is not None:
-        return plan
-    return in_order_of(plan, task.simulator.run(plan))
-
-
-def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
-    if fused is None or planned.plan is None:
-        return planned
-    return replace(planned, plan=_unfolded_plan(fused, planned.plan))
-
-
-def _unfolded_plan(fused: FusedTask, plan: Plan) -> Plan:
-    return fused.unfold(_as_run(fused.task, plan))
-
-
-def _cost_model(search: Search | None) -> dict[str, Any]:
-    if search is None:
-        return {"tau": None, "num_measured": 0, "num_screened": 0}
-    tau = search.tau()
-    return {
-        "tau": None if np.isnan(tau) else tau,
-        "num_measured": len(search.trials),
-        "num_screened": search.num_screened,
-    }
+    def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
+        """Measure a few plans at a time, alternately, and log each result as soon as it is there."""
+        several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
+        predicted = [self.reward.with_spread([each.plan for each in few])[0] for few in several]
+        batches = [[self.as_run(each.plan) for each in few] for few in several]
+        for position, measurements in self.measurer.measure_batches(batches):
+            for each, ran, predicted_ms, measurement in zip(
+                several[position], batches[position], predicted[position], measurements, strict=True
+            ):
+                trial = Trial(each.plan, each.origin, number, float(predicted_ms), measurement)
+                as_run = {} if ran is each.plan else {RAN: ran.to_dict()}
+                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict(), **as_run})
+                self.trials.append(trial)
+            fastest = min((each.measurement.median_ms for each in self._ran()), default=math.nan)
+            self.progress(f"measuring, best {fastest:.2f} ms", len(self.trials), self.budget)

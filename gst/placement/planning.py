@@ -22,6 +22,7 @@ from gst.placement.policies.constructive.fine_tuning import fine_tune
 from gst.placement.policies.go import go
 from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp
+from gst.placement.reward import COST_MODELS
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
@@ -35,11 +36,11 @@ METHODS = tuple(SEARCHES)
 
 JOINT = ("go",)  # methods that also decide fusion, and take the tasks
 
-DEFAULT_METHODS = ("annealing", "guided_search")
+DEFAULT_METHODS = ("annealing",)
 TASKS = ("placement", "schedule", "fusion")
 
-COST_MODELS = ("sums", "network")
-"""Linear regression on sums over a plan, and the GST cost model; see `gst.placement.search.surrogates`."""
+LOOP = "loop"
+"""Name of the plan that the loop finds by measurements."""
 
 BUDGET = 16
 """Plans measured by default. On the cores of this machine a search of 50 ended 3 % behind annealing on the simulator,
@@ -62,14 +63,14 @@ class Settings:
     """Settings of a search for a plan.
 
     Args:
-        budget: plans that `guided_search` may measure; 0 = none, the baselines alone are measured.
-        evaluations: simulated plans that each method may ask about.
+        budget: plans that the loop may measure; 0 = none, the baselines alone are measured.
+        evaluations: plans that each method may ask about, in simulation and again in each round of the loop.
         methods: some of `METHODS`.
         tasks: the decisions to make, some of `TASKS`.
         repetitions: runs of each plan at the end.
         patience_s: seconds to wait for quiet cores.
         workers: processes that measure for the search.
-        cost_model: one of `COST_MODELS`; it learns from measurements by how much the simulator errs.
+        cost_model: one of `gst.placement.reward.COST_MODELS`; it learns from measurements how the simulator errs.
         compile_step: also measure the step compiled and frozen, on all cores and on one; each takes up to a minute.
         compile_s: no such variant is begun after half of these seconds, and none is compiled beyond them.
         finals_s: seconds of each set of runs at the end, see `gst.execution.measure.measure`.
@@ -83,7 +84,7 @@ class Settings:
     seed: int = 0
     patience_s: float = 20.0
     workers: int = 1
-    cost_model: str = "sums"
+    cost_model: str = "linear"
     compile_step: bool = True
     compile_s: float = 120.0
     finals_s: float = math.inf

@@ -50,7 +50,7 @@ SENTENCE = {
     "placement": "planned a step at {} the speed of PyTorch",
 }
 SUMS = "linear regression on sums"
-MODELS = {"network": "GST cost model", "sums": SUMS}
+MODELS = {"gst": "GST cost model", "linear": SUMS}
 NOTHING = "No part of the demo has finished"
 UNFINISHED = "This part has not finished. <code>gst demo --resume</code> goes on."
 Gain = tuple[str, str, str]

@@ -36,8 +36,7 @@ NOT_EXECUTED = {
 QUICKER = {
     "docs/how-to/place_my_model.md": {
         "import torch, gst\nmodel": "import torch, gst\nfrom gst.placement.planning import Settings\nmodel",
-        "budget=20": 'budget=0, settings=Settings(methods=("annealing", "guided_search"), '
-        "patience_s=0, compile_step=False)",
+        "budget=20": 'budget=0, settings=Settings(methods=("annealing",), patience_s=0, compile_step=False)',
     },
     "docs/tutorial.md": {
         "--budget 6": "--budget 6 --no-compile",

@@ -14,12 +14,12 @@ from experiments.bench.search_loop import PretendedObjective, unlike
 from gst.execution.measure import Measurement
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.loop import AT_ONCE
 from gst.placement.machines import machine
 from gst.placement.objectives import Batches
 from gst.placement.planning import BUDGET
 from gst.placement.policies.constructive.fine_tuning import FineTuning
-from gst.placement.search.measured import AT_ONCE
-from gst.placement.search.surrogates import LEAST_MEASUREMENTS, LinearSurrogate, ScreenedObjective
+from gst.placement.reward import LEAST_MEASUREMENTS, LinearSurrogate, Reward
 from gst.placement.task import Task
 from gst.programs import traced
 
@@ -63,10 +63,10 @@ def test_a_loop_has_its_own_parts_and_no_other(task: Task, row: str, monkeypatch
 
 def test_a_simulator_that_is_believed_is_never_corrected(task: Task) -> None:
     plans = list(portfolio(task).values())
-    corrected = ScreenedObjective(task, Believed())
+    corrected = Reward(task, Believed())
     before = corrected(plans)
     corrected.learn(plans, 2 * before)
-    assert corrected.num_measured >= LEAST_MEASUREMENTS and (corrected(plans) == before).all()
+    assert corrected.num_measured >= LEAST_MEASUREMENTS and (corrected.with_spread(plans)[0] == before).all()
 
 
 def test_rates_are_seconds_of_each(task: Task) -> None:

@@ -16,7 +16,7 @@ from gst.execution.measure import Log
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device, discover, select, usable_cores
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
-from gst.placement.loop import place_measured
+from gst.placement.measured import place_measured
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
 from gst.placement.profiling import measured_task
@@ -185,7 +185,7 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     chosen = Settings(
         8,
         50,
-        ("annealing", "guided_search"),
+        ("annealing",),
         ("placement", "schedule", "fusion"),
         repetitions=3,
         patience_s=0.0,
@@ -193,20 +193,18 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     )
     found = place_measured(program, saved, devices, tmp_path / "out", chosen)
     names = set(found.result["plans"])
-    assert {"guided_search", "whole:fused", "pytorch", "heft"} <= names
+    assert {"loop", "whole:fused", "pytorch", "heft"} <= names
     assert len([name for name in names if name.endswith(":fused")]) == 2
     assert len(found.plan.placement) == program.num_nodes
     isolated.check(found.plan)
-    entry = found.result["plans"]["guided_search"]
+    entry = found.result["plans"]["loop"]
     assert entry["measurements"] == 8 and np.isfinite(entry["simulated_ms"])
     again = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2))
-    assert again.result["plans"]["guided_search"]["measurements"] == 8  # nothing is left to measure
+    assert again.result["plans"]["loop"]["measurements"] == 8  # nothing is left to measure
     assert (again.task.times_us == found.task.times_us).all(), "the costs it began with"
     more = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2, budget=12))
     starts = [each["origin"] for each in Log(tmp_path / "out/measurements.jsonl").read() if each["round"] == 0]
-    assert more.result["plans"]["guided_search"]["measurements"] == 12 and len(starts) == len(set(starts)), (
-        "none made anew"
-    )
+    assert more.result["plans"]["loop"]["measurements"] == 12 and len(starts) == len(set(starts)), "none made anew"
 
 
 def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], isolated: IsolatedExecutor) -> None:
@@ -219,7 +217,7 @@ def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], iso
 def test_without_groups_the_whole_step_is_tried_all_the_same(
     program: Program, saved: Path, devices: tuple[Device, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gst.placement.loop.fused_task", lambda *_: None)
+    monkeypatch.setattr("gst.placement.measured.fused_task", lambda *_: None)
     chosen = Settings(0, 0, (), ("placement", "fusion"), repetitions=2, patience_s=0.0)
     plans = place_measured(program, saved, devices, tmp_path / "out", chosen).result["plans"]
     assert plans["whole:fused"]["feasible"] and [name for name in plans if name.endswith(":fused")] == ["whole:fused"]

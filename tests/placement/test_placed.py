@@ -26,9 +26,7 @@ from tests.execution.recorded import Recorder
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 EXAMPLE, OTHER = torch.linspace(-1, 1, 64).reshape(4, 16), torch.linspace(0, 2, 64).reshape(4, 16)
-QUICK = Settings(
-    evaluations=100, methods=("annealing", "guided_search"), repetitions=5, patience_s=0.0, compile_step=False
-)
+QUICK = Settings(evaluations=100, methods=("annealing",), repetitions=5, patience_s=0.0, compile_step=False)
 
 
 class Branches(nn.Module):

@@ -16,11 +16,11 @@ from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.loop import Loop
 from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
+from gst.placement.reward import NetworkSurrogate, PlanFeatures, Reward
 from gst.placement.search.annealing import anneal
-from gst.placement.search.measured import Search
 from gst.placement.search.random_plans import random_plans
-from gst.placement.search.surrogates import NetworkSurrogate, PlanFeatures, ScreenedObjective
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention
 
@@ -49,16 +49,16 @@ def measured(moldable: Task, plans: list[Plan]) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> ScreenedObjective:
-    screened = ScreenedObjective(moldable, NetworkSurrogate(moldable, seed=1, members=1))
+def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> Reward:
+    screened = Reward(moldable, NetworkSurrogate(moldable, seed=1, members=1))
     screened.learn(plans[:24], measured[:24])
     return screened
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.placement.search.surrogates.EPOCHS", 3)
-    monkeypatch.setattr("gst.placement.search.surrogates.MORE_EPOCHS", 1)
+    monkeypatch.setattr("gst.placement.reward.EPOCHS", 3)
+    monkeypatch.setattr("gst.placement.reward.MORE_EPOCHS", 1)
 
 
 class Simulates:
@@ -84,18 +84,18 @@ def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
         asked.append(runtime.objective)
         anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gst.placement.search.measured.anneal", recorded)
+    monkeypatch.setattr("gst.placement.proposers.anneal", recorded)
     starts, log = portfolio(moldable), Log(tmp_path / "log.jsonl")
-    search = Search(moldable, Simulates(moldable), log, starts, 2 * len(starts) + 8, 50, rounds=2)
+    search = Loop(moldable, Simulates(moldable), log, starts, 2 * len(starts) + 8, 50, rounds=2)
     search.run()
-    assert asked == 2 * [search.screen.simulated, search.screen]
+    assert asked == 2 * [search.reward, search.reward.simulated]
 
 
 def test_what_does_not_fit_is_told_by_how_much(moldable: Task, plans: list[Plan]) -> None:
     small = replace(moldable, costs=replace(moldable.costs, devices=tuple(
         replace(device, memory_limit=1) for device in moldable.devices
     )))  # fmt: skip
-    assert ScreenedObjective(small).excess(plans[0]) == SimulatedObjective(small).excess(plans[0]) > 0
+    assert Reward(small).excess(plans[0]) == SimulatedObjective(small).excess(plans[0]) > 0
 
 
 def error(said: np.ndarray, measured: np.ndarray) -> float:
@@ -124,14 +124,16 @@ def test_one_node_moved_changes_itself_and_its_readers(moldable: Task, plans: li
 
 
 def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = ScreenedObjective(moldable)
+    screened = Reward(moldable)
     screened.learn(plans[:7], measured[:7])
-    assert np.array_equal(screened(plans), SimulatedObjective(moldable)(plans))
+    assert np.array_equal(screened.with_spread(plans)[0], SimulatedObjective(moldable)(plans))
+    np.testing.assert_allclose(screened(plans[:7]), measured[:7])
+    assert np.array_equal(screened(plans[7:]), SimulatedObjective(moldable)(plans[7:]))
     assert np.ptp(screened.with_spread(plans)[1]) == 0 and (screened.with_spread(plans)[1] > 1).all()
 
 
 def test_sums_learn_what_the_simulator_does_not_know(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = ScreenedObjective(moldable)
+    screened = Reward(moldable)
     screened.learn(plans[:40], measured[:40])
     simulated = SimulatedObjective(moldable)(plans[40:])
     said, factors = screened.with_spread(plans[40:])
@@ -144,25 +146,23 @@ def test_sums_learn_what_the_simulator_does_not_know(moldable: Task, plans: list
     assert (factors > 1).all()
 
 
-def test_a_network_learns_it_too(
-    moldable: Task, plans: list[Plan], measured: np.ndarray, network: ScreenedObjective
-) -> None:
+def test_a_network_learns_it_too(moldable: Task, plans: list[Plan], measured: np.ndarray, network: Reward) -> None:
     simulated = SimulatedObjective(moldable)(plans[24:])
     assert error(network(plans[24:]), measured[24:]) < error(simulated, measured[24:]) / 2
     assert (network.with_spread(plans)[1] > 1).all()
 
 
-def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: ScreenedObjective) -> None:
+def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: Reward) -> None:
     assert isinstance(network.surrogate, NetworkSurrogate)
     wanted = network.surrogate.model.predict(plans_graph(moldable.profiled, plans))
-    assert np.allclose(network(plans), SimulatedObjective(moldable)(plans) * wanted, rtol=1e-5)
+    assert np.allclose(network.with_spread(plans)[0], SimulatedObjective(moldable)(plans) * wanted, rtol=1e-5)
 
 
 def test_a_network_goes_on_and_repeats_by_seed(
     moldable: Task, plans: list[Plan], measured: np.ndarray, hurried: None
 ) -> None:
     def learned(seed: int) -> tuple[np.ndarray, np.ndarray]:
-        screened = ScreenedObjective(moldable, NetworkSurrogate(moldable, seed, members=2))
+        screened = Reward(moldable, NetworkSurrogate(moldable, seed, members=2))
         screened.learn(plans[:10], measured[:10])
         first = screened(plans[20:40])
         screened.learn(plans[10:20], measured[10:20])
@@ -174,7 +174,7 @@ def test_a_network_goes_on_and_repeats_by_seed(
 
 
 def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    once, twice = ScreenedObjective(moldable), ScreenedObjective(moldable)
+    once, twice = Reward(moldable), Reward(moldable)
     once.learn(plans[:30], measured[:30])
     twice.learn(plans[:12], measured[:12])
     twice.learn(plans[5:30], measured[5:30])
@@ -182,7 +182,7 @@ def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measu
 
 
 def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    clean, mixed = ScreenedObjective(moldable), ScreenedObjective(moldable)
+    clean, mixed = Reward(moldable), Reward(moldable)
     clean.learn(plans[:20], measured[:20])
     mixed.learn(plans[:25], np.r_[measured[:20], np.full(5, np.nan)])
     mixed.learn(plans[25:27], np.full(2, np.nan))
@@ -193,7 +193,7 @@ def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measur
 def test_a_factor_that_all_have_in_common(
     moldable: Task, plans: list[Plan], make: Callable[[Task], NetworkSurrogate | None]
 ) -> None:
-    simulated, screened = SimulatedObjective(moldable)(plans), ScreenedObjective(moldable, make(moldable))
+    simulated, screened = SimulatedObjective(moldable)(plans), Reward(moldable, make(moldable))
     screened.learn(plans[:20], 1.5 * simulated[:20])
     assert np.allclose(screened(plans), 1.5 * simulated)
 
@@ -207,7 +207,7 @@ def test_what_cannot_run_gets_no_runtime(
     times = moldable.times_us.copy()
     times[2, 30] = np.inf
     able = replace(moldable, costs=replace(moldable.costs, times_us=times))
-    screened = ScreenedObjective(able, make(able))
+    screened = Reward(able, make(able))
     screened.learn(plans[:20], measured[:20])
     said = screened(plans)
     impossible = np.array([plan.placement[30] == 2 for plan in plans])
@@ -216,7 +216,7 @@ def test_what_cannot_run_gets_no_runtime(
 
 
 def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[Plan]) -> None:
-    screened = ScreenedObjective(moldable)
+    screened = Reward(moldable)
     with pytest.raises(ValueError, match="1 measurements of 2 plans"):
         screened.learn(plans[:2], np.ones(1))
     with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
@@ -224,7 +224,7 @@ def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[
 
 
 def test_no_plans_no_answers(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = ScreenedObjective(moldable)
+    screened = Reward(moldable)
     screened.learn([], np.zeros(0))
     screened.learn(plans[:20], measured[:20])
     assert screened([]).shape == (0,)

@@ -40,7 +40,7 @@ def make_demo() -> dict[str, Any]:
         "placement": {
             "program": "inception-2", "headline": "Best plan 10 ms", "runtime": "measured", "plans": plans,
             "best": "annealing", "winner": "annealing", "measurements": trials,
-            "cost_model": {"name": "network", "tau": 0.4, "num_measured": 3, "num_screened": 1_234},
+            "cost_model": {"name": "gst", "tau": 0.4, "num_measured": 3, "num_screened": 1_234},
         },
     }  # fmt: skip
 

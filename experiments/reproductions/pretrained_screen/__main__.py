@@ -56,13 +56,13 @@ from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, machine_record
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.loop import Loop
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.reward import LinearSurrogate, NetworkSurrogate, Surrogate
 from gst.placement.search.annealing import anneal
-from gst.placement.search.measured import Search
 from gst.placement.search.random_plans import mutate, random_plans
-from gst.placement.search.surrogates import LinearSurrogate, NetworkSurrogate, Surrogate
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES, traced
 from gst.util.progress import bar
@@ -210,7 +210,7 @@ def search_row(
     for key, surrogate in {"ridge": LinearSurrogate(task), **surrogates}.items():
         begun = time.perf_counter()
         with TemporaryDirectory() as empty:
-            loop = Search(
+            loop = Loop(
                 task, PretendedObjective(real, seed), Log(Path(empty) / "measurements.jsonl"), starts, options.budget,
                 options.evaluations, seed=seed, surrogate=surrogate,
             )  # fmt: skip

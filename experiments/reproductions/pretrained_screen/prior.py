@@ -15,9 +15,9 @@ from experiments.bench.search_loop import NOISE, unlike
 from experiments.reproductions.pretrained_screen.chain_features import NAMES, ChainFeatures, others_running
 from experiments.reproductions.pretrained_screen.process import ErrorProcess, Rows
 from gst.lowering.plan import Plan
-from gst.placement.loop import SEARCH_RUNS
+from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.search.surrogates import Answers
+from gst.placement.reward import Answers
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES
 from gst.programs.features import FEATURE_NAMES
@@ -159,7 +159,7 @@ def _surprise(
 
 
 class PretrainedSurrogate:
-    """`ErrorProcess` on the features of a prior, for a `ScreenedObjective`."""
+    """`ErrorProcess` on the features of a prior, for a `Reward`."""
 
     def __init__(self, task: Task, prior: Prior) -> None:
         self._features, self._prior, self._process = ChainFeatures(task), prior, ErrorProcess()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from gst.placement.search.surrogates import Answers
+from gst.placement.reward import Answers
 
 AMPLITUDES = (0.5, 1.0, 2.0)  # of all errors, in units of what the rows say
 NOISES = (0.01, 0.02, 0.04, 0.08)  # of a measurement, and of what the rows do not say

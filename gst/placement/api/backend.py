@@ -34,7 +34,7 @@ from gst.placement.api.trials import (
     overlaps,
     results,
 )  # fmt: skip
-from gst.placement.loop import SHARE
+from gst.placement.measured import SHARE
 from gst.util.random_numbers import seeded
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard

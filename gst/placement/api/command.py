@@ -24,11 +24,11 @@ from gst.placement.api.plan_trace import plan_streams, trace_of_task
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.loop import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
+from gst.placement.loop import RAN, Trial
 from gst.placement.machines import machine
+from gst.placement.measured import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
 from gst.placement.planning import PlacementResult, Settings, place_simulated
 from gst.placement.profiling import COSTS, cached_task, profiled_task
-from gst.placement.search.measured import RAN, Trial
 from gst.placement.task import save_plan
 from gst.placement.task_file import task_reader
 from gst.programs import Program, kind_for
@@ -51,7 +51,7 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
 
     Raises:
         ValueError: the options contradict each other, `out` holds measurements and neither `resume` nor `anew` is set,
-            or as the functions of `gst.placement.loop`.
+            or as the functions of `gst.placement.measured`.
     """
     started = time.perf_counter()
     _check(options, settings)
@@ -101,10 +101,8 @@ def _check(options: Namespace, settings: Settings) -> None:
     if isinstance(options.workers, str) and (options.graph or options.machine or options.runtime == "simulated"):
         raise ValueError("--workers names hosts that measure; leave --graph, --machine and --runtime simulated away")
     measured = options.runtime == "measured" and not (options.graph or options.machine)
-    if settings.cost_model != "sums" and not (measured and settings.budget > 0 and "guided_search" in settings.methods):
-        raise ValueError(
-            "--cost-model learns from what the method 'guided_search' measures; leave it away where nothing is"
-        )
+    if settings.cost_model != "linear" and not (measured and settings.budget > 0):
+        raise ValueError("--cost-model learns from what the loop measures; leave it away where nothing is")
     if "fusion" in settings.tasks and not measured:
         raise ValueError("fused groups are measured; leave fusion, or --machine and --runtime simulated, away")
     measurements = options.out / "measurements.jsonl"

@@ -12,7 +12,7 @@ import numpy as np
 from gst.graphs.segments import segment
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
-from gst.placement.planning import METHODS
+from gst.placement.planning import LOOP, METHODS
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from partitioners import usual_method
@@ -90,7 +90,7 @@ def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    if name == "guided_search":
+    if name == LOOP:
         return PARTS[4]
     if name.endswith((":fused", ":segments")):
         return PARTS[3]

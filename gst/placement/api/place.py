@@ -25,7 +25,7 @@ from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
-from gst.placement.loop import SHARE, place_measured
+from gst.placement.measured import SHARE, place_measured
 from gst.placement.planning import BUDGET, Settings
 from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.structures import special_kind

@@ -207,20 +207,34 @@ class GO(nn.Module):
         return scores.masked_fill(torch.stack([torch.zeros_like(alone), alone], dim=1), -1e9).log_softmax(1)
 
 
+class GoTraining:
+    """Training of GO-one (Zhou et al. 2020): a fresh policy, by PPO on one graph alone, without baselines to start
+    from. It goes on with each call of `run`, by whatever objective. `tasks` and `settings` are those of `GO`.
+    """
+
+    def __init__(self, task: Task, seed: int = 0, tasks: Sequence[str] = ("placement",), **settings: Any) -> None:
+        self.policy = GO(tasks, seed=seed, **settings)
+        self._learner = PPO(self.policy, seed=seed)
+        self._task, self._inputs = task, policy_inputs(task)
+        self._lesson: Lesson | None = None
+
+    def run(self, objective: Budgeted, progress: Progress = no_progress) -> None:
+        """Train until the budget is spent."""
+        if self._lesson is None:
+            self._lesson = Lesson(self._task, self._inputs, objective)
+        self._lesson.objective = objective
+        budget, samples = objective.left, samples_for(objective.left)
+        while objective.left:
+            progress("go", budget - objective.left, budget)
+            self._learner.step(self._lesson, min(samples, objective.left), 1 - objective.left / budget)
+
+
 def go(
     task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
     *, tasks: Sequence[str] = ("placement",), **settings: Any,
 ) -> None:  # fmt: skip
-    """Train GO-one (Zhou et al. 2020) until the budget is spent: a fresh policy, by PPO on this graph alone, without
-    baselines to start from. `tasks` and `settings` are those of `GO`.
-    """
-    policy = GO(tasks, seed=seed, **settings)
-    learner = PPO(policy, seed=seed)
-    lesson = Lesson(task, policy_inputs(task), objective)
-    budget, samples = objective.left, samples_for(objective.left)
-    while objective.left:
-        progress("go", budget - objective.left, budget)
-        learner.step(lesson, min(samples, objective.left), 1 - objective.left / budget)
+    """Train GO-one on one task until the budget is spent; `objective.best` has the plan. See `GoTraining`."""
+    GoTraining(task, seed, tasks, **settings).run(objective, progress)
 
 
 def samples_for(budget: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted
 from gst.placement.task import Task
-from gst.util.progress import Progress
+from gst.util.progress import Progress, no_progress
 
 FAILED = 100.0  # times the operations one after the other: what a plan that failed counts as
 DECAY = 0.9  # of the moving averages, for each batch
@@ -59,29 +59,38 @@ class MovingBaseline:
         return advantages
 
 
-def reinforce(
-    name: str, policy: DrawsPlans, task: Task, objective: Budgeted, generator: torch.Generator, progress: Progress,
-    learning_rate: float,
-) -> None:  # fmt: skip
-    """Train a policy until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that were
-    faster than usual more likely, by Adam with clipped gradients. On one device the one plan is asked about once.
-    `name` is that of the method, for `progress`.
+class Reinforce:
+    """Training of a policy on one task, which goes on with each call of `run`, by whatever objective.
+
+    Args:
+        name: of the method, for the progress.
+        policy: draws plans of `task`.
+        seed: of the draws.
     """
-    if len(task.devices) == 1:
-        objective([task.plan(np.zeros(task.num_nodes, np.int64))])
-        return
-    optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
-    baseline, unit_ms = MovingBaseline(), sequential_ms(task)
-    while objective.left > 0:
-        decisions = policy.sample(min(BATCH, objective.left), generator)
-        rewards = rewards_of(objective(policy.plans(decisions)), unit_ms)
-        progress(name, objective.num_asked, objective.budget)
-        if objective.left > 0:
-            loss = surrogate(*policy.score(decisions), baseline.advantages(rewards), ENTROPY)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), LONGEST_GRADIENT)
-            optimizer.step()
+
+    def __init__(self, name: str, policy: DrawsPlans, task: Task, seed: int, learning_rate: float) -> None:
+        self.name, self.policy, self.task = name, policy, task
+        self._generator = torch.Generator().manual_seed(seed)
+        self._optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
+        self._baseline, self._unit_ms = MovingBaseline(), sequential_ms(task)
+
+    def run(self, objective: Budgeted, progress: Progress = no_progress) -> None:
+        """Train until the budget is spent: draw a batch of plans, ask for their runtimes, and make those that were
+        faster than usual more likely, by Adam with clipped gradients. On one device the one plan is asked about once.
+        """
+        if len(self.task.devices) == 1:
+            objective([self.task.plan(np.zeros(self.task.num_nodes, np.int64))])
+            return
+        while objective.left > 0:
+            decisions = self.policy.sample(min(BATCH, objective.left), self._generator)
+            rewards = rewards_of(objective(self.policy.plans(decisions)), self._unit_ms)
+            progress(self.name, objective.num_asked, objective.budget)
+            if objective.left > 0:
+                loss = surrogate(*self.policy.score(decisions), self._baseline.advantages(rewards), ENTROPY)
+                self._optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), LONGEST_GRADIENT)
+                self._optimizer.step()
 
 
 def surrogate(

@@ -1,11 +1,12 @@
-"""Runtimes predicted for thousands of plans: simulated, and corrected by a surrogate that learns from measurements.
+"""The one reward of a search: what a plan takes as measured, else by the cost model, else by the simulator.
 
-The surrogate predicts the logarithm of measured / simulated runtime: without measurements this is the simulated one.
+The cost model predicts the logarithm of measured / simulated runtime: before it has learned, the reward is the
+simulated runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,8 +45,9 @@ class Surrogate(Protocol):
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]: ...
 
 
-class ScreenedObjective:
-    """An `Objective` that runs nothing: simulated runtimes, corrected by a surrogate fitted to measured ones.
+class Reward:
+    """An `Objective` that runs nothing: measured runtimes where there are some, others simulated and corrected by a
+    surrogate fitted to the measured ones. All proposers of a search are rewarded by it, learned policies too.
 
     Args:
         surrogate: `LinearSurrogate(task)` if None.
@@ -53,7 +55,7 @@ class ScreenedObjective:
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
-        >>> screened, plan = ScreenedObjective(task), task.plan(np.zeros(task.num_nodes, np.int64))
+        >>> screened, plan = Reward(task), task.plan(np.zeros(task.num_nodes, np.int64))
         >>> screened.learn([plan], 2 * screened([plan]))  # one measurement does not correct the simulator
         >>> float(screened([plan])[0]) == float(screened.simulated([plan])[0])
         True
@@ -91,22 +93,53 @@ class ScreenedObjective:
             self.surrogate.learn(learned_plans, np.array(ms), np.array(logs))
 
     def __call__(self, plans: Sequence[Plan]) -> Answers:
-        return self.with_spread(plans)[0]
+        runtimes = self.with_spread(plans)[0]
+        for number, plan in enumerate(plans if self._measured else ()):
+            if (seen := self._measured.get(plan.key)) is not None:
+                runtimes[number] = seen[1] * np.exp(seen[2])
+        return runtimes
 
     def excess(self, plan: Plan) -> float:
         """See `SimulatedObjective.excess`."""
         return self.simulated.excess(plan)
 
     def with_spread(self, plans: Sequence[Plan]) -> tuple[Answers, Answers]:
-        """Return runtimes in milliseconds, and for each a factor >= 1: measured, it should lie between runtime / factor
-        and runtime * factor with a probability of `COVERAGE`, if errors of logarithms are normally distributed."""
+        """Return predictions in milliseconds, and for each a factor >= 1: measured, it should lie between runtime /
+        factor and runtime * factor with a probability of `COVERAGE`, if errors of logarithms are normally distributed.
+        """
+        simulated, logs, deviations = self._predicted(plans)
+        return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + COVERAGE) / 2) * deviations)
+
+    def expected_improvement(self, plans: Sequence[Plan]) -> Answers:
+        """Return by how much a plan is expected to lower the logarithm of the least measured runtime (Jones, Schonlau
+        and Welch, Efficient Global Optimization, 1998, equation 15); 0 for a plan that fails, or that was measured."""
+        simulated, logs, deviations = self._predicted(plans)
+        least = np.nanmin(np.log(simulated), initial=np.inf)
+        best = min((np.log(ms) + log for _, ms, log in self._measured.values()), default=least)
+        below = best - np.log(simulated) - logs
+        score = below / np.maximum(deviations, SAME)
+        density = np.exp(-np.square(score) / 2) / np.sqrt(2 * np.pi)
+        gains = np.nan_to_num(below * _normal_cdf(score) + deviations * density)
+        return np.where([plan.key in self._measured for plan in plans], 0.0, np.maximum(gains, 0.0))
+
+    def _predicted(self, plans: Sequence[Plan]) -> tuple[Answers, Answers, Answers]:
+        """Return simulated milliseconds, the logarithms of their corrections, and the standard deviations of these."""
         simulated = np.asarray(self.simulated(plans), np.float64)
         logs, deviations = np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
         ran = np.flatnonzero(np.isfinite(simulated))
         if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
             logs[ran], deviations[ran] = self.surrogate([plans[number] for number in ran.tolist()], simulated[ran])
-        logs, deviations = np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
-        return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + COVERAGE) / 2) * deviations)
+        return simulated, np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
+
+
+class NoSurrogate:
+    """Leaves the simulator as it is."""
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        pass
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        return np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
 
 
 class LinearSurrogate:
@@ -254,6 +287,10 @@ def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]
     return -len(y) / 2 * np.log(variance) - np.linalg.slogdet(covariance)[1] / 2, penalty, variance
 
 
+def _normal_cdf(values: Answers) -> Answers:
+    return np.array([NormalDist().cdf(value) if np.isfinite(value) else np.nan for value in values], np.float64)
+
+
 def _later(plan: Plan) -> Float64[np.ndarray, " nodes"]:
     """Return how much later than in program order each node comes, as a share of the program."""
     nodes = np.arange(len(plan.placement))
@@ -262,3 +299,11 @@ def _later(plan: Plan) -> Float64[np.ndarray, " nodes"]:
 
 def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
+COST_MODELS: dict[str, Callable[[Task, int], Surrogate]] = {
+    "linear": lambda task, seed: LinearSurrogate(task),
+    "gst": NetworkSurrogate,
+    "none": lambda task, seed: NoSurrogate(),
+}
+"""By name, what makes the cost model of a task with a seed: regression on sums of a plan, the GST network, or none."""

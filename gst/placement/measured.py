@@ -1,0 +1,246 @@
+"""Placement loop, from a program and devices to the fastest plan: profile, plan in simulation, search, measure."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gst.execution.isolated import IsolatedExecutor
+from gst.execution.measure import LEAST_ROUNDS, Log
+from gst.execution.plain import PYTORCH
+from gst.graphs.store import prepare
+from gst.lowering.plan import Plan, in_order_of
+from gst.machine.devices import Device, supports
+from gst.machine.load import LoadGate
+from gst.placement.baselines.bounds import lower_bound_us
+from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
+from gst.placement.fleet.processes import Workers
+from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
+from gst.placement.loop import Loop
+from gst.placement.objectives import MeasuredObjective, Measurer, Planned, SimulatedObjective
+from gst.placement.planning import (
+    DEFAULT_SETTINGS,
+    LOOP,
+    PlacementResult,
+    Settings,
+    check_fits,
+    curves,
+    placed_result,
+    plan_by,
+    plans_by_name,
+)
+from gst.placement.profiling import cached_task, profiled_task
+from gst.placement.reward import COST_MODELS
+from gst.placement.task import Task
+from gst.programs import Program
+from gst.util.progress import Progress, no_progress
+from partitioners import usual_method
+
+SEARCH_RUNS = 5  # of each plan that a search measures, alternating
+SEARCHES = "searches.jsonl"  # log of the searches in simulation
+FUSED_SEARCHES = "searches_fused.jsonl"  # log of those in which each fused group is one operation
+GROUPS = "groups_fused.json"  # measured times of the fused groups
+TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most
+TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
+SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
+RUNS = 8  # of a plan in the search, with those that warm up and compare outputs
+FINALISTS = 12
+LEAST_BASELINES = 3  # that are measured, however short the time
+
+
+def place_measured(
+    program: Program,
+    source: Path | str,
+    devices: Sequence[Device],
+    out: Path,
+    settings: Settings = DEFAULT_SETTINGS,
+    progress: Progress = no_progress,
+    fleet: FleetWorkers | None = None,
+    here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    seconds: float = math.inf,
+) -> PlacementResult:
+    """Find the fastest plan of a program by real measurements.
+
+    The program is profiled, every method plans in simulation, a search measures plans, and the finalists are measured
+    afresh, compared with whole-model variants of the step. `out` receives the profile, `searches.jsonl` and
+    `measurements.jsonl`, from which the same call goes on.
+
+    Args:
+        source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
+        devices: for its operations; a memory limit of a device holds for the values of a run.
+        fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
+        here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
+        seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
+
+    Raises:
+        ValueError: the program does not run, or no plan fits the memory limit (the message has the least that would
+            do), or `out` is of another program, other devices or settings.
+    """
+    started = time.perf_counter()
+    compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
+    with (
+        fleet or IsolatedExecutor(source, devices) as runner,
+        whole_variants(source, runner, program, compiling, here, progress) as (variants, skip_reason),
+    ):
+        patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
+        profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
+        task = cached_task(program, runner.devices, out, profile, fleet.kind.machine if fleet else None)
+        left_s = seconds - (time.perf_counter() - started)
+        settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
+
+        planned = _plans(task, settings, out / SEARCHES, progress)
+        check_fits(task, planned)
+        starts, fused = planned, None
+        extra: dict[str, Planned] = {}
+        if "fusion" in settings.tasks:
+            fused = fused_task(task, runner, chains(task), progress, out / GROUPS)
+            if supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
+                extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
+        if fused is not None:
+            in_groups = _plans(fused.task, settings, out / FUSED_SEARCHES, progress)
+            best = min(in_groups, key=lambda name: np.nan_to_num(in_groups[name].expected_ms, nan=np.inf))
+            extra = {f"{best}:fused": _unfolded(in_groups[best], fused), **extra}
+            starts = in_groups
+
+        search = None
+        if settings.budget > 0:
+            with _measurer(source, runner, settings, progress) as measurer:
+                search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
+                extra[LOOP] = _unfolded(search.planned(), fused)
+
+        final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
+        plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
+        finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
+
+    figures, num_measured = finals.figures(), 0 if search is None else len(search.trials)
+    entries = {
+        name: finals.entry(name, final_plans.get(name), num_measured if name == LOOP else 0) for name in finals.first
+    }
+    result = placed_result(task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries)
+    result |= {"proposed": {} if search is None else search.brought()}
+    result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
+    if fleet is not None:
+        result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
+    if search is not None and (dataset := search.dataset()) is not None:
+        prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
+    drawing = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
+    return PlacementResult(task, plans[finals.best], result, drawing)
+
+
+def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
+    """Limit the settings of a search to some seconds, if a plan takes `run_ms`, as the model does as written.
+
+    Examples:
+        >>> within(Settings(budget=50), seconds=30.0, run_ms=100.0).budget
+        8
+    """
+    if math.isinf(seconds):
+        return settings
+    seconds, run_s = max(seconds, 0.0), run_ms / 1e3
+    plans = int(TO_SEARCH * seconds / (RUNS * run_s + 0.05))
+    rounds = int(seconds * SHARE / (FINALISTS * run_s))
+    return replace(
+        settings,
+        budget=min(settings.budget, plans),
+        evaluations=min(settings.evaluations, 10 + 20 * plans),
+        repetitions=min(settings.repetitions, max(rounds, LEAST_ROUNDS)),
+        finals_s=SHARE * seconds,
+        patience_s=0.0,  # otherwise it would wait before every plan
+    )
+
+
+def num_baselines(seconds: float, run_ms: float) -> int:
+    """Return how many baselines are measured at the end within some seconds of a search, if a plan takes `run_ms`.
+
+    Examples:
+        >>> num_baselines(60.0, 150.0), num_baselines(60.0, 1.0), num_baselines(math.inf, 150.0)
+        (5, 12, 12)
+    """
+    if math.isinf(seconds):
+        return NUM_BASELINES
+    return min(max(int(2 * SHARE * seconds / (RUNS * run_ms / 1e3)), LEAST_BASELINES), NUM_BASELINES)
+
+
+def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Settings:
+    """Limit the settings to the time that is left; a search that goes on keeps its number of evaluations."""
+    limited = settings
+    if not math.isinf(left_s):
+        limited = within(settings, left_s, run_ms)
+    before = [record["most_evaluations"] for record in Log(out / SEARCHES).read()]
+    evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
+    return replace(limited, evaluations=evaluations)
+
+
+def _plans(task: Task, settings: Settings, log: Path, progress: Progress) -> dict[str, Planned]:
+    """Plan by every baseline and method in simulation; fusion is part of the task."""
+    tasks = tuple(name for name in settings.tasks if name != "fusion")
+    return plan_by(replace(settings, tasks=tasks), task, SimulatedObjective(task), log, progress)
+
+
+@contextmanager
+def _measurer(
+    source: Path | str, runner: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
+) -> Iterator[Measurer]:
+    """Measure plans of a search by the process that profiled, by several others, or by the hosts of a fleet."""
+    if isinstance(runner, FleetWorkers):
+        yield runner
+        return
+    gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+    if settings.workers == 1:
+        yield MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
+        return
+    make = partial(IsolatedExecutor, source, runner.devices)
+    with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:
+        yield workers
+
+
+def _search(
+    task: Task, fused: FusedTask | None, measurer: Measurer, starts: Mapping[str, Planned], out: Path,
+    settings: Settings, progress: Progress, on_fleet: bool,
+) -> Loop:  # fmt: skip
+    searched = task if fused is None else fused.task
+    return Loop(
+        searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
+        settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
+        as_run=partial(_as_run, task) if fused is None else partial(_unfolded_plan, fused),
+        surrogate=COST_MODELS[settings.cost_model](searched, settings.seed), methods=settings.methods,
+        on_fleet=on_fleet,
+    )  # fmt: skip
+
+
+def _as_run(task: Task, plan: Plan) -> Plan:
+    """Put operations in the order of their simulation on devices that do not find an order while they run."""
+    if supports(task.devices) or plan.fusion is not None:
+        return plan
+    return in_order_of(plan, task.simulator.run(plan))
+
+
+def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
+    if fused is None or planned.plan is None:
+        return planned
+    return replace(planned, plan=_unfolded_plan(fused, planned.plan))
+
+
+def _unfolded_plan(fused: FusedTask, plan: Plan) -> Plan:
+    return fused.unfold(_as_run(fused.task, plan))
+
+
+def _cost_model(search: Loop | None) -> dict[str, Any]:
+    if search is None:
+        return {"tau": None, "num_measured": 0, "num_screened": 0}
+    tau = search.tau()
+    return {
+        "tau": None if np.isnan(tau) else tau,
+        "num_measured": len(search.trials),
+        "num_screened": search.num_screened,
+    }

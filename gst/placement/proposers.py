@@ -1,0 +1,152 @@
+"""Proposers of plans: searches and policies that ask one reward about plans, and hand back those to be measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float64
+
+from gst.lowering.plan import Plan
+from gst.placement.objectives import Budgeted, Objective
+from gst.placement.policies.colocrl import colocrl_training
+from gst.placement.policies.constructive.fine_tuning import FineTuning
+from gst.placement.policies.go import GoTraining
+from gst.placement.policies.guided_search import guided_search
+from gst.placement.policies.hdp import hdp_training
+from gst.placement.search.annealing import anneal
+from gst.placement.search.random_plans import crossover, mutate
+from gst.placement.task import Task
+from gst.util.progress import Progress
+
+NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
+NUM_MUTATED = 256
+COSTS = {"policy": 8}  # plans that others ask about in the time of one by the constructive policy
+
+
+class Asked(Budgeted):
+    """A reward with a budget that remembers the plans to hand back.
+
+    Args:
+        measured: keys of plans that were measured.
+
+    Attributes:
+        proposals: plans that were not measured, each the best of these when it was asked about. The least of many
+            measured times is partly luck, so it may be that none is predicted to be faster.
+    """
+
+    def __init__(self, objective: Objective, budget: int, measured: Collection[str] = ()) -> None:
+        super().__init__(objective, budget)
+        self.measured = measured
+        self.proposals: list[Plan] = []
+        self._least_ms = math.inf
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        answers = super().__call__(plans)
+        for plan, runtime_ms in zip(plans, answers.tolist(), strict=True):
+            if runtime_ms < self._least_ms and plan.key not in self.measured:
+                self._least_ms = runtime_ms
+                self.proposals = [*self.proposals[1 - NUM_LAST :], plan]
+        return answers
+
+
+class Proposer(Protocol):
+    """Proposes plans. It keeps what it learned from call to call, as rewards change with measurements."""
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        """Ask the reward about plans until its budget is spent or before; return those that might be measured.
+
+        Args:
+            fastest: plans measured so far, the fastest first.
+        """
+        ...
+
+
+class Trained(Protocol):
+    """A policy in training (`GoTraining`, `Reinforce`, `FineTuning`)."""
+
+    def run(self, objective: Budgeted, progress: Progress) -> None: ...
+
+
+class Annealing:
+    """Simulated annealing from the fastest plans, anew in each call."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task, self._seed = task, seed
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self._seed += 1
+        anneal(self._task, reward, self._seed, progress, fastest)
+        return reward.proposals
+
+
+class BySimulator:
+    """Another proposer that asks the simulator: what it finds does not depend on a cost model."""
+
+    def __init__(self, proposer: Proposer, simulated: Objective) -> None:
+        self._proposer, self._simulated = proposer, simulated
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        return self._proposer(Asked(self._simulated, reward.left, reward.measured), fastest[:1], progress)
+
+
+class Learned:
+    """A policy that is trained by the reward, and goes on with each call."""
+
+    def __init__(self, policy: Trained) -> None:
+        self.policy = policy
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self.policy.run(reward, progress)
+        return reward.proposals
+
+
+class Guided:
+    """Annealing with steps of a policy (`guided_search`), anew in each call."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task, self._seed = task, seed
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self._seed += 1
+        guided_search(self._task, reward, self._seed, progress)
+        return reward.proposals
+
+
+class Mutation:
+    """Random changes and crossovers of the fastest plans; it asks no reward."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task, self._generator = task, np.random.default_rng(seed)
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        return [self._neighbour(fastest) for _ in range(NUM_MUTATED)] if fastest else []
+
+    def _neighbour(self, plans: Sequence[Plan]) -> Plan:
+        if self._generator.random() < 0.3:
+            return crossover(self._task, plans, self._generator)
+        return mutate(self._task, plans[int(self._generator.integers(len(plans)))], self._generator)
+
+
+MAKERS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
+    "annealing": lambda task, seed, tasks: Annealing(task, seed),
+    "colocrl": lambda task, seed, tasks: Learned(colocrl_training(task, seed)),
+    "hdp": lambda task, seed, tasks: Learned(hdp_training(task, seed)),
+    "go": lambda task, seed, tasks: Learned(GoTraining(task, seed, tasks)),
+    "policy": lambda task, seed, tasks: Learned(FineTuning(task, seed)),
+    "guided_search": lambda task, seed, tasks: Guided(task, seed),
+}
+"""By name of a method, what makes its proposer for a task, a seed and the tasks to decide."""
+
+
+def proposers(
+    methods: Sequence[str], task: Task, seed: int, tasks: Sequence[str], simulated: Objective
+) -> list[tuple[str, Proposer]]:
+    """Return the proposers of some methods, then mutation, by name. Annealing is there twice: by the reward, and by the
+    simulator."""
+    found = [(name, MAKERS[name](task, seed, tasks)) for name in methods]
+    if "annealing" in methods:
+        found.append(("annealing", BySimulator(Annealing(task, seed + 500), simulated)))
+    return [*found, ("mutation", Mutation(task, seed))]
