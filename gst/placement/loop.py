@@ -18,7 +18,7 @@ from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
-from gst.placement.proposers import COSTS, Asked, proposers
+from gst.placement.proposers import COSTS, LOCAL, Asked, proposers
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.task import Task, check_same
 from gst.placement.trial import Trial
@@ -189,9 +189,7 @@ class Loop:
     def _chosen(self, count: int) -> list[Proposal]:
         """Return plans to measure: the best of each proposer, then those of greatest expected improvement."""
         known = {trial.plan.key for trial in self.trials}
-        pool = {
-            each.plan.key: each for each in reversed(self._proposed()) if each.plan.key not in known
-        }  # the first counts
+        pool = {each.plan.key: each for each in reversed(self._proposed()) if each.plan.key not in known}
         self.num_screened += len(pool)
         proposals = list(pool.values())
         if not proposals:
@@ -208,7 +206,8 @@ class Loop:
         fastest, shares = self._fastest(NUM_TOP), self.shares()
         asked, measured = self.evaluations * len(shares), {trial.plan.key for trial in self.trials}
         for name, propose in self._proposers:
-            reward = self.reward if "schedule" in self.tasks else InProgramOrder(self.reward)
+            reward = self.reward.predicted if name in LOCAL else self.reward
+            reward = reward if "schedule" in self.tasks else InProgramOrder(reward)
             about = Asked(reward, max(int(shares.get(name, 0) * asked), 1) // COSTS.get(name, 1), measured)
             sources = fastest + [each.plan for each in proposed[-NUM_TOP:]]
             plans = propose(about, sources if name == "mutation" else fastest, self.progress)

@@ -23,6 +23,7 @@ from gst.util.progress import Progress
 
 NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 NUM_MUTATED = 256
+LOCAL = ("annealing", "guided_search")  # methods that compare a plan with its neighbours
 COSTS = {"policy": 8}  # plans that others ask about in the time of one by the constructive policy
 
 
@@ -33,8 +34,7 @@ class Asked(Budgeted):
         measured: keys of plans that were measured.
 
     Attributes:
-        proposals: plans that were not measured, each the best of these when it was asked about. The least of many
-            measured times is partly luck, so it may be that none is predicted to be faster.
+        proposals: plans that were not measured, each the best of these when it was asked about.
     """
 
     def __init__(self, objective: Objective, budget: int, measured: Collection[str] = ()) -> None:

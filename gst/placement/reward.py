@@ -17,7 +17,7 @@ from gst.data.measured_plans import Profiled, plans_graph
 from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan, ranks
 from gst.machine.devices import core_use
-from gst.placement.objectives import SimulatedObjective
+from gst.placement.objectives import Objective, SimulatedObjective
 from gst.placement.task import Task
 
 if TYPE_CHECKING:
@@ -103,6 +103,12 @@ class Reward:
         """See `SimulatedObjective.excess`."""
         return self.simulated.excess(plan)
 
+    @property
+    def predicted(self) -> Objective:
+        """The same without measured runtimes, for searches that compare a plan with its neighbours: the least of many
+        measured times is partly luck, and its neighbours, all predicted, would all seem slower."""
+        return _Predicted(self)
+
     def with_spread(self, plans: Sequence[Plan]) -> tuple[Answers, Answers]:
         """Return predictions in milliseconds, and for each a factor >= 1: measured, it should lie between runtime /
         factor and runtime * factor with a probability of `COVERAGE`, if errors of logarithms are normally distributed.
@@ -111,8 +117,11 @@ class Reward:
         return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + COVERAGE) / 2) * deviations)
 
     def expected_improvement(self, plans: Sequence[Plan]) -> Answers:
-        """Return by how much a plan is expected to lower the logarithm of the least measured runtime (Jones, Schonlau
-        and Welch, Efficient Global Optimization, 1998, equation 15); 0 for a plan that fails, or that was measured."""
+        """Return by how much each plan is expected to lower the logarithm of the least measured runtime.
+
+        Jones, Schonlau and Welch, Efficient Global Optimization, 1998, equation 15. It is 0 for a plan that fails, or
+        that was measured.
+        """
         simulated, logs, deviations = self._predicted(plans)
         least = np.nanmin(np.log(simulated), initial=np.inf)
         best = min((np.log(ms) + log for _, ms, log in self._measured.values()), default=least)
@@ -130,6 +139,14 @@ class Reward:
         if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
             logs[ran], deviations[ran] = self.surrogate([plans[number] for number in ran.tolist()], simulated[ran])
         return simulated, np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
+
+
+class _Predicted:
+    def __init__(self, reward: Reward) -> None:
+        self._reward, self.excess = reward, reward.excess
+
+    def __call__(self, plans: Sequence[Plan]) -> Answers:
+        return self._reward.with_spread(plans)[0]
 
 
 class NoSurrogate:

@@ -19,7 +19,7 @@ from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
-from gst.placement.api.drawing import contributions, explanation, plan_drawing
+from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing
 from gst.placement.api.plan_trace import plan_streams, trace_of_task
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
@@ -79,7 +79,8 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     if plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate["lower_bound"])
     if options.explain:
-        result["explanation"] = "\n".join([*contributions(result["plans"]), explanation(task, plan, result)])
+        lines = [*contributions(result["plans"]), *loop_words(result), explanation(task, plan, result)]
+        result["explanation"] = "\n".join(lines)
     save_plan(plan, task, out / "plan.json", streams, certificate)
     drawing = plan_drawing(task, plan) | placement.drawing
     with atomic_write(out / "report.html") as file:

@@ -89,6 +89,27 @@ def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{part}: {best[part][1]}, {best[part][0]:.2f} ms" for part in PARTS if part in best]
 
 
+def loop_words(result: Mapping[str, Any]) -> list[str]:
+    """Return a line about what the loop measured, by what proposed it; none without measurements.
+
+    Examples:
+        >>> proposed = {"go": {"measured": 3, "best_ms": 2.5}, "heft": {"measured": 1, "best_ms": 3.0}}
+        >>> print(loop_words({"proposed": proposed, "cost_model": {"name": "gst", "tau": None}})[0])
+        measured: go 3 (best 2.50 ms), baselines 1 (best 3.00 ms); rewards by the cost model gst
+    """
+    parts: dict[str, list[Any]] = {}
+    for name, each in result.get("proposed", {}).items():
+        part = parts.setdefault(name if name in (*METHODS, "mutation") else "baselines", [0, math.inf])
+        part[:] = part[0] + each["measured"], min(part[1], each["best_ms"])
+    if not parts:
+        return []
+    in_order = sorted(parts.items(), key=lambda part: float(part[1][1]))
+    words = ", ".join(f"{name} {count} (best {best_ms:.2f} ms)" for name, (count, best_ms) in in_order)
+    model = result["cost_model"]
+    tau = "" if model["tau"] is None else f", tau {model['tau']:.2f} on plans it had not seen"
+    return [f"measured: {words}; rewards by the cost model {model['name']}{tau}"]
+
+
 def _part(name: str) -> str:
     if name == LOOP:
         return PARTS[4]
