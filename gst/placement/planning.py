@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,14 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objectives import Budgeted, InProgramOrder, Objective, Planned, SimulatedObjective, restrict
-from gst.placement.policies.colocrl import colocrl
-from gst.placement.policies.constructive.fine_tuning import fine_tune
-from gst.placement.policies.go import go
-from gst.placement.policies.guided_search import guided_search
-from gst.placement.policies.hdp import hdp
+from gst.placement.objectives import InProgramOrder, Objective, Planned, SimulatedObjective, restrict
+from gst.placement.proposers import MAKERS, Asked
 from gst.placement.reward import COST_MODELS
-from gst.placement.search.annealing import anneal
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
-SEARCHES: dict[str, Callable[..., None]] = {
-    "annealing": anneal, "colocrl": colocrl, "hdp": hdp, "go": go, "policy": fine_tune, "guided_search": guided_search,
-}  # fmt: skip
-"""Function of each method beyond the baselines: it asks a `Budgeted` objective about plans."""
-
-METHODS = tuple(SEARCHES)
-
-JOINT = ("go",)  # methods that also decide fusion, and take the tasks
+METHODS = tuple(MAKERS)
+"""Names of what proposes plans beyond the baselines."""
 
 DEFAULT_METHODS = ("annealing",)
 TASKS = ("placement", "schedule", "fusion")
@@ -51,7 +40,7 @@ def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
     """Raises:
     ValueError: a method or a task is unknown, or placement is not among the tasks.
     """
-    for names, choices, what in ((methods, tuple(SEARCHES), "method"), (tasks, TASKS, "task")):
+    for names, choices, what in ((methods, tuple(MAKERS), "method"), (tasks, TASKS, "task")):
         if wrong := [name for name in names if name not in choices]:
             raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(choices)}")
     if "placement" not in tasks:
@@ -220,14 +209,14 @@ def place_simulated(
 def _search(
     name: str, task: Task, objective: Objective, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
 ) -> Planned:
-    budgeted = Budgeted(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
+    budgeted = Asked(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
 
     def report(*_: object) -> None:
         progress(f"planning by {name}", budgeted.num_asked, evaluations)
 
     started = time.perf_counter()
     report()
-    SEARCHES[name](task, budgeted, seed, progress=report, **({"tasks": tasks} if name in JOINT else {}))
+    MAKERS[name](task, seed, tasks)(budgeted, (), report)
     seconds = time.perf_counter() - started
     plan = None if budgeted.best is None else restrict(budgeted.best, tasks)
     expected = budgeted.best_ms if plan is not None else float("nan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -71,14 +72,24 @@ class Trained(Protocol):
 
 
 class Annealing:
-    """Simulated annealing from the fastest plans, anew in each call."""
+    """Simulated annealing from the fastest plans, or from the portfolio if there are none, anew in each call."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        self._task, self._seed = task, seed
+        self._task, self._seeds = task, count(seed)
 
     def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        self._seed += 1
-        anneal(self._task, reward, self._seed, progress, fastest)
+        anneal(self._task, reward, next(self._seeds), progress, fastest)
+        return reward.proposals
+
+
+class Anew:
+    """A search, `function(task, objective, seed, progress)`, that begins anew in each call."""
+
+    def __init__(self, function: Callable[[Task, Budgeted, int, Progress], None], task: Task, seed: int) -> None:
+        self._function, self._task, self._seeds = function, task, count(seed)
+
+    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self._function(self._task, reward, next(self._seeds), progress)
         return reward.proposals
 
 
@@ -103,18 +114,6 @@ class Learned:
         return reward.proposals
 
 
-class Guided:
-    """Annealing with steps of a policy (`guided_search`), anew in each call."""
-
-    def __init__(self, task: Task, seed: int) -> None:
-        self._task, self._seed = task, seed
-
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        self._seed += 1
-        guided_search(self._task, reward, self._seed, progress)
-        return reward.proposals
-
-
 class Mutation:
     """Random changes and crossovers of the fastest plans; it asks no reward."""
 
@@ -136,7 +135,7 @@ MAKERS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
     "hdp": lambda task, seed, tasks: Learned(hdp_training(task, seed)),
     "go": lambda task, seed, tasks: Learned(GoTraining(task, seed, tasks)),
     "policy": lambda task, seed, tasks: Learned(FineTuning(task, seed)),
-    "guided_search": lambda task, seed, tasks: Guided(task, seed),
+    "guided_search": lambda task, seed, tasks: Anew(guided_search, task, seed),
 }
 """By name of a method, what makes its proposer for a task, a seed and the tasks to decide."""
 
