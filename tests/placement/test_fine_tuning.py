@@ -9,7 +9,7 @@ import pytest
 
 from gst.lowering.plan import ranks
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.constructive.fine_tuning import MOST_STEPS, PAIRS, FineTuning, TaskRollouts, fine_tune
+from gst.placement.policies.constructive.fine_tuning import MOST_STEPS, PAIRS, FineTuning, TaskRollouts
 from gst.placement.policies.constructive.network import load_weights
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
@@ -43,20 +43,20 @@ def test_fine_tuning_finds_plans_faster_than_the_policys_own() -> None:
     own = TaskRollouts(task)(load_weights())
     assert own is not None
     objective = Budgeted(simulated, 400)
-    fine_tune(task, objective, seed=1)
+    FineTuning(task, seed=1).run(objective)
     assert objective.best_ms < 0.99 * simulated([own])[0]
     again = Budgeted(simulated, 400)
-    fine_tune(task, again, seed=1)
+    FineTuning(task, seed=1).run(again)
     assert again.curve == objective.curve
 
 
 def test_fine_tuning_keeps_to_its_budget_and_to_its_steps(task: Task) -> None:
     for budget in (0, 1, 5, 2 * PAIRS + 1):
         objective = Budgeted(SimulatedObjective(task), budget)
-        fine_tune(task, objective)
+        FineTuning(task).run(objective)
         assert objective.num_asked <= budget
     objective = Budgeted(SimulatedObjective(task), 10_000)
-    fine_tune(task, objective)
+    FineTuning(task).run(objective)
     assert objective.num_asked == 2 * PAIRS * MOST_STEPS + 2  # with the plans of the weights before and after
 
 
@@ -73,5 +73,5 @@ def test_where_the_memories_hold_nothing_there_is_no_plan() -> None:
     made = generated_task(1, num_nodes=60, num_devices=2)
     full = replace(made.costs, devices=tuple(replace(each, memory_limit=1) for each in made.devices))
     objective = Budgeted(SimulatedObjective(replace(made, costs=full)), 50)
-    fine_tune(replace(made, costs=full), objective)
+    FineTuning(replace(made, costs=full)).run(objective)
     assert objective.best is None and objective.num_asked == 0

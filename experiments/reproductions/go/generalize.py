@@ -32,8 +32,8 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.policies.go import GO, go
-from gst.placement.policies.hdp import hdp
+from gst.placement.policies.go import GO, GoTraining
+from gst.placement.policies.hdp import hdp_training
 from gst.placement.policies.imitation import Example, imitate
 from gst.placement.task import Task
 from gst.programs import traced
@@ -74,8 +74,8 @@ def compare(policy: GO, task: Task, plans: int, seed: int) -> dict[str, Any]:
     drawn, weaker = (Budgeted(SimulatedObjective(task), HDP_PLANS) for _ in range(2))
     fine_tune(policy, task, tuned, seed)
     fine_tune(policy, task, drawn, seed, listed=False)
-    go(task, alone, seed)
-    hdp(task, weaker, seed)
+    GoTraining(task, seed).run(alone)
+    hdp_training(task, seed).run(weaker)
     return {
         "num_nodes": task.num_nodes,
         "portfolio_ms": float(np.nanmin(SimulatedObjective(task)(list(portfolio(task).values())))),

@@ -32,7 +32,7 @@ from gst.machine.devices import machine_record
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted
 from gst.placement.planning import TASKS
-from gst.placement.policies.go import go
+from gst.placement.policies.go import GoTraining
 from gst.programs import traced
 
 
@@ -56,19 +56,19 @@ class _With:
 
 def joint(runtime: FusedObjective, evaluations: int, seed: int, tasks: Sequence[str] = TASKS) -> float:
     budgeted = Budgeted(runtime, evaluations)
-    go(runtime.task, budgeted, seed, tasks=tasks)
+    GoTraining(runtime.task, seed, tasks=tasks).run(budgeted)
     return budgeted.best_ms
 
 
 def separate(runtime: FusedObjective, evaluations: int, seed: int) -> float:
     budgeted = Budgeted(runtime, evaluations // 3)
-    go(runtime.task, budgeted, seed)
+    GoTraining(runtime.task, seed).run(budgeted)
     best, best_ms = budgeted.best, budgeted.best_ms
     for decision in TASKS[1:]:
         assert best is not None
         only = _With(runtime, best, decision)
         budgeted = Budgeted(only, evaluations // 3)
-        go(runtime.task, budgeted, seed, tasks=("placement", decision))
+        GoTraining(runtime.task, seed, tasks=("placement", decision)).run(budgeted)
         if budgeted.best is not None and budgeted.best_ms < best_ms:
             best, best_ms = only.of(budgeted.best), budgeted.best_ms
     return best_ms

@@ -4,7 +4,6 @@ Reinforcement Learning, ICML 2017)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +12,9 @@ from torch import Tensor, nn
 
 from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order, unit_times_us
-from gst.placement.objectives import Budgeted
 from gst.placement.policies.reinforce import Reinforce
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
-from gst.util.progress import Progress, no_progress
 from gst.util.random_numbers import seeded
 
 DIMENSIONS = [FEATURE_NAMES.index(f"log_dim_{axis}") for axis in range(4)]
@@ -221,12 +218,6 @@ SCALE = 0.1  # of logarithms of counts and sizes, so that they are of the order 
 def colocrl_training(task: Task, seed: int = 0, learning_rate: float = 3e-3, hidden: int = 64) -> Reinforce:
     """Return the training of ColocRL on one task by REINFORCE."""
     return Reinforce("colocrl", ColocRL(task, seed, hidden), task, seed, learning_rate)
-
-
-def colocrl(task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, **settings: Any) -> None:
-    """Train ColocRL on one task until the budget is spent; `objective.best` has the plan. `settings` are those of
-    `colocrl_training`."""
-    colocrl_training(task, seed, **settings).run(objective, progress)
 
 
 class UnitEmbedding(nn.Module):

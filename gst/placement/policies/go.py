@@ -229,14 +229,6 @@ class GoTraining:
             self._learner.step(self._lesson, min(samples, objective.left), 1 - objective.left / budget)
 
 
-def go(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress,
-    *, tasks: Sequence[str] = ("placement",), **settings: Any,
-) -> None:  # fmt: skip
-    """Train GO-one on one task until the budget is spent; `objective.best` has the plan. See `GoTraining`."""
-    GoTraining(task, seed, tasks, **settings).run(objective, progress)
-
-
 def samples_for(budget: int) -> int:
     """Return the number of plans of a batch: enough to compare, few enough to learn often."""
     return int(min(max(budget**0.5 / 2, 4), 32))

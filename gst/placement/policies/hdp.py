@@ -3,18 +3,14 @@ for Device Placement, ICLR 2018)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.lowering.plan import Plan
-from gst.placement.objectives import Budgeted
 from gst.placement.policies.colocrl import SCALE, PolicyUnits, SequencePlacer, UnitEmbedding, of_drawn
 from gst.placement.policies.reinforce import Reinforce
 from gst.placement.task import Task
-from gst.util.progress import Progress, no_progress
 from gst.util.random_numbers import seeded
 
 GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, and faster
@@ -23,12 +19,6 @@ GROUPS = 64  # at most; the paper has up to 256, but fewer are learned sooner, a
 def hdp_training(task: Task, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 64) -> Reinforce:
     """Return the training of HDP on one task by REINFORCE."""
     return Reinforce("hdp", HDP(task, seed, GROUPS, hidden), task, seed, learning_rate)
-
-
-def hdp(task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, **settings: Any) -> None:
-    """Train HDP on one task until the budget is spent; `objective.best` has the plan. `settings` are those of
-    `hdp_training`."""
-    hdp_training(task, seed, **settings).run(objective, progress)
 
 
 class HDP(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.colocrl import ColocRL, PolicyUnits, between, colocrl, merged
+from gst.placement.policies.colocrl import ColocRL, PolicyUnits, between, colocrl_training, merged
 from gst.placement.policies.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
@@ -96,7 +96,7 @@ def test_rewards_are_roots_and_failures_the_worst_of_them() -> None:
 def test_it_learns_where_operations_belong() -> None:
     task, target, asked = toy(12, 2), np.random.default_rng(0).integers(0, 2, 12), Asked()
     runtime = Budgeted(noted(mismatches(target), asked), 960)
-    colocrl(task, runtime, learning_rate=1e-2, hidden=16)
+    colocrl_training(task, learning_rate=1e-2, hidden=16).run(runtime)
     answers = np.concatenate([answers for _, answers in asked])
     assert runtime.best_ms == 1.0
     assert answers[:96].mean() > 5.5 and answers[-96:].mean() < 3.0
@@ -104,7 +104,7 @@ def test_it_learns_where_operations_belong() -> None:
 
 @pytest.mark.parametrize("budget", [0, 1, 15, 17, 40])
 def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
-    check_budget_and_seeds(colocrl, toy(9, 3), budget)
+    check_budget_and_seeds(colocrl_training, toy(9, 3), budget)
 
 
 def test_what_fails_is_avoided() -> None:
@@ -112,30 +112,30 @@ def test_what_fails_is_avoided() -> None:
         return np.array([np.nan if (plan.placement == 0).sum() > 4 else 5.0 for plan in plans])
 
     asked = Asked()
-    colocrl(toy(10, 2), Budgeted(noted(crowded, asked), 800), learning_rate=1e-2, hidden=16)
+    colocrl_training(toy(10, 2), learning_rate=1e-2, hidden=16).run(Budgeted(noted(crowded, asked), 800))
     failed = np.isnan(np.concatenate([answers for _, answers in asked]))
     assert failed[:32].mean() > 0.3 and failed[-100:].mean() < 0.5 * failed[:32].mean()
 
 
 def test_nothing_that_runs_leaves_nothing_best() -> None:
     runtime = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
-    colocrl(toy(4, 2), runtime, hidden=8)
+    colocrl_training(toy(4, 2), hidden=8).run(runtime)
     assert runtime.best is None and runtime.left == 0
 
 
 def test_one_device_one_group_and_devices_that_cannot() -> None:
     one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
-    colocrl(toy(4, 1), one)
+    colocrl_training(toy(4, 1)).run(one)
     assert one.num_asked == 1 and one.best is not None
     together = replace(toy(4, 2), colocation=np.zeros(4, np.int64))
     runtime = Budgeted(SimulatedObjective(together), 20)
-    colocrl(together, runtime, hidden=8)
+    colocrl_training(together, hidden=8).run(runtime)
     assert len(set(runtime.best.placement.tolist())) == 1
     task = toy(6, 2)
     times = task.times_us.copy()
     times[0, 2:4] = np.inf
     lame, asked = replace(task, costs=replace(task.costs, times_us=times)), Asked()
-    colocrl(lame, Budgeted(noted(SimulatedObjective(lame), asked), 40), hidden=8)
+    colocrl_training(lame, hidden=8).run(Budgeted(noted(SimulatedObjective(lame), asked), 40))
     assert all((plan.placement[2:4] == 1).all() for plans, _ in asked for plan in plans)
     assert np.isfinite(np.concatenate([answers for _, answers in asked])).all()
 

@@ -17,7 +17,7 @@ from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import decisions_of, draw, plans_of
 from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.policies.go import GO, RecurrentAttention, go
+from gst.placement.policies.go import GO, GoTraining, RecurrentAttention
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.task import Task
 
@@ -267,7 +267,7 @@ def test_go_spends_its_budget_and_seeds_repeat(budget: int) -> None:
     runs = [Recorded(task) for _ in range(3)]
     for run, seed in zip(runs, (0, 0, 1), strict=True):
         budgeted = Budgeted(run, budget)
-        go(task, budgeted, seed, channels=16)
+        GoTraining(task, seed, channels=16).run(budgeted)
         assert budgeted.num_asked == len(run.keys) == budget
     assert runs[0].keys == runs[1].keys != runs[2].keys
 
@@ -276,7 +276,7 @@ def test_go_works_with_one_device_and_with_one_group() -> None:
     task = generated_task(0, num_nodes=50, num_devices=1)
     for each in (task, replace(task, colocation=np.zeros(task.num_nodes, np.int64))):
         budgeted = Budgeted(SimulatedObjective(each), 12)
-        go(each, budgeted, channels=16, tasks=("placement", "schedule"))
+        GoTraining(each, channels=16, tasks=("placement", "schedule")).run(budgeted)
         assert budgeted.num_asked == 12 and budgeted.best is not None
 
 

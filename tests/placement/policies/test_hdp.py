@@ -8,7 +8,7 @@ import torch
 
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.colocrl import SCALE
-from gst.placement.policies.hdp import HDP, hdp
+from gst.placement.policies.hdp import HDP, hdp_training
 from gst.placement.policies.reinforce import surrogate
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
@@ -98,7 +98,7 @@ def test_what_is_told_of_groups_by_a_slow_twin(task: Task) -> None:
 def test_it_learns_where_operations_belong() -> None:
     target, asked = np.repeat([0, 1], 5), Asked()
     runtime = Budgeted(noted(mismatches(target), asked), 1600)
-    hdp(toy(10, 2), runtime, learning_rate=2e-2, hidden=16)
+    hdp_training(toy(10, 2), learning_rate=2e-2, hidden=16).run(runtime)
     answers = np.concatenate([answers for _, answers in asked])
     assert runtime.best_ms == 1.0
     assert answers[:96].mean() > 5.0 and answers[-96:].mean() < 3.5
@@ -106,20 +106,20 @@ def test_it_learns_where_operations_belong() -> None:
 
 @pytest.mark.parametrize("budget", [0, 1, 17, 40])
 def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
-    check_budget_and_seeds(hdp, toy(9, 3), budget)
+    check_budget_and_seeds(hdp_training, toy(9, 3), budget)
 
 
 def test_failures_one_device_and_one_operation(task: Task) -> None:
     failing = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
-    hdp(toy(4, 2), failing, hidden=8)
+    hdp_training(toy(4, 2), hidden=8).run(failing)
     assert failing.best is None and failing.left == 0
     one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
-    hdp(toy(4, 1), one)
+    hdp_training(toy(4, 1)).run(one)
     assert one.num_asked == 1 and one.best is not None
     alone = Budgeted(SimulatedObjective(toy(1, 2)), 20)
-    hdp(toy(1, 2), alone, hidden=8)
+    hdp_training(toy(1, 2), hidden=8).run(alone)
     assert alone.left == 0 and alone.best_ms == pytest.approx(SimulatedObjective(toy(1, 2))([alone.best])[0])
     captured = Budgeted(SimulatedObjective(task), 20)
-    hdp(task, captured, hidden=8)
+    hdp_training(task, hidden=8).run(captured)
     for group in range(task.num_groups):
         assert len(set(captured.best.placement[task.colocation == group].tolist())) == 1

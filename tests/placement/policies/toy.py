@@ -15,7 +15,7 @@ from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.reinforce import DrawsPlans
+from gst.placement.policies.reinforce import DrawsPlans, Reinforce
 from gst.placement.task import Task
 
 Asked = list[tuple[list[Plan], np.ndarray]]
@@ -75,13 +75,13 @@ def frequencies(policy: DrawsPlans, rows: Tensor, count: int) -> Iterator[tuple[
         yield (drawn == row).all(1).double().mean().item(), probability
 
 
-def check_budget_and_seeds(learn: Callable[..., None], task: Task, budget: int) -> None:
+def check_budget_and_seeds(training: Callable[..., Reinforce], task: Task, budget: int) -> None:
     """A learner asks about as many plans as it may, the same ones with the same seed whatever torch drew before."""
 
     def keys(seed: int) -> list[str]:
         asked = Asked()
         runtime = Budgeted(noted(SimulatedObjective(task), asked), budget)
-        learn(task, runtime, seed=seed, hidden=8)
+        training(task, seed=seed, hidden=8).run(runtime)
         assert runtime.left == 0 and runtime.num_asked == budget
         return [plan.key for plans, _ in asked for plan in plans]
 

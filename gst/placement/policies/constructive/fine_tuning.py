@@ -102,6 +102,15 @@ class FineTuning:
 
     `run` may be called again, as the simulator is corrected by measurements. It begins with the weights of the package
     if `weights` is None.
+
+    Examples:
+        >>> from gst.placement.objectives import SimulatedObjective
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> objective = Budgeted(SimulatedObjective(task), budget=100)
+        >>> FineTuning(task).run(objective)
+        >>> objective.num_asked
+        98
     """
 
     def __init__(self, task: Task, seed: int = 0, weights: Weights | None = None) -> None:
@@ -138,18 +147,3 @@ class FineTuning:
         built = [number for number, plan in enumerate(plans) if plan is not None]
         took[built] = objective([plan for plan in plans if plan is not None])
         return took
-
-
-def fine_tune(task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress) -> None:
-    """Fine-tune the constructive policy on a task within the objective's budget.
-
-    Examples:
-        >>> from gst.placement.objectives import SimulatedObjective
-        >>> from gst.placement.policies.generated_tasks import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
-        >>> objective = Budgeted(SimulatedObjective(task), budget=100)
-        >>> fine_tune(task, objective)
-        >>> objective.num_asked
-        98
-    """
-    FineTuning(task, seed).run(objective, progress)
