@@ -24,6 +24,7 @@ from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     AHEAD,
+    KERNELS,
     Function,
     OnAccelerator,
     Variant,
@@ -291,7 +292,7 @@ def _promise(variant: Variant) -> tuple[bool, ...]:
     """Sort key (False before True): nothing to compile, then the usually fastest, then a user's first choice."""
     is_on_other_threads = variant.threads is not None
     order = variant.kind != PYTORCH, variant.compiles, variant.measures_kernels, is_on_other_threads
-    return *order, variant.channels_last, variant.kind != AHEAD, variant.kind != COMPILED
+    return *order, variant.channels_last, variant.kind != AHEAD, variant.kind not in (COMPILED, KERNELS)
 
 
 def _left_out(variant: Variant, compiled: bool, late: str, first_ms: Mapping[str, float]) -> str:

@@ -47,10 +47,10 @@ from gst.whole_model.variants import (
 )  # fmt: skip
 
 VARIANTS = (
-    Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(COMPILED, mode="reduce-overhead"),
-    Variant(COMPILED, mode="max-autotune"),
+    Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(KERNELS),
+    Variant(COMPILED, mode="reduce-overhead"), Variant(COMPILED, mode="max-autotune"),
 )  # fmt: skip
-"""Variants that users of an accelerator know, the simplest first."""
+"""Variants on an accelerator, the simplest first; those that take longer to compile come later."""
 
 OnStreams = Callable[[KernelProgram, Sequence[Tensor]], Callable[[], list[Any]]]
 """Takes the kernels of a compiled model and the memory of their inputs; returns a function that runs them there."""
@@ -366,7 +366,7 @@ def candidates_on_accelerator(
         return difference(run, on_device.eager, on_device.examples(), SEED, draws)
 
     guard = Guard(None if is_step else model, inputs, weights=False, any_device=True)  # type: ignore[arg-type]
-    kinds = (*VARIANTS, Variant(KERNELS)) if program is not None and on_streams is not None else VARIANTS
+    kinds = [each for each in VARIANTS if each.kind != KERNELS or (program is not None and on_streams is not None)]
     subject = Subject(on_device.refused(guard), inputs, kinds, on_device.run, wrong, lambda variant: guard)
     return tried(subject, seconds, compiled, progress)
 
