@@ -55,10 +55,11 @@ class Reward:
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
-        >>> screened, plan = Reward(task), task.plan(np.zeros(task.num_nodes, np.int64))
-        >>> screened.learn([plan], 2 * screened([plan]))  # one measurement does not correct the simulator
-        >>> float(screened([plan])[0]) == float(screened.simulated([plan])[0])
-        True
+        >>> reward = Reward(task)
+        >>> one, other = (task.plan(np.full(task.num_nodes, device)) for device in (0, 1))
+        >>> reward.learn([one], np.array([7.0]))  # one measurement does not correct the simulator
+        >>> round(float(reward([one])[0]), 6), reward([other]) == reward.simulated([other])
+        (7.0, array([ True]))
     """
 
     def __init__(self, task: Task, surrogate: Surrogate | None = None) -> None:
