@@ -57,12 +57,8 @@ def kernel_program(
         >>> [kernel.name for kernel in kernel_program(as_module(step), step.inputs).kernels]
         ['cpp_fused_relu_0']
     """
-    from torch._functorch import config as functorch
-    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     compiled: list[Any] = []
 
@@ -71,11 +67,7 @@ def kernel_program(
         return compiled[-1]
 
     given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
-    # Inductor's cache of graphs, which has the code of earlier calls, asks for a shape environment. The cache of
-    # AOTAutograd, on top of it, would not call `caught`.
-    fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
-    own, no_other_cache = config.patch({**SETTINGS, **(settings or {})}), functorch.patch(enable_autograd_cache=False)
-    with torch.no_grad(), own, no_other_cache, tracing(TracingContext(fake)):
+    with torch.no_grad(), config.patch({**SETTINGS, **(settings or {})}):
         function: Callable[..., Any] = compile_fx(module, list(given), inner_compile=caught)  # type: ignore[assignment]
         if any(each.device.type != "cpu" for each in given):  # Triton kernels tune themselves in their first run
             function(*[each.clone(memory_format=torch.preserve_format) for each in given])
