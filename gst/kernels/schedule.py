@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.kernels.lower import placed_bytes, shared_bytes
 from gst.kernels.program import KernelProgram
-
-
-class KernelSchedule(NamedTuple):
-    """Args:
-    stream: of each call.
-    begin_us, end_us: of each call.
-    """
-
-    stream: Int64[np.ndarray, " kernels"]
-    begin_us: Float64[np.ndarray, " kernels"]
-    end_us: Float64[np.ndarray, " kernels"]
-
-    @property
-    def makespan_us(self) -> float:
-        return float(self.end_us.max(initial=0.0))
-
-    @property
-    def order(self) -> Int64[np.ndarray, " kernels"]:
-        """Calls in the order in which they begin; of several that begin at once those that end first."""
-        return np.lexsort((self.end_us, self.begin_us))
+from gst.lowering.plan import Timeline
 
 
 def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels"]) -> Float64[np.ndarray, " kernels"]:
@@ -46,7 +26,7 @@ def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels
 def list_schedule(
     program: KernelProgram, times_us: Float64[np.ndarray, " kernels"], num_streams: int, most_bytes: float = np.inf,
     window: int | None = None,
-) -> KernelSchedule:  # fmt: skip
+) -> Timeline:  # fmt: skip
     """Schedule calls by upward rank; a call whose buffers would take more than `most_bytes` waits for others to end.
 
     Where only such calls are left, the first of them in the order of the program runs all the same, so the limit may be
@@ -101,7 +81,7 @@ def list_schedule(
             waiting[each] -= 1
             if not waiting[each]:
                 insort(ready, place[each])
-    return KernelSchedule(stream, begin, end)
+    return Timeline(stream, begin, end)
 
 
 class _Buffers:

@@ -18,7 +18,8 @@ from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout, stream_program
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
-from gst.kernels.schedule import KernelSchedule, list_schedule, reuse, upward_ranks
+from gst.kernels.schedule import list_schedule, reuse, upward_ranks
+from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import StreamProgram
 
 COUNTS = (2, 4, 8, 16)  # of streams that are tried
@@ -29,15 +30,15 @@ RUNS = 15  # of each number of streams, alternating
 NARROW = 0.98  # of the simulated time with fewer streams: more that gain less are not measured
 
 
-def lowered(program: KernelProgram, schedule: KernelSchedule) -> StreamProgram:
+def lowered(program: KernelProgram, schedule: Timeline) -> StreamProgram:
     """Return the stream program of a schedule; buffers share bytes as its times let them."""
     pairs = reuse(program, schedule.begin_us, schedule.end_us)
-    return stream_program(program, schedule.stream, np.argsort(schedule.order), pairs)
+    return stream_program(program, schedule.device, np.argsort(schedule.order), pairs)
 
 
 def within_memory(
     program: KernelProgram, times_us: Float64[np.ndarray, " kernels"], num_streams: int, most_bytes: float
-) -> tuple[KernelSchedule, StreamProgram]:
+) -> tuple[Timeline, StreamProgram]:
     """Return the shortest list schedule whose buffers take no more than `most_bytes`; if none does, the one that takes
     least."""
     found = [
@@ -45,7 +46,7 @@ def within_memory(
         for share in LIMITS
         for divisor in WINDOWS
     ]
-    least: tuple[KernelSchedule, StreamProgram] | None = None
+    least: tuple[Timeline, StreamProgram] | None = None
     least_bytes = math.inf
     for schedule in sorted(found, key=lambda each: each.makespan_us):
         streams = lowered(program, schedule)

@@ -31,7 +31,7 @@ def test_a_schedule_keeps_dependencies_and_a_plan_of_it_computes_the_same(
     producers, consumers = program.dependencies
     assert (found.end_us[producers] <= found.begin_us[consumers]).all()
     for stream in range(num_streams):
-        mine = np.flatnonzero(found.stream == stream)
+        mine = np.flatnonzero(found.device == stream)
         mine = mine[np.argsort(found.begin_us[mine])]
         assert (found.end_us[mine[:-1]] <= found.begin_us[mine[1:]]).all()
     assert upward_ranks(program, times_us).max() <= found.makespan_us * (1 + 1e-9) <= times_us.sum() * (1 + 1e-6)
@@ -57,7 +57,7 @@ def test_waits_for_bytes_save_memory_and_cost_no_time_that_the_schedule_has_not(
         streams = lowered(program, found)
         one.append(layout(program, stream_program(program, np.zeros(60, np.int64))).size)
         plain.append(
-            layout(program, stream_program(program, found.stream, np.argsort(np.argsort(found.begin_us)))).size
+            layout(program, stream_program(program, found.device, np.argsort(np.argsort(found.begin_us)))).size
         )
         shared.append(layout(program, streams).size)
         check(program, streams, layout(program, streams))
