@@ -51,7 +51,7 @@ def bench(programs: Sequence[str], repetitions: int = REPETITIONS, progress: Pro
 def main() -> None:
     parent, (program, way) = connect()
 
-    def make() -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    def make() -> tuple[dict[str, Callable[[], object]], dict[str, str], dict[str, Any]]:
         step = resolve(program)
         if way == KEPT and not keep_freed_memory():
             raise SystemExit("the C library of this machine takes no such settings")
@@ -60,7 +60,7 @@ def main() -> None:
             with unseeded():
                 pytorch(step)
 
-        return {"step": run}, {}
+        return {"step": run}, {}, {}
 
     serve(parent, make, keeps_memory=False)
 

@@ -23,6 +23,27 @@ def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels
     return ranks
 
 
+def critical_path(program: KernelProgram, times_us: Float64[np.ndarray, " kernels"]) -> Int64[np.ndarray, " path"]:
+    """Return the calls of a longest chain that wait for each other, in order: no number of streams is faster.
+
+    Examples:
+        >>> from gst.kernels.recording import kernel_program
+        >>> from gst.programs import as_module, capture_module
+        >>> import torch
+        >>> step = capture_module(torch.nn.ReLU(), (torch.ones(4),))
+        >>> critical_path(kernel_program(as_module(step), step.inputs), np.array([2.5]))
+        array([0])
+    """
+    ranks = upward_ranks(program, times_us)
+    producers, consumers = program.dependencies
+    path: list[int] = []
+    following = np.arange(len(ranks))
+    while len(following):
+        path.append(int(following[np.argmax(ranks[following])]))
+        following = consumers[producers == path[-1]]
+    return np.array(path, np.int64)
+
+
 def list_schedule(
     program: KernelProgram, times_us: Float64[np.ndarray, " kernels"], num_streams: int, most_bytes: float = np.inf,
     window: int | None = None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from gst.execution.lanes import is_here
@@ -18,7 +18,7 @@ from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout, stream_program
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
-from gst.kernels.schedule import list_schedule, reuse, upward_ranks
+from gst.kernels.schedule import critical_path, list_schedule, reuse
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import StreamProgram
 
@@ -59,6 +59,20 @@ def within_memory(
     return least
 
 
+def drawn(schedule: Timeline, path: Int64[np.ndarray, " path"]) -> dict[str, Any]:
+    """Return the bars of a schedule for `gst.reporting.timeline`: stream, begin and end in ms, and kind of each call.
+
+    Examples:
+        >>> drawn(Timeline(np.zeros(1, np.int64), np.zeros(1), np.array([500.0])), np.array([0]))
+        {'kinds': ['on the critical path', 'other kernels'], 'bars': [[0, 0.0, 0.5, 0]]}
+    """
+    is_other = np.ones(len(schedule.device), np.int64)
+    is_other[path] = 0
+    columns = schedule.device, np.round(schedule.begin_us / 1e3, 6), np.round(schedule.end_us / 1e3, 6), is_other
+    bars = [list(bar) for bar in zip(*(column.tolist() for column in columns), strict=True)]
+    return {"kinds": ["on the critical path", "other kernels"], "bars": bars}
+
+
 @dataclass(frozen=True, eq=False)
 class OnStreams:
     """A step on the number of streams that is fastest.
@@ -67,8 +81,9 @@ class OnStreams:
         run: the run of it, with its memory.
         call: runs it, and returns the flat outputs, which the next call overwrites.
         figures: `kernels`, `critical_path_us`, `sum_us`, `times_are_kept` (they were measured in an earlier search),
-            `given_bytes` of inputs and constants, `best` number of streams, and by number of streams `ms`,
-            `simulated_ms` and the `bytes` of buffers, or the `reason` why it was not tried.
+            `given_bytes` of inputs and constants, `best` number of streams, by number of streams `ms`,
+            `simulated_ms` and the `bytes` of buffers, or the `reason` why it was not tried; and `timeline`, the
+            schedule taken, by the times of kernels alone (`drawn`).
     """
 
     run: Run
@@ -140,6 +155,8 @@ def on_streams(
     record = record or Run.recorded
     times_us, is_kept = kept_times_us(single)
     found = {1: OnStreams(single, record(single))}
+    ends_us = times_us.cumsum()
+    schedules = {1: Timeline(np.zeros(program.num_kernels, np.int64), ends_us - times_us, ends_us)}
     streams: dict[int, dict[str, Any]] = {1: {"simulated_ms": times_us.sum() / 1e3, "bytes": single.places.size}}
     given_bytes = sum(int(program.storage_bytes[storage]) for storage in program.beforehand)
     least_ms, most_bytes = streams[1]["simulated_ms"], MEMORY * (given_bytes + single.places.size) - given_bytes
@@ -156,7 +173,7 @@ def on_streams(
         least_ms = simulated_ms
         try:
             run = Run(program, issued, given)
-            found[count] = OnStreams(run, record(run))
+            found[count], schedules[count] = OnStreams(run, record(run)), schedule
             streams[count]["bytes"] = run.places.size
         except RuntimeError as error:  # memory is short
             streams[count]["reason"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -166,10 +183,12 @@ def on_streams(
         streams[count]["ms"] = measured[str(count)].median_ms
         if is_faster(measured[str(count)], measured[str(best)]):
             best = count
+    path = critical_path(program, times_us)
     figures = {
         "kernels": program.num_kernels, "sum_us": float(times_us.sum()), "times_are_kept": is_kept,
-        "critical_path_us": float(upward_ranks(program, times_us).max(initial=0.0)), "given_bytes": given_bytes,
+        "critical_path_us": float(times_us[path].sum()), "given_bytes": given_bytes,
         "live_bytes": single.places.live_bytes, "streams": streams, "best": best,
+        "timeline": drawn(schedules[best], path),
     }  # fmt: skip
     chosen = found[best]
     return OnStreams(chosen.run, chosen.call, figures)

@@ -106,12 +106,15 @@ def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -
 Variants = Mapping[str, Callable[[], float]]
 """By name, functions that run a whole-model variant once and return its milliseconds."""
 
+Found = tuple[Variants, dict[str, Any]]
+"""Variants, and the figures of kernels on streams (`gst.kernels.streams.OnStreams`), empty if there are none."""
+
 
 @contextmanager
 def whole_variants(
     source: Path | str, runner: IsolatedExecutor | FleetWorkers, program: Program, settings: Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
-) -> Iterator[tuple[Variants, str]]:  # fmt: skip
+) -> Iterator[tuple[Found, str]]:  # fmt: skip
     """Make the whole-model variants of the step, and the reason why nothing is compiled; hosts of a fleet make theirs.
 
     They come before the search: compiled code is the strongest rival of plans, and a short search would leave no time.
@@ -120,10 +123,10 @@ def whole_variants(
     if program.num_nodes > LARGEST_WHOLE:
         skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
     if isinstance(runner, FleetWorkers):
-        yield {}, skip_reason
+        yield ({}, {}), skip_reason
         return
-    with _variants(source, runner.devices, skip_reason, settings, here, progress) as variants:
-        yield variants, skip_reason
+    with _variants(source, runner.devices, skip_reason, settings, here, progress) as found:
+        yield found, skip_reason
 
 
 def measure_finals(
@@ -173,7 +176,7 @@ def by_name(
 def _variants(
     source: Path | str, devices: Sequence[Device], skip_reason: str, settings: Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
-) -> Iterator[dict[str, Callable[[], float]]]:  # fmt: skip
+) -> Iterator[Found]:  # fmt: skip
     """Make functions that run the step whole and return its milliseconds: `here`, on the accelerator, or on the
     cores.
     """
@@ -185,7 +188,7 @@ def _variants(
             yield stack.enter_context(variants_on_accelerator(source, place, settings.compile_s, skip_reason))
             return
         if skip_reason or here or accelerator is not None:
-            yield stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s))
+            yield stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s)), {}
             return
         runs = stack.enter_context(steps_beside(source, "not made yet", here))
         progress(COMPILING, 0, 1)
@@ -195,4 +198,4 @@ def _variants(
         except ValueError as error:  # the child stopped
             variants, reasons = {}, {COMPILED: str(error)}
         left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
-        yield {PYTORCH: runs[PYTORCH], **variants, **left_out}
+        yield {PYTORCH: runs[PYTORCH], **variants, **left_out}, {}

@@ -90,8 +90,9 @@ def place_measured(
     compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
     with (
         fleet or IsolatedExecutor(source, devices) as runner,
-        whole_variants(source, runner, program, compiling, here, progress) as (variants, skip_reason),
+        whole_variants(source, runner, program, compiling, here, progress) as found,
     ):
+        (variants, kernels), skip_reason = found
         patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
         profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
         task = cached_task(program, runner.devices, out, profile, fleet.kind.machine if fleet else None)
@@ -129,6 +130,7 @@ def place_measured(
     result = placed_result(task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries)
     result |= {"proposed": {} if search is None else search.brought()}
     result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
+    result |= {"kernels": kernels} if kernels else {}
     if fleet is not None:
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:

@@ -231,7 +231,7 @@ def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, labe
 def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str) -> str:
     """Draw rows (name, low, middle, high, kind of "best" or "pytorch" or ""), one below the other, on one axis."""
     bottom = 12 + 26 * len(rows)
-    x = Axis.fit([*(value for row in rows for value in row[1:4]), reference], 138, WIDTH - 14)
+    x = Axis.fit([*(value for row in rows for value in row[1:4]), reference], 152, WIDTH - 14)
     y = Axis(0, len(rows), 12, bottom)
     out = []
     for tick in x.ticks():
@@ -242,7 +242,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     for row, (name, low, middle, high, kind) in enumerate(rows):
         at, words = y(row + 0.5), f"{name}: {brief(middle)} ms ({span(low, high)})"
         out.append(f'<g class="interval {kind}"><title>{escape(words)}</title>')
-        out.append(text(130, at + 4, name if len(name) < 20 else name[:18] + "\u2026", "end"))
+        out.append(text(144, at + 4, name if len(name) < 20 else name[:18] + "\u2026", "end"))
         if not (math.isnan(low) or math.isnan(high)):
             out.append(f'<path d="M{x(low)} {at - 5:g}v10M{x(low)} {at}H{x(high)}M{x(high)} {at - 5:g}v10"/>')
         out.append(f'<circle cx="{x(middle)}" cy="{at}" r="4.5"/></g>')

@@ -15,10 +15,10 @@ from gst.reporting.page import Record, listed, mapping, tiles
 METHODS = ("annealing", "colocrl", "hdp", "go", "policy", "guided_search", "loop", "contiguous")
 """Names of search methods; plans by other names than these and `STEPS` are baselines."""
 
-PYTORCH, COMPILED = "pytorch", "compiled"
+PYTORCH, COMPILED, KERNELS = "pytorch", "compiled", "kernels on streams"
 STEPS = {
     PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
-    "one graph": "recorded as one graph",
+    "one graph": "recorded as one graph", KERNELS: "compiled, on streams",
 }  # fmt: skip
 """Kinds of steps that run without a plan, by the beginning of their name."""
 RUNTIMES = ("measured", "simulated")

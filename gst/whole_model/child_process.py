@@ -25,7 +25,7 @@ from gst.execution.measure import timed
 from gst.execution.on_accelerator import Run, as_called, as_written, module_on, num_weights, one_graph, whole
 from gst.execution.plain import COMPILED, PYTORCH, START_LIMIT_S, PlainPyTorch, failing
 from gst.kernels.recording import kernel_program
-from gst.kernels.streams import on_streams
+from gst.kernels.streams import StreamSearch
 from gst.lowering.calls import eager
 from gst.lowering.plan import ExecutionError
 from gst.programs import Program, Reference, as_module, differ_beyond_rounding, kind_for
@@ -46,13 +46,17 @@ COMPILE = ("compiled", KERNELS, "compiled, reduce-overhead", "compiled, max-auto
 """Variants on an accelerator that are compiled, those that take longer later."""
 
 Runs = dict[str, Callable[[], Any]]
-Timed = tuple[dict[str, Callable[[], float]], dict[str, str]]
-"""By name, functions that run a variant once and return its milliseconds; and the reasons of other variants."""
+Timed = dict[str, Callable[[], float]]
+"""By name, functions that run a variant once and return its milliseconds."""
+
+Figures = dict[str, Any]
+"""Of kernels on streams, see `gst.kernels.streams.OnStreams`; empty if there are none."""
 
 
 @contextmanager
-def variants_on_cores(source: Path | str, cores: int, seconds: float) -> Iterator[Timed]:
-    """Time the variants of a program on the CPU that may win, each when its function is called.
+def variants_on_cores(source: Path | str, cores: int, seconds: float) -> Iterator[tuple[Timed, dict[str, str]]]:
+    """Time the variants of a program on the CPU that may win, each when its function is called; yield also the reasons
+    why others are left out.
 
     Args:
         source: name of a program, or the directory of a saved one.
@@ -62,8 +66,8 @@ def variants_on_cores(source: Path | str, cores: int, seconds: float) -> Iterato
     Raises:
         ValueError: the child could not start.
     """
-    with _child(source, seconds, (MODULE, "cores", str(cores), str(seconds))) as timed_variants:
-        yield timed_variants
+    with _child(source, seconds, (MODULE, "cores", str(cores), str(seconds))) as (runs, reasons, _):
+        yield runs, reasons
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def variants_on_accelerator(
     seconds: float,
     skip_reason: str = "",
     compiled: Sequence[str] = COMPILE,
-) -> Iterator[dict[str, Callable[[], float]]]:
+) -> Iterator[tuple[Timed, Figures]]:
     """Time the variants of a step on an accelerator; `pytorch`, as written, comes first. The function of a variant that
     is left out raises its reason (`ExecutionError`).
 
@@ -87,35 +91,37 @@ def variants_on_accelerator(
     with ExitStack() as stack:
         try:
             child = (MODULE, "accelerator", str(device), str(seconds), skip_reason, *compiled)
-            runs, reasons = stack.enter_context(_child(source, seconds, child))
+            runs, reasons, figures = stack.enter_context(_child(source, seconds, child))
         except ValueError as error:  # for example, memory is short
-            runs, reasons = {}, {PYTORCH: str(error), COMPILED: str(error)}
-        yield runs | {name: partial(failing, reason) for name, reason in reasons.items()}
+            runs, reasons, figures = {}, {PYTORCH: str(error), COMPILED: str(error)}, {}
+        yield runs | {name: partial(failing, reason) for name, reason in reasons.items()}, figures
 
 
 @contextmanager
-def _child(source: Path | str, seconds: float, arguments: Sequence[str]) -> Iterator[Timed]:
+def _child(
+    source: Path | str, seconds: float, arguments: Sequence[str]
+) -> Iterator[tuple[Timed, dict[str, str], Figures]]:
     with PlainPyTorch(source, start_limit_s=START_LIMIT_S + seconds, child=arguments) as process:
-        names, reasons = process.first
-        yield {name: partial(process, name) for name in names}, reasons
+        names, reasons, figures = process.first
+        yield {name: partial(process, name) for name in names}, reasons, figures
 
 
 def serve(
     parent: Connection[Any, Any],
-    make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]],
+    make: Callable[[], tuple[Mapping[str, Callable[[], object]], Mapping[str, str], Figures]],
     keeps_memory: bool = True,
 ) -> None:
     """Make variants in the child, send their names and the reasons of others, and time each that is asked for.
 
     Args:
         parent: connection to the parent (`gst.util.child.connect`).
-        make: returns functions that run a variant once, by name, and the reasons of other variants.
+        make: returns functions that run a variant once, by name, the reasons of other variants, and figures.
         keeps_memory: True if memory of freed tensors is kept, as in the process that runs plans.
     """
     if keeps_memory:
         keep_freed_memory()
-    runs, reasons = make()
-    parent.send((list(runs), dict(reasons)))
+    runs, reasons, figures = make()
+    parent.send((list(runs), dict(reasons), figures))
     with suppress(EOFError):
         while name := parent.recv():
             answer: object
@@ -144,7 +150,7 @@ def bound(program: Program) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, tuple(value for value, each in zip(program.inputs, is_weight, strict=True) if not each)
 
 
-def made_on_cores(source: Path | str, cores: int, seconds: float) -> tuple[Runs, dict[str, str]]:
+def made_on_cores(source: Path | str, cores: int, seconds: float) -> tuple[Runs, dict[str, str], Figures]:
     """Make the variants on the CPU that may win and that agree with the program on its own and on random inputs."""
     program = Program.load(source) if isinstance(source, Path) else traced(source)
     module, inputs = bound(program)
@@ -154,13 +160,14 @@ def made_on_cores(source: Path | str, cores: int, seconds: float) -> tuple[Runs,
         outputs = list(runs[name](*inputs))
         if difference := differ_beyond_rounding(outputs, want, partial(eager, program), program.inputs):
             reasons[name] = f"gives other outputs: {difference}"
-    return {name: partial(run, *inputs) for name, run in runs.items() if name not in (PYTORCH, *reasons)}, reasons
+    return {name: partial(run, *inputs) for name, run in runs.items() if name not in (PYTORCH, *reasons)}, reasons, {}
 
 
 def made_on_accelerator(
     source: Path | str, device: torch.device, seconds: float, skip_reason: str, compiled: Sequence[str] = COMPILE
-) -> tuple[Runs, dict[str, str]]:
-    """Make the variants on an accelerator that agree with the program; also return the reasons of the others."""
+) -> tuple[Runs, dict[str, str], Figures]:
+    """Make the variants on an accelerator that agree with the program; also return the reasons of the others, and the
+    figures of kernels on streams."""
     if isinstance(source, Path):
         program = _moved(Program.load(source), device)
         written, inputs = whole(program, device), program.inputs
@@ -180,7 +187,8 @@ def made_on_accelerator(
     others = inputs[num_weights(program) :]
     makers: dict[str, Callable[[], Run]] = {ONE_GRAPH: lambda: as_called(one_graph(written, device), others)}
     compilers = {name: partial(_compiled, program, device, mode) for name, mode in MODE_OF.items()}
-    compilers[KERNELS] = partial(_kernels, program, device, seconds / 4)
+    streams = StreamSearch(seconds / 4)
+    compilers[KERNELS] = partial(_kernels, program, device, streams)
     makers |= {name: compilers[name] for name in compiled}
     runs, reasons, ends = {PYTORCH: written}, {}, time.monotonic() + seconds
     for name, make in makers.items():
@@ -198,7 +206,7 @@ def made_on_accelerator(
             reasons[name] = f"left out: not compiled within {seconds:g} s"
         except Exception as error:  # any exception of a compiler, or of an operation in a graph
             reasons[name] = " ".join(str(error).split())[:200] or type(error).__name__
-    return runs, reasons
+    return runs, reasons, {} if streams.found is None else streams.found.figures
 
 
 def _compiled(program: Program, device: torch.device, mode: str) -> Run:
@@ -209,10 +217,10 @@ def _compiled(program: Program, device: torch.device, mode: str) -> Run:
     return run if mode == "default" else as_called(run, program.inputs[num_weights(program) :])
 
 
-def _kernels(program: Program, device: torch.device, seconds: float) -> Run:
+def _kernels(program: Program, device: torch.device, streams: StreamSearch) -> Run:
     """Put the kernels of a program that Inductor compiled on streams; raise ValueError if they give other outputs."""
     kernels = kernel_program(module_on(program, device), program.inputs, program.name).without_inputs()
-    run, one_by_one = on_streams(kernels, program.inputs, seconds).call, partial(eager, program, device=device)
+    run, one_by_one = streams(kernels, program.inputs), partial(eager, program, device=device)
     if difference := differ_beyond_rounding(run(), one_by_one(program.inputs), one_by_one, program.inputs):
         raise ValueError(f"wrong outputs: {difference}")
     return as_called(run, program.inputs[num_weights(program) :])

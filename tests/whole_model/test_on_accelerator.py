@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gst.execution import on_accelerator
 from gst.execution.plain import COMPILED, PYTORCH
+from gst.kernels import streams
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
 from gst.placement import finals
@@ -39,7 +40,8 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
-    runs, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 300.0, "")
+    runs, reasons, figures = child_process.made_on_accelerator(saved(tmp_path), CPU, 300.0, "")
+    assert figures["best"] == 1 and figures["kernels"] > 0  # a CPU runs them in order
     assert set(runs) == {PYTORCH, *COMPILE}
     assert reasons == {ONE_GRAPH: "graphs are recorded on an accelerator; this runs on cpu"}
     want = runs[PYTORCH]()
@@ -48,10 +50,10 @@ def test_each_way_computes_what_the_program_does(tmp_path: Path) -> None:
 
 def test_a_way_with_other_outputs_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda module, mode: lambda *inputs: (module(*inputs)[0] + 1,))
-    step = child_process.on_streams
+    step = streams.on_streams
     wrong = lambda *given: replace(found := step(*given), call=lambda: [each + 1 for each in found.call()])  # noqa: E731
-    monkeypatch.setattr(child_process, "on_streams", wrong)
-    runs, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
+    monkeypatch.setattr(streams, "on_streams", wrong)
+    runs, reasons, _ = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
     assert set(runs) == {PYTORCH} and all(reasons[name].startswith("wrong outputs: output 0") for name in COMPILE)
 
 
@@ -65,7 +67,7 @@ def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
         (saved(tmp_path), 1, 1),
         (STEP, *map(num_tensors, (step.inputs, step.function(*step.inputs)))),
     ):
-        runs, _ = child_process.made_on_accelerator(source, CPU, 0.0, "")
+        runs, *_ = child_process.made_on_accelerator(source, CPU, 0.0, "")
         copies = counted(runs[ONE_GRAPH])
         copies.subtract(counted(runs[PYTORCH]))
         assert (copies[torch.ops.aten.copy_.default], copies[torch.ops.aten.clone.default]) == (inputs, outputs)
@@ -74,7 +76,7 @@ def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
 def test_kernels_on_streams_are_called_as_plans_are() -> None:
     """A call copies what changes from call to call in, and outputs out; the state is among both."""
     step = resolve(STEP)
-    runs, _ = child_process.made_on_accelerator(STEP, CPU, 300.0, "", [KERNELS])
+    runs, *_ = child_process.made_on_accelerator(STEP, CPU, 300.0, "", [KERNELS])
     copies = counted(runs[KERNELS])
     assert copies[torch.ops.aten.clone.default] == num_tensors(step.function(*step.inputs))
     first, again = runs[KERNELS](), runs[KERNELS]()
@@ -93,7 +95,7 @@ def test_nothing_is_compiled_without_time_or_wish(tmp_path: Path) -> None:
         (0.0, "", "left out: no time to compile it"),
         (60.0, "left out, as asked", "left out, as asked"),
     ):
-        runs, reasons = child_process.made_on_accelerator(source, CPU, seconds, skip_reason)
+        runs, reasons, _ = child_process.made_on_accelerator(source, CPU, seconds, skip_reason)
         assert set(runs) == {PYTORCH} and all(said in reasons[name] for name in COMPILE)
 
 
@@ -103,12 +105,12 @@ def test_a_way_that_is_not_compiled_in_time_is_left_out(tmp_path: Path, monkeypa
 
     for name in ("_compiled", "_kernels"):
         monkeypatch.setattr(child_process, name, compiled_late)
-    _, reasons = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
+    _, reasons, _ = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
     assert all(reasons[name] == "left out: not compiled within 60 s" for name in COMPILE)
 
 
 def test_a_step_by_name_runs_as_written_there() -> None:
-    with child_process.variants_on_accelerator(STEP, CPU, 60.0, "left out, as asked") as runs:
+    with child_process.variants_on_accelerator(STEP, CPU, 60.0, "left out, as asked") as (runs, _):
         assert next(iter(runs)) == PYTORCH and runs[PYTORCH]() > 0
         with pytest.raises(ExecutionError, match="left out, as asked"):
             runs[COMPILED]()
@@ -122,7 +124,7 @@ def test_plans_on_an_accelerator_are_held_against_the_step_on_it(tmp_path: Path)
         Device("cpu:0", "cpu", (0,), 1, "host", "measured"),
         Device("cuda:0", "cuda", (), 1, "cuda:0", "measured"),
     )
-    with finals._variants(STEP, [core, gpu], "", Settings(), {}, no_progress) as runs:
+    with finals._variants(STEP, [core, gpu], "", Settings(), {}, no_progress) as (runs, _):
         assert set(runs) == {PYTORCH, COMPILED}
         for run in runs.values():
             with pytest.raises(ExecutionError, match=r"plain PyTorch stopped .*(CUDA|NVIDIA)"):

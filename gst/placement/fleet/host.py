@@ -119,7 +119,8 @@ def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterat
         with steps_beside(program, skip_reason) as steps:
             yield steps
         return
-    with variants_on_accelerator(program, accelerator.torch_device, START_LIMIT_S, skip_reason, [COMPILED]) as steps:
+    place = accelerator.torch_device
+    with variants_on_accelerator(program, place, START_LIMIT_S, skip_reason, [COMPILED]) as (steps, _):
         yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 
