@@ -83,6 +83,25 @@ def kernel_program(
     return called[0].program(name, outputs)
 
 
+def recorded_calls(compiled: Any, inputs: Sequence[Tensor], name: str = "graph") -> KernelProgram:
+    """Record the kernel calls of a graph that Inductor compiled, in a run on its inputs.
+
+    Args:
+        compiled: Inductor's `CompiledFxGraph`.
+        inputs: of the graph, all on one device; it may write to them.
+        name: of the program.
+
+    Raises:
+        NotUnderstoodError: a call cannot be moved to another stream safely.
+    """
+    recording = _Recording(compiled, inputs)
+    try:
+        outputs = recording(list(inputs))
+    finally:
+        recording.restore()
+    return recording.program(name, outputs)
+
+
 class _Recording:
     """Stands for the code of a compiled graph: runs it once and records its calls.
 

@@ -56,8 +56,10 @@ def timeline(record: Record) -> str:
 
 
 def kernels(record: Record) -> str:
-    """Return the kernels of the compiled step on streams, those that no stream can speed up in a colour of their own,
-    beside the fastest of PyTorch; nothing where there are none."""
+    """Return kernels on streams, those of the critical path in a colour of their own, beside the fastest of PyTorch.
+
+    Nothing where the record has none.
+    """
     found = mapping(record.get("kernels"))
     kinds, bars = _bars(mapping(found.get("timeline")))
     if not len(bars.device) or not bars.span_ms:

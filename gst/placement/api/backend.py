@@ -1,8 +1,9 @@
 """`torch.compile(model, backend="gst")`: each graph that Dynamo captures runs by the fastest variant or plan.
 
 The first call of a graph chooses, on copies of its inputs. Inference (no gradients, changed inputs, random numbers or
-dynamic shapes) is placed by `gst.place`; everything else runs as written or by Inductor, whichever is faster. PyTorch
-finds the backend by its entry point (`torch_dynamo_backends`); gst need not be imported.
+dynamic shapes) is placed by `gst.place`; everything else runs as written, by Inductor, or, on an accelerator, with
+Inductor's kernels on streams, whichever is fastest. PyTorch finds the backend by its entry point
+(`torch_dynamo_backends`); gst need not be imported.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from gst.execution.lanes import is_here
 from gst.execution.measure import measure
 from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads, rested
+from gst.kernels.graphs import inner_compile
+from gst.kernels.streams import on_streams
 from gst.placement.api.derivatives import Differentiable
 from gst.placement.api.place import own_devices, place
 from gst.placement.api.trials import (
@@ -35,13 +39,17 @@ from gst.placement.api.trials import (
     results,
 )  # fmt: skip
 from gst.placement.measured import SHARE
+from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import Bound
+from gst.whole_model.variants import KERNELS, Bound
 
 SECONDS = 60.0  # default time limit of placing a graph
 SEED = 0  # of the random numbers of trials
+TO_STREAMS = 0.1  # of the seconds, for trying numbers of streams of each pass
+LEARNING = 12  # calls of both passes, after which their kernels run on streams
+WORDS = {PYTORCH: "as written", COMPILED: "compiled", KERNELS: "compiled, on streams"}
 INPUTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 Function = Callable[..., Any]
 log = logging.getLogger("gst")
@@ -86,7 +94,11 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
     values = [*example_inputs, *held]
     learns = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in values)
     if learns or any(map(_is_dynamic, values)):
-        chosen = _Chosen(own, [], seconds, _by_inductor(own, values))
+        streams = None
+        if _may_use_streams(values):
+            search = partial(on_streams, seconds=TO_STREAMS * seconds)
+            streams = _by_inductor(own, values, inner_compile=inner_compile(search))
+        chosen = _Chosen(own, [], seconds, _by_inductor(own, values), streams)
     else:
         is_weight = [_is_of_module(node) for node in graph.graph.find_nodes(op="placeholder")]
         chosen = _Chosen(own, is_weight + [True] * len(held), seconds)
@@ -100,12 +112,15 @@ class _Chosen:
         is_weight: True for each input that is a parameter or a buffer of a module; empty if the graph may not be placed
             as inference.
         compiled: the graph by Inductor, or the reason if there is none; None = made with the first call.
+        streams: the same with its kernels on streams; None = it is not tried.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, is_weight: Sequence[bool], seconds: float, compiled: Function | str | None = None
-    ) -> None:
-        self._graph, self._is_weight, self._seconds, self._compiled = graph, is_weight, seconds, compiled
+        self, graph: fx.GraphModule, is_weight: Sequence[bool], seconds: float, compiled: Function | str | None = None,
+        streams: Function | str | None = None,
+    ) -> None:  # fmt: skip
+        self._graph, self._is_weight, self._seconds = graph, is_weight, seconds
+        self._compiled, self._streams = compiled, streams
         self._run: Function | None = None
         self._turn = threading.Lock()
 
@@ -134,14 +149,19 @@ class _Chosen:
         if isinstance(self._compiled, str):
             log.info("a graph runs as written: %s", self._compiled)
             return self._graph
-        run: Function = self._compiled
-        if want.reached:
-            run = Differentiable(self._graph, run, want, want.draws)
+        run = self._as_eager(self._compiled, want)
         if wrong := outcome(run, inputs, SEED).difference(want):
             log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
-        best = _faster(self._graph, run, inputs, self._seconds, bool(want.mutated))
+        runs: dict[str, Function] = {PYTORCH: self._graph, COMPILED: run}
+        if callable(self._streams) and not want.mutated:
+            runs[KERNELS] = self._as_eager(self._streams, want)
+        best = _fastest(runs, inputs, self._seconds, bool(want.mutated))
         return best if best is self._graph or not want.mutated else _for_overlaps(self._graph, best, inputs)
+
+    def _as_eager(self, run: Function, want: Trial) -> Function:
+        """Return compiled code whose derivatives are those of the graph as written."""
+        return Differentiable(self._graph, run, want, want.draws) if want.reached else run
 
 
 def _is_dynamic(value: Any) -> bool:
@@ -160,8 +180,18 @@ def _is_of_module(node: fx.Node) -> bool:
     return False
 
 
-def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str:
-    """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails."""
+def _may_use_streams(values: Sequence[Any]) -> bool:
+    """True if kernels may run on streams: all values are tensors of fixed sizes on one accelerator."""
+    devices = {each.device for each in values if isinstance(each, Tensor)}
+    return not any(map(_is_dynamic, values)) and len(devices) == 1 and all(map(is_here, devices))
+
+
+def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Function | str:
+    """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails.
+
+    Args:
+        options: of `compile_fx`.
+    """
     from torch._inductor.compile_fx import compile_fx
 
     own = fx.GraphModule(graph, copied(graph.graph))
@@ -169,7 +199,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str
     settings = torch._functorch.config.patch(donated_buffer=False, enable_autograd_cache=False)
     try:
         with settings, compiled_by_threads():
-            run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True})
+            run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True}, **options)
     except Exception as error:  # any exception of a compiler
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
     return cast(Function, run)
@@ -240,24 +270,36 @@ def _for_overlaps(graph: Function, compiled: Function, inputs: Sequence[Any]) ->
     return run
 
 
-def _faster(
-    graph: Function, compiled: Function, inputs: Sequence[Any], seconds: float, writes: bool = False
-) -> Function:
+def _fastest(runs: dict[str, Function], inputs: Sequence[Any], seconds: float, writes: bool = False) -> Function:
     """Choose the graph as written or compiled, by two sets of alternating runs on copies of the inputs.
 
     Args:
+        runs: the graph as written comes first.
         writes: True if it writes to its inputs, so that each run needs new copies.
     """
     copies = None if writes else copies_of(inputs)
     no_inputs = Guard(None, (), weights=False)
+    calls = {name: partial(_passes_of, run, inputs, copies) for name, run in runs.items()}
     with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEED, accelerators(inputs)):
-        both = {PYTORCH: graph, COMPILED: compiled}
-        calls = {name: partial(_passes_of, run, inputs, copies) for name, run in both.items()}
+        if KERNELS in calls and (wrong := _wrong_on_streams(calls, inputs)):
+            log.info("a graph does not run with its kernels on streams: it gives other results: %s", wrong)
+            del calls[KERNELS]
         first = measure(calls, LOOKS, 1, time_of=rested)
-        runs = {name: GuardedRun(call, no_inputs, call) for name, call in calls.items()}
+        guarded = {name: GuardedRun(call, no_inputs, call) for name, call in calls.items()}
         first_ms = {name: min(each.samples_ms, default=float("inf")) for name, each in first.items()}
-        result = confirmed(Candidates(runs, {}, first_ms), (), SHARE * seconds)
-    log.info("a graph runs %s: %s ms as written, %s compiled", result["winner"], *(
-        result[f"{name}_ms"] for name in (PYTORCH, COMPILED)
-    ))  # fmt: skip
-    return compiled if result["winner"] == COMPILED else graph
+        result = confirmed(Candidates(guarded, {}, first_ms), (), SHARE * seconds)
+    times = {name: plan.get("again_median_ms") for name, plan in result["plans"].items() if plan["feasible"]}
+    told = ", ".join(f"{ms} ms {WORDS[name]}" for name, ms in times.items())
+    log.info("a graph runs %s: %s", WORDS[result["winner"]], told)
+    return runs[result["winner"]]
+
+
+def _wrong_on_streams(calls: Mapping[str, Callable[[], Any]], inputs: Sequence[Any]) -> str | None:
+    """Call both passes until their kernels run on streams; describe the first difference from the graph as written."""
+    for _ in range(LEARNING):
+        calls[KERNELS]()
+    found = []
+    for name in (PYTORCH, KERNELS):
+        with seeded(SEED, accelerators(inputs)):
+            found.append([value for part in calls[name]() for value in part])
+    return outputs_differ(found[1], found[0])
