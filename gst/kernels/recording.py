@@ -18,7 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,7 +71,11 @@ def kernel_program(
 
     given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
     with torch.no_grad(), config.patch({**SETTINGS, **(settings or {})}):
-        function: Callable[..., Any] = compile_fx(module, list(given), inner_compile=caught)  # type: ignore[assignment]
+        # Inductor keeps its code by content where a shape environment is known; sizes are numbers all the same.
+        fake = FakeTensorMode(shape_env=ShapeEnv())
+        examples = [fake.from_tensor(each, static_shapes=True) for each in given]
+        with tracing(TracingContext(fake)), torch._functorch.config.patch(enable_autograd_cache=False):
+            function: Callable[..., Any] = compile_fx(module, examples, inner_compile=caught)  # type: ignore[assignment]
         if any(each.device.type != "cpu" for each in given):  # Triton kernels tune themselves in their first run
             function(*[each.clone(memory_format=torch.preserve_format) for each in given])
         recordings = [_Recording(each, given) for each in compiled]

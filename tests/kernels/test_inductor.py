@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from experiments.bench.strangers_program import module_of
 from gst.data.graphnet import read_sources
@@ -23,6 +25,7 @@ from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_m
 from tests.programs.small import SMALL, small_program
 
 ONE_THREAD = {"cpp.threads": 1}  # sums of several threads differ from run to run
+MINUTES = ("inception_v3", "nasnet")
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
 
 
@@ -64,7 +67,10 @@ def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> N
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", [each for each in SMALL if each != "rnnlm"])
 def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: None) -> None:
-    require_equal_in_every_order(capture(WORKLOADS[name](**SMALL[name])))
+    if name in MINUTES and not os.environ.get("GST_TEST_ALL"):
+        pytest.skip("its kernels take minutes to compile; make fuzz runs it, and GST_TEST_ALL=1 does")
+    sizes = SMALL[name] | ({"stages": 1} if name == "nasnet" else {})  # each stage has kernels of its own to compile
+    require_equal_in_every_order(capture(WORKLOADS[name](**sizes)))
 
 
 @pytest.mark.e2e
@@ -91,7 +97,7 @@ def language_model(name: str) -> nn.Module:
             transformers.LlamaConfig(**width, **rest, num_key_value_heads=1, use_cache=False)
         ),
         "t5": lambda: transformers.T5ForConditionalGeneration(
-            transformers.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+            transformers.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
                                   dropout_rate=0.0, decoder_start_token_id=0, use_cache=False)
         ),
     }  # fmt: skip
@@ -157,7 +163,10 @@ def test_what_inductor_does_stays_as_it_was() -> None:
 
     program = capture(Step("relu", lambda x: [torch.relu(x) @ x], (torch.linspace(-1, 1, 16).view(4, 4),)))
     before, x = config.allow_buffer_reuse, program.inputs[0].clone()
-    first, second = (kernel_program(as_module(program), program.inputs) for _ in range(2))
+    first = kernel_program(as_module(program), program.inputs)
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    second = kernel_program(as_module(program), program.inputs)
+    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1, "Inductor keeps its code"
     assert config.allow_buffer_reuse == before and torch.equal(program.inputs[0], x)
     assert first.key == second.key and first.num_kernels == second.num_kernels
     (result,) = torch.compile(as_module(program))(x)

@@ -215,7 +215,7 @@ def test_the_same_call_goes_on_with_what_was_found_in_other_seconds(
 ) -> None:
     monkeypatch.setattr("gst.placement.api.place.no_headroom", lambda *_: "")
     many = replace(QUICK, evaluations=10**6, methods=("annealing",))
-    for seconds in (20.0, 40.0):  # more seconds would be more evaluations, and another search
+    for seconds in (8.0, 16.0):  # more seconds would be more evaluations, and another search
         gst.place(model, torch.zeros(4, 16), "cpu:0,cpu:1", 1, tmp_path, settings=many, seconds=seconds)
     (search,) = Log(tmp_path / "searches.jsonl").read()
     assert search["evaluations"] < 10**5
