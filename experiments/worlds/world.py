@@ -1,0 +1,154 @@
+"""Machines that differ from what a search believes of them, drawn by a seed; a search can only measure there.
+
+Such a world shows which way of choosing plans copes with wrong costs, contention, launch times, noise and failures. It
+cannot show how real accelerators differ from the simulator: its differences are those that are drawn here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from gst.execution.measure import Measurement, median_interval
+from gst.lowering.plan import Plan
+from gst.machine.devices import this_machine
+from gst.placement.baselines.portfolio import single
+from gst.placement.machines import Chip, Machine
+from gst.placement.objectives import Batches, SimulatedObjective
+from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.task import Task
+from gst.programs import traced
+from gst.programs.features import KINDS, kind_of
+from gst.programs.operation import ACCELERATOR
+
+RUNS = 3  # of each plan that is measured
+KIND, SINGLE, DEVICE, LINK = 0.3, 0.15, 0.15, 0.4  # standard deviations of logarithms of factors
+LAUNCH_US = 4.0  # longer, at most, than believed
+SHORT = 0.9  # of the believed memory, at least
+SLOWEST = 20.0  # times the least of plans on one device; longer runs fail
+
+FAST, MIDDLE, SLOW = (
+    Chip(ACCELERATOR, gflops=15_000.0 * share, gb_per_s=1_500.0 * share, launch_us=4.0) for share in (1.0, 0.55, 0.3)
+)
+HOST = Chip("cpu", gflops=500.0, gb_per_s=60.0, launch_us=3.0)
+EIGHT = Machine((FAST,) * 2 + (MIDDLE,) * 3 + (SLOW,) * 3, link_us=25.0, link_gb_per_s=6.0, name="eight")
+FITS = 0.6  # share of what a program needs on one accelerator that fits there
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A task as a search believes it, and the machine that it is measured on.
+
+    Args:
+        task: what a search may know.
+        truth: the same operations with their true costs; nothing but `measure` and `ms` reads it.
+        noise: standard deviation of logarithms of runs of one plan.
+        limit_ms: longer runs fail.
+        seed: of the noise.
+    """
+
+    task: Task
+    truth: Task
+    noise: float
+    limit_ms: float
+    seed: int
+
+    def ms(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        """Return the runtime of plans without noise; NaN for those that fail."""
+        took = SimulatedObjective(self.truth)(plans)
+        return np.where(took <= self.limit_ms, took, np.nan)
+
+    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
+        """Measure plans, as `gst.placement.objectives.Measurer`; a plan always takes the same times."""
+        return enumerate(map(self.measure, batches))
+
+    def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
+        """Return noisy runs of plans, or why they failed."""
+        return [self._one(plan, ms) for plan, ms in zip(plans, self.ms(plans).tolist(), strict=True)]
+
+    def _one(self, plan: Plan, ms: float) -> Measurement:
+        if np.isnan(ms):
+            reason, none = "it does not fit the memory, or takes too long", (float("nan"),) * 3
+            return Measurement(plan.key, plan.key, (), *none, "failed", reason, machine=this_machine())
+        generator = np.random.default_rng([self.seed, zlib.crc32(plan.key.encode())])
+        samples = (ms * np.exp(self.noise * generator.standard_normal(RUNS))).tolist()
+        middle = median_interval(samples, generator)
+        return Measurement(plan.key, plan.key, tuple(samples), *middle, machine=this_machine())
+
+
+def world(task: Task, seed: int) -> World:
+    """Draw a machine on which a task takes other times than believed: kinds of operations, single operations, devices
+    and links are faster or slower, launches longer, memories smaller, and runs noisy by 1 to 3 %.
+
+    Examples:
+        >>> hidden = world(generated_task(0, num_nodes=60, num_devices=2), seed=1)
+        >>> plan = single(hidden.task, 0)
+        >>> hidden.measure([plan])[0].outcome, bool(hidden.ms([plan]) == hidden.ms([plan]))
+        ('ok', True)
+    """
+    generator = np.random.default_rng([seed, 46])
+
+    def factors(deviation: float, *shape: int) -> np.ndarray:
+        return np.exp(deviation * generator.standard_normal(shape))
+
+    costs, count = task.costs, len(task.devices)
+    kinds = kinds_of(task)
+    times = costs.times_us * factors(KIND, 1, int(kinds.max()) + 1)[:, kinds] * factors(SINGLE, 1, task.num_nodes)
+    launch = generator.uniform(0, LAUNCH_US) * (costs.computed & (costs.times_us.min(0) > 0))
+    shares = generator.uniform(SHORT, 1.0, count)
+    devices = tuple(
+        each if each.memory_limit is None else replace(each, memory_limit=int(share * each.memory_limit))
+        for each, share in zip(task.devices, shares.tolist(), strict=True)
+    )
+    changed = replace(
+        costs, devices=devices, times_us=times * factors(DEVICE, count, 1) + launch,
+        latency_us=costs.latency_us * factors(LINK), bytes_per_us=costs.bytes_per_us * factors(LINK),
+    )  # fmt: skip
+    contention = task.contention._replace(switch_us=task.contention.switch_us + generator.uniform(0, 1.0))
+    truth = replace(task, costs=changed, contention=contention)
+    alone = SimulatedObjective(truth)([single(truth, device) for device in range(count)])
+    least = float(np.nanmin(alone)) if np.isfinite(alone).any() else float("inf")
+    return World(task, truth, float(generator.uniform(0.01, 0.03)), SLOWEST * least, seed)
+
+
+def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
+    """Return the kind of each operation, a position in `KINDS`; of a task without a program by its opcodes."""
+    if task.program is None:
+        return task.graph.opcodes.astype(np.int64) % len(KINDS)
+    return np.array([KINDS.index(kind_of(each)) for each in task.program.operations], np.int64)
+
+
+# Tasks of the worlds --------------------------------------------------------------------------------------------------
+
+
+def eight(name: str) -> Task:
+    """Return a program on eight accelerators of three speeds, with slow links."""
+    return EIGHT.task(traced(name, kind="cuda"))
+
+
+def memory(name: str) -> Task:
+    """Return a program on an accelerator that it does not fit, and the host's cores."""
+    machine = Machine((FAST, HOST), link_us=15.0, link_gb_per_s=12.0, name="memory")
+    task = machine.task(traced(name, kind="cuda"))
+    needed = task.memory_use(task.simulator.run(single(task, 0)))[task.devices[0].memory]
+    chips = (replace(FAST, memory_bytes=int(FITS * needed)), HOST)
+    return replace(machine, chips=chips).task(traced(name, kind="cuda"))
+
+
+def giant(name: str) -> Task:
+    """Return a generated training step of so many operations (`10000:3` is the third of 10,000) on four devices."""
+    nodes, _, seed = name.partition(":")
+    return generated_task(int(seed or 0), num_nodes=int(nodes), num_devices=4)
+
+
+LANGUAGE = ("rnnlm", "gpt", "moe", "gnmt", "transformer_xl")
+WORLDS: dict[str, tuple[Callable[[str], Task], tuple[str, ...]]] = {
+    "eight": (eight, LANGUAGE),
+    "memory": (memory, LANGUAGE),
+    "giant": (giant, ("10000:0", "10000:1", "20000:0", "40000:0", "80000:0")),
+}
+"""By name of a world, what makes the task of a program, and its programs."""

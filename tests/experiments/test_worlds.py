@@ -1,0 +1,101 @@
+"""Hidden worlds differ from what is believed, fail and repeat; the fitted simulator finds what it can express."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.worlds import study
+from experiments.worlds.fitted import PARAMETERS, FittedSimulator
+from experiments.worlds.world import World, world
+from gst.lowering.plan import Plan
+from gst.placement.baselines.portfolio import single
+from gst.placement.objectives import SimulatedObjective
+from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.search.random_plans import mutate
+from gst.placement.task import Task
+
+ROOT = Path(__file__).parents[2]
+
+
+def plans_of(task: Task, count: int) -> list[Plan]:
+    rng, plans = np.random.default_rng(0), [single(task, 0)]
+    while len(plans) < count:
+        plans.append(mutate(task, plans[int(rng.integers(len(plans)))], rng))
+    return list({plan.key: plan for plan in plans}.values())
+
+
+def test_a_world_is_the_same_for_the_same_seed_and_unlike_what_is_believed() -> None:
+    task = generated_task(3, num_nodes=120, num_devices=3)
+    plans = plans_of(task, 40)
+    one, again, other = world(task, 1), world(task, 1), world(task, 2)
+    believed = SimulatedObjective(task)(plans)
+    assert (one.ms(plans) == again.ms(plans)).all() and one.noise == again.noise
+    assert np.std(np.log(one.ms(plans) / believed)) > 0.005, "not just all times by one factor"
+    assert not np.isclose(one.ms(plans), other.ms(plans)).any()
+    first, second = (one.measure(plans) for _ in range(2))
+    assert [each.samples_ms for each in first] == [each.samples_ms for each in second]
+    ratios = [np.log(sample / ms) for each, ms in zip(first, one.ms(plans), strict=True) for sample in each.samples_ms]
+    assert np.std(ratios) == pytest.approx(one.noise, rel=0.3) and 0.01 <= one.noise <= 0.03
+
+
+def test_plans_fail_where_memory_is_short_or_time_runs_out() -> None:
+    task = generated_task(3, num_nodes=120, num_devices=2)
+    plan = single(task, 0)
+    needed = task.memory_use(task.simulator.run(plan))[task.devices[0].memory]
+    short = tuple(replace(each, memory_limit=int(1.0001 * needed)) for each in task.devices)
+    hidden = world(replace(task, costs=replace(task.costs, devices=short)), 0)
+    assert np.isfinite(SimulatedObjective(hidden.task)([plan])[0]), "it is believed to fit"
+    failed = hidden.measure([plan])[0]
+    assert failed.outcome == "failed" and "memory" in failed.reason and np.isnan(failed.median_ms)
+    limited = World(task, task, 0.01, SimulatedObjective(task)([plan])[0] * 0.99, 0)
+    assert np.isnan(limited.ms([plan])[0])
+
+
+def test_the_fitted_simulator_finds_what_its_parameters_express() -> None:
+    task = generated_task(3, num_nodes=120, num_devices=3)
+    fitted, plans = FittedSimulator(task), plans_of(task, 80)
+    true = np.array([0.4, -0.3, 0.2, 0.1, -0.2, 0.3, 0.5, -0.4, 3.0, 0.5])
+    assert len(true) == len(PARAMETERS) == 10
+    want = np.log(SimulatedObjective(fitted._of(true))(plans))
+    simulated = SimulatedObjective(task)(plans)
+    fitted.learn(plans[:40], simulated[:40], want[:40] - np.log(simulated[:40]))
+    logs, deviations = fitted(plans[40:], simulated[40:])
+    off = logs + np.log(simulated[40:]) - want[40:]
+    before = np.log(simulated[40:]) - want[40:]
+    assert np.abs(off).max() < 0.02 < np.abs(before).min() and (deviations < 0.02).all()
+
+
+def test_ratios_are_paired_by_program_and_seed() -> None:
+    def row(way: str, budget: int, seed: int, ms: float) -> dict[str, object]:
+        return {"world": "w", "program": "p", "seed": seed, "budget": budget, "way": way, "ms": ms}
+
+    rows = [row("none", 50, 0, 2.0), row("none", 50, 1, 8.0), row("none", 200, 0, 1.0), row("gst", 50, 1, 4.0),
+            row("gst", 50, 0, 1.0), row("start", 0, 0, 3.0)]  # fmt: skip
+    found = study.compared(rows)["w"]
+    assert found == {"gst at 50": [0.5, 0.5, 0.5, 2], "gst at 50, none at 200": [1.0, 1.0, 1.0, 1]}
+
+
+@pytest.mark.e2e
+def test_the_study_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "worlds.json"
+    command = [
+        sys.executable, "-m", "experiments.worlds.study", "--worlds", "giant", "--programs", "100:0", "--seeds", "1",
+        "--budgets", "16", "--evaluations", "40", "--json", str(path),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    first = json.loads(path.read_text())
+    assert {row["way"] for row in first["rows"]} == {"start", *study.MODELS}
+    assert all(row["ms"] > 0 for row in first["rows"]) and set(first["over_none"]["giant"]) >= {"gst at 16"}
+    command[command.index("--seeds") + 1] = "2"
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[: len(first["rows"])] == first["rows"] and {row["seed"] for row in rows} == {0, 1}
+    wrong = subprocess.run([*command, "--ways", "best"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "there is no 'best'; worlds are" in wrong.stderr
