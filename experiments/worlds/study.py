@@ -1,4 +1,4 @@
-"""Which cost model finds the best plan with as many measurements, in worlds that the loop can only measure?
+"""Cost models compared by the plans that the loop finds with as many measurements, in worlds it can only measure.
 
     python -m experiments.worlds.study --worlds eight,memory --seeds 10 --budgets 20,50,200
     python -m experiments.worlds.study --worlds giant --programs 10000:0 --seeds 1 --budgets 20 --json runs/worlds.json
@@ -85,8 +85,11 @@ def rows_of(
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Return for each world, and each way with its budget, the geometric mean of its runtime / that of `none` with the
-    same budget, paired by program and seed, with a 95 % bootstrap interval; `gst at 50, none at 200` likewise."""
+    """Compare each way with `none`, and with four times as many measurements of it, in each world.
+
+    Returns:
+        By world and way with its budget, see `_ratio`.
+    """
     found: dict[str, dict[str, list[float]]] = {}
     for name in dict.fromkeys(row["world"] for row in rows):
         ms = {
@@ -102,7 +105,8 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
 
 
 def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]) -> list[float]:
-    """Return the geometric mean, both ends of its interval, and the number of pairs; nothing without pairs."""
+    """Return the geometric mean of one runtime / the other, paired by program and seed; both ends of its 95 % bootstrap
+    interval; and the number of pairs. Nothing without pairs."""
     pairs = [(value, ms.get((*other, *key[2:]))) for key, value in ms.items() if key[:2] == one]
     logs = np.array([math.log(mine / its) for mine, its in pairs if its])
     if not len(logs):

@@ -196,7 +196,7 @@ def test_training_on_streams_is_that_of_inductor(monkeypatch: pytest.MonkeyPatch
                     each -= 0.1 * each.grad
         replayed.append(sum(each.num_replayed for each in graphs))
     assert len(graphs) == 2 and not any(each.reason for each in graphs)
-    assert replayed[0] > 0 and replayed[-1] == replayed[-3] + 4  # the trial's, and both passes of the last steps
+    assert 0 < replayed[0] < replayed[-1]  # those of the trial, and of training
     torch.testing.assert_close(mine.state_dict(), written.state_dict())
 
 
