@@ -21,6 +21,7 @@ TINY = Sizes((1_000, 4_000), 2_000, 3, 4, "rnnlm:layers=1,steps=1,hidden=16,voca
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_growth_measures_every_size_in_a_process_of_its_own(tmp_path: Path) -> None:
     record = growth(TINY, tmp_path, 0, False, no_progress)
     assert [entry["nodes"] for entry in record["segments"]] == [1_000, 4_000]
@@ -87,6 +88,7 @@ def test_finished_parts_stay_after_an_interruption_and_resume(tmp_path: Path, mo
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_the_command_shows_three_gains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> N
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [each for each in SMALL if each != "rnnlm"])
 def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: None) -> None:
     if name in MINUTES and not os.environ.get("GST_TEST_ALL"):
@@ -74,6 +75,7 @@ def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: 
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("source", list(read_sources(FIXTURE)), ids=lambda source: source.name)
 def test_samples_of_graphnet_compute_the_same_in_every_order(source: Any, one_thread: None) -> None:
     model, inputs = module_of(source)
@@ -106,6 +108,7 @@ def language_model(name: str) -> nn.Module:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_transformers_train_the_same_in_every_order(name: str, one_thread: None) -> None:
     tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(0))

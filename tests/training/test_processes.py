@@ -112,6 +112,7 @@ def on_a_terminal(command: list[str], **options: Any) -> tuple[int, str]:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_the_documented_command_of_two_processes_ends(name: str, tmp_path: Path) -> None:
     arguments = [
