@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gst.execution.plain import COMPILED
 from gst.placement.api import backend as module
 from gst.placement.api.trials import copies_of, lifted, outcome, overlaps
 from gst.training.placing import PlacedSteps
@@ -25,11 +26,11 @@ def compiled_wins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Let compiled graphs win without a race, and collect them."""
     winners: list[Any] = []
 
-    def faster(graph: Any, compiled: Any, *_: Any) -> Any:
-        winners.append(compiled)
-        return compiled
+    def fastest(runs: dict[str, Any], *_: Any) -> Any:
+        winners.append(runs[COMPILED])
+        return runs[COMPILED]
 
-    monkeypatch.setattr(module, "_faster", faster)
+    monkeypatch.setattr(module, "_fastest", fastest)
     torch._dynamo.reset()
     yield winners
     torch._dynamo.reset()
