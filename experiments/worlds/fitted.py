@@ -64,8 +64,9 @@ class FittedSimulator:
 
     def _move(self, step: Float64[np.ndarray, " parameters"], plans: Sequence[Plan], want: Answers) -> None:
         """Go as far along a step as it lowers the loss."""
+        here = self._loss(self.parameters, plans, want)
         for share in (1.0, 0.5, 0.25):
-            if self._loss(self.parameters + share * step, plans, want) < self._loss(self.parameters, plans, want):
+            if self._loss(self.parameters + share * step, plans, want) < here:
                 self.parameters = self.parameters + share * step
                 return
 

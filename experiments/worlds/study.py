@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bootstrap import mean_interval
 from experiments.worlds.fitted import FittedSimulator
 from experiments.worlds.world import WORLDS, World, world
 from gst.execution.measure import Log
@@ -30,18 +31,17 @@ from gst.machine.devices import machine_record
 from gst.placement.loop import Loop
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.reward import LinearSurrogate, NetworkSurrogate, NoSurrogate, Surrogate
+from gst.placement.reward import COST_MODELS, Surrogate
 from gst.placement.task import Task
 from gst.util.progress import bar
 from gst.util.writing import write_json
 
-SAMPLES = 2_000  # of the bootstrap
 MODELS: dict[str, Callable[[Task, int], Surrogate]] = {
-    "none": lambda task, seed: NoSurrogate(),
-    "random": lambda task, seed: NoSurrogate(),
-    "linear": lambda task, seed: LinearSurrogate(task),
+    "none": COST_MODELS["none"],
+    "random": COST_MODELS["none"],
+    "linear": COST_MODELS["linear"],
     "fitted": lambda task, seed: FittedSimulator(task),
-    "gst": NetworkSurrogate,
+    "gst": COST_MODELS["gst"],
 }
 """Ways to choose what is measured: the simulator as it is; any of the proposed plans; a linear model; a simulator whose
 parameters are fitted; the GST network."""
@@ -108,12 +108,8 @@ def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]
     """Return the geometric mean of one runtime / the other, paired by program and seed; both ends of its 95 % bootstrap
     interval; and the number of pairs. Nothing without pairs."""
     pairs = [(value, ms.get((*other, *key[2:]))) for key, value in ms.items() if key[:2] == one]
-    logs = np.array([math.log(mine / its) for mine, its in pairs if its])
-    if not len(logs):
-        return []
-    draws = np.random.default_rng(0).choice(logs, (SAMPLES, len(logs))).mean(1)
-    ends = np.percentile(draws, [2.5, 97.5])
-    return [*np.exp([logs.mean(), *ends]).tolist(), len(logs)]
+    logs = [math.log(mine / its) for mine, its in pairs if its]
+    return [*np.exp(mean_interval(logs)).tolist(), len(logs)] if logs else []
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

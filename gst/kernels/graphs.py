@@ -130,6 +130,7 @@ class GraphOnStreams:
         with torch.random.fork_rng(devices=[each.index for each in devices]), torch.no_grad():
             self._program = recorded_calls(self._compiled, [_copy(each) for each in values])
         self._static = self._wanted
+        self._input_of = {view.storage: number for number, view in enumerate(self._program.inputs)}
         writes = {region.storage for kernel in self._program.kernels for region in kernel.writes}
         self._written = {number for number, view in enumerate(self._program.inputs) if view.storage in writes}
         self._before = [each.data_ptr() for each in values]
@@ -193,14 +194,13 @@ class GraphOnStreams:
 
     def _returned(self, values: Sequence[Tensor], outputs: Sequence[Any]) -> list[Any]:
         assert self._program is not None
-        inputs = {view.storage: number for number, view in enumerate(self._program.inputs)}
         result = []
         for number, (view, value) in enumerate(zip(self._program.outputs, outputs, strict=True)):
             own = self._own.get(number)
             if own is not None and own.data_ptr() == value.data_ptr():
                 result.append(own.clone() if number in self._kept else own.detach())
-            elif isinstance(view, View) and view.storage in inputs:
-                result.append(_of_input(view, self._program.inputs[inputs[view.storage]], values[inputs[view.storage]]))
+            elif isinstance(view, View) and (of := self._input_of.get(view.storage)) is not None:
+                result.append(_of_input(view, self._program.inputs[of], values[of]))
             else:
                 result.append(value)
         return result
@@ -220,9 +220,8 @@ def _of_input(view: View, of: View, value: Tensor) -> Tensor:
 
 def _borrowed(value: Tensor) -> Tensor:
     """Return a tensor in the memory of another, which does not keep it: it is used only while the other is there."""
-    region = View.of(value, 0).region
-    size = region.stop - region.start
-    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, size)
+    _, start, stop = View.of(value, 0).region
+    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, stop - start)
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
 
 
@@ -231,8 +230,8 @@ def _copy(value: Tensor) -> Tensor:
     dense = torch.empty_like(value.detach(), memory_format=torch.preserve_format)
     if dense.stride() == value.stride():
         return dense.copy_(value.detach())
-    first, last = View.of(value, 0).region.start, View.of(value, 0).region.stop
-    flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[first:last].clone()
+    _, start, stop = View.of(value, 0).region
+    flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[start:stop].clone()
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(
         flat.untyped_storage(), 0, value.shape, value.stride()
     )
