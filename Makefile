@@ -50,7 +50,6 @@ chaos: $(STAMPS)/dev            ## kill prepare, fit, measure and place fifty ti
 fuzz: $(STAMPS)/dev             ## ten thousand damaged files for every reader, two thousand random programs: sound, or a clear error (a night)
 	$(BIN)/python -m experiments.bench fuzz --cases 10000 --coverage --json runs/fuzz.json
 	$(BIN)/python -m experiments.bench fuzz_programs --json runs/fuzz_programs.json
-	GST_TEST_ALL=1 $(PYTEST) tests/kernels
 
 audit: $(STAMPS)/dev            ## known vulnerabilities of what is installed
 	$(BIN)/python .ci/audit.py

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, nn, placement, programs
-    from gst.cost.step_time.estimate import estimate
-    from gst.data.frameworks import collate, from_dgl, from_networkx
+    from gst.data.frameworks import collate, from_networkx
     from gst.data.pyg import from_pyg
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment
@@ -35,16 +34,15 @@ _HOMES = dict.fromkeys(
 ) | {
     "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
     "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
-    "collate": "gst.data.frameworks", "estimate": "gst.cost.step_time.estimate",
-    "from_dgl": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",
+    "collate": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",
     "load": "gst.placement.api.saving", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
     "placed": "gst.placement.api.place", "prepare": "gst.graphs.store", "segment": "gst.graphs.segments",
 }  # fmt: skip
 
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph",
-    "__version__", "collate", "cost", "data", "estimate", "from_dgl", "from_networkx", "from_pyg", "load",
-    "nn", "open_store", "place", "placed", "placement", "prepare", "programs", "segment",
+    "__version__", "collate", "cost", "data", "from_networkx", "from_pyg", "load", "nn", "open_store",
+    "place", "placed", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from partitioners.balance import largest_part, num_parts_for, repair
 from partitioners.csr import Csr, symmetric_csr
-from partitioners.methods import METHODS, SEEDED, has_metis, partition, partition_cached, usual_method
+from partitioners.methods import METHODS, SEEDED, has_metis, partition, usual_method
 from partitioners.quality import Quality, quality
 
 __all__ = [
-    "METHODS", "SEEDED", "Csr", "Quality", "has_metis", "largest_part", "num_parts_for", "partition",
-    "partition_cached", "quality", "repair", "symmetric_csr", "usual_method",
+    "METHODS", "SEEDED", "Csr", "Quality", "has_metis", "largest_part", "num_parts_for", "partition", "quality",
+    "repair", "symmetric_csr", "usual_method",
 ]  # fmt: skip

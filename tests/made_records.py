@@ -29,18 +29,18 @@ def make_record(num_nodes: int = 300, runtime: str = "measured") -> dict[str, An
     """What `gst place` would find; only a measured one has measurements and plain PyTorch."""
     record = {
         "program": "rnnlm", "runtime": runtime, "num_nodes": num_nodes, "num_edges": 2 * num_nodes - 16,
-        "objective": 41.2, "lower_bound": 38.5, "best": "guided_search",
+        "objective": 41.2, "lower_bound": 38.5, "best": "hdp",
         "machine": {"cpu": "Example CPU", "threads": 2},
         "devices": [{"name": "cpu:0", "description": "core 0"}, {"name": "cpu:1", "description": "core 1"}],
         "graph": layered(num_nodes), "timeline": timeline(num_nodes),
-        "curves": {"annealing": staircase(44.0, 2000), "guided_search": staircase(41.2, 900)},
+        "curves": {"annealing": staircase(44.0, 2000), "hdp": staircase(41.2, 900)},
         "seconds": 92.4, "command": "gst place rnnlm --out runs/rnnlm",
         "certificate": {
             "lower_bound": 38.5, "plan": 41.2, "gap": 41.2 / 38.5 - 1, "peak_bytes": {"host": 123 * 2**20},
             "limit_bytes": {"host": None}, "memory_by": "checker", "is_fused": False,
         },
     }  # fmt: skip
-    times = {"single:cpu:0": 70.3, "chunks": 90.6, "annealing": 44.0, "guided_search": 41.2}
+    times = {"single:cpu:0": 70.3, "chunks": 90.6, "annealing": 44.0, "hdp": 41.2}
     if runtime != "measured":
         plan = lambda ms: {  # noqa: E731
             "latency": ms, "feasible": True, "seconds_to_plan": 3.25, "evaluations": 2_000, "measurements": 0

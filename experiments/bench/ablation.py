@@ -19,6 +19,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +36,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate
 from gst.placement.loop import AT_ONCE, Loop
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import (
@@ -51,7 +53,7 @@ from gst.placement.policies.constructive.fine_tuning import FineTuning, TaskRoll
 from gst.placement.policies.constructive.network import load_weights
 from gst.placement.profiling import measured_task
 from gst.placement.proposers import COSTS
-from gst.placement.reward import NetworkSurrogate
+from gst.placement.reward import Surrogate
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
 from gst.programs import traced
@@ -65,7 +67,7 @@ TIMED, BUILT = 100, 10  # steps of annealing and plans of the policy that are ti
 APART = 1_000  # seeds of annealings differ by less within a search
 
 
-class Believed:
+class Believed(Surrogate):
     """A surrogate that learns nothing: the simulator is right."""
 
     def learn(self, plans: Sequence[Plan], simulated_ms: np.ndarray, logs: np.ndarray) -> None:
@@ -132,7 +134,8 @@ def plan_of(row: str, task: Task, measurer: Measurer, rates: Rates, seconds: flo
         policy = Budgeted(simulated, max(evaluations // COSTS["policy"], 1))
         FineTuning(task, seed).run(policy)
         plans |= {} if policy.best is None else {"policy": policy.best}
-    surrogate = Believed() if row == "learning" else NetworkSurrogate(task, seed) if row == "network" else None
+    others = {"learning": Believed, "network": partial(NetworkSurrogate, task, seed)}
+    surrogate = others.get(row, partial(LinearSurrogate, task))()
     with TemporaryDirectory() as empty:
         log = Log(Path(empty) / "measurements.jsonl")
         search = Loop(

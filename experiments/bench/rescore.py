@@ -17,7 +17,7 @@ from gst.data.measured_plans import Profiled, plans_graph
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, machine_record
-from gst.placement.reward import PlanFeatures
+from gst.placement.cost_models import PlanFeatures
 from gst.util.progress import Progress, no_progress
 
 SMALL = 1_000  # nodes of the program that the model learns from

@@ -33,13 +33,13 @@ from gst.execution.measure import Log, Measurement, median_interval
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
+from gst.placement.cost_models import NetworkSurrogate
 from gst.placement.loop import Loop
 from gst.placement.machines import machine
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import Batches, Budgeted, MeasuredObjective, Measurer, Objective, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.profiling import measured_task
-from gst.placement.reward import NetworkSurrogate
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
 from gst.programs import traced

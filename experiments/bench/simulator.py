@@ -88,7 +88,7 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
         "repeats": _agreement(samples[:, 1::2].min(1), samples[:, ::2].min(1)),
         "peak_error": float(peak_errors.mean()), "peak_error_worst": float(peak_errors.max()),
         "evaluations_per_second": _speed(simulator, judged),
-        "contention": contention.to_dict(),
+        "contention": contention._asdict(),
         "measured_ms": measured.round(3).tolist(), "simulated_ms": simulated.round(3).tolist(),
         "quiet": all(each.quiet for each in seen.values()), "load": seen["0"].load,
     }  # fmt: skip

@@ -28,7 +28,7 @@ from experiments.bench.speedup_score import TOLERANCES, speedup_score
 from experiments.bench.strangers_child import STEP
 from experiments.bench.strangers_picture import draw
 from experiments.bench.strangers_steps import STEPS
-from gst.data.graphnet import FxSource, read_sources
+from experiments.reproductions.graphnet.reader import FxSource, read_sources
 from gst.execution.measure import Log
 from gst.machine.devices import machine_record
 from gst.reporting.headline import MOST_LOAD

@@ -28,7 +28,7 @@ from experiments.bench.executor import ratio_interval
 from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
 from experiments.bench.strangers_runtimes import RUNTIMES
-from gst.data.graphnet import read_sources
+from experiments.reproductions.graphnet.reader import read_sources
 from gst.execution.measure import Measurement, measure
 from gst.execution.plain import compiled_by_threads, rested
 from gst.placement.planning import Settings

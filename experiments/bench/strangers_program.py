@@ -1,7 +1,7 @@
 """A GraphNet sample as a module that runs: its parsed calls as an `fx.GraphModule`, with random weights and inputs.
 
 Nothing of a sample is executed as Python. The calls of `model.py` become nodes of an `fx.Graph` whose functions are
-looked up here: those of `gst.data.graphnet`, and those that PyTorch lists as functions of tensors.
+looked up here: those of `graphnet/reader.py`, and those that PyTorch lists as functions of tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import get_overridable_functions
 
-from gst.data.graphnet import BINARY, FUNCTIONS, IGNORED, METHODS, UNARY, FxSource, Weight, is_parameter_input
+from experiments.reproductions.graphnet.reader import (
+    BINARY,
+    FUNCTIONS,
+    IGNORED,
+    METHODS,
+    UNARY,
+    FxSource,
+    Weight,
+    is_parameter_input,
+)
 from gst.util.untrusted import plain, shown
 
 LEAST_VARIANCE = 1e-2  # of a batch normalisation; one pixel of one image has none

@@ -11,9 +11,10 @@ from experiments.figures import (
     published,
     reproductions,
     short,
+    worlds,
 )
 
-SOURCES = (method, cost_models, placement, published, gpu)
+SOURCES = (method, cost_models, placement, published, gpu, worlds)
 PAGES = (short, reproductions, architecture, commands, public_names)
 TABLES = {name: build for module in (*SOURCES, *PAGES) for name, build in module.TABLES.items()}
 NUMBERS = [number for module in SOURCES for number in module.NUMBERS]

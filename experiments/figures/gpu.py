@@ -16,6 +16,7 @@ VARIANTS = {
     "unshared fp32": "every state computed, fp32", "shared fp32": "equal states once, fp32",
     "shared bf16": "equal states once, bf16",
 }  # fmt: skip
+CALLS = ("replays", "copies", "clones", "waits")
 FUSED = {
     "compiled_ms": "torch.compile", "reduce-overhead_ms": "reduce-overhead",
     "compiled_graph_ms": "compiled step in a CUDA graph", "fused_1_lanes_ms": "1 stream", "fused_2_lanes_ms": "2",
@@ -69,6 +70,32 @@ def fused() -> str:
                         for name, each in rows.items()])  # fmt: skip
 
 
+def calls() -> str:
+    """Return the table of calls of a step, and of its schedules in simulation beside those of the prototype."""
+    head = ["step in place", "kernels on CPU / H200", "graphs", "copies", "clones", "waits", "memory",
+            "ms on 1", *(f"on {count}, simulated / H200" for count in (2, 4, 8))]  # fmt: skip
+    rows = []
+    for name, found in result("kernel_calls")["programs"].items():
+        there = found["h200"]
+        streams = list(there["streams"].values())
+        rows.append([
+            name.replace(":", ": "), f"{found['kernels']} / {there['kernels']}", *(str(found[key]) for key in CALLS),
+            f"{max(each['memory'] for each in streams):.2f}x", f"{streams[0]['measured_ms']:.2f}",
+            *(f"{each['simulated_ms']:.2f} / {each['measured_ms']:.2f}" for each in streams[1:]),
+        ])  # fmt: skip
+    return table(head, rows)
+
+
+def on_cpu() -> str:
+    """Return the table of training steps on two CPU cores, whose kernels run one after the other in place."""
+    head = ["training step on two CPU cores, ms", "kernels", "torch.compile", "kernels in place", "gain"]
+    rows = []
+    for name, found in result("kernels_cpu")["programs"].items():
+        compiled, ours = found["ways"]["compiled, default"], found["ways"]["kernels on streams"]
+        rows.append([name, str(found["kernels"]), f"{compiled:.1f}", f"{ours:.1f}", f"{compiled / ours:.2f}x"])
+    return table(head, rows)
+
+
 def _programs() -> dict[str, Any]:
     found = result("gpu/h200_make_gpu")["workloads"]
     return {"gpt": found["gpt"], "inception": result("gpu/h200_inception_lanes")}
@@ -104,7 +131,14 @@ def _tests() -> list[float]:
     return [outcomes["passed"], outcomes["failed"], outcomes["unfinished"]]
 
 
-TABLES = {"gpu streams": streams, "gpu step": step, "gpu place": place, "gpu fused kernels": fused}
+TABLES = {
+    "gpu streams": streams,
+    "gpu step": step,
+    "gpu place": place,
+    "gpu fused kernels": fused,
+    "calls of a step": calls,
+    "kernels on cpu": on_cpu,
+}
 NUMBERS: list[Number] = [
     (PAGE, "takes {:.1f} ms by a plan over GPU and CPU and {:.1f} ms by Accelerate's offload ({:.2f} times as long)",
      _offload),

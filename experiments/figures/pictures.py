@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -23,6 +24,7 @@ from experiments.figures.cost_models import ALEXNET, HELD_OUT, TASKS, UNIQUE
 from experiments.figures.documents import result
 from experiments.figures.method import VARIANT_TASKS
 from experiments.figures.published import COLUMNS, FOLDER, NAMES, milliseconds
+from experiments.figures.worlds import WORLDS
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#666666"
@@ -288,9 +290,51 @@ def _plain(figure: Figure) -> Figure:
     return figure
 
 
+WAYS = {
+    "none": (GREY, "s", "simulator as it is"), "linear": (ORANGE, "v", "linear regression"),
+    "ten parameters": (PURPLE, "^", "ten parameters fitted"), "fitted": (BLUE, "o", "all costs fitted"),
+}  # fmt: skip
+
+
+def worlds(found: Mapping[str, Any]) -> Figure:
+    """Draw the runtime of the best plan so far over the number of measurements: mean, and the middle half of cases."""
+    rows = [row for row in found["rows"] if row["budget"] == 50]
+    names = list(found["over_none"])
+    figure = Figure(figsize=(4 * len(names) + 1, 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for way, (colour, shape, label) in WAYS.items():
+            curves = [_course(row, rows) for row in rows if row["world"] == name and row["way"] == way]
+            if not curves:
+                continue
+            middle = [statistics.geometric_mean(column) for column in zip(*curves, strict=True)]
+            low, high = np.quantile(curves, (0.25, 0.75), axis=0)
+            axes.fill_between(COUNTED, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(COUNTED, middle, color=colour, marker=shape, markevery=10, markersize=4, label=label)
+        axes.set_title(WORLDS[name], loc="left", fontsize=10)
+        axes.set(xlabel="measurements", ylabel="runtime / that without a cost model" if name == names[0] else "")
+    labelled = {
+        label: mark for axes in figure.axes for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labelled.values(), labelled.keys(), frameon=False, fontsize=8, loc="outside right upper")
+    return _plain(figure)
+
+
+COUNTED = range(8, 51)  # measurements that are drawn
+
+
+def _course(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the runtime of the best plan after each number of measurements, over the end of the same case by none."""
+    same = ("world", "program", "seed")
+    end = next(each["ms"] for each in rows if each["way"] == "none" and all(each[key] == row[key] for key in same))
+    best = [next(ms for number, ms in reversed(row["curve"]) if number <= count or number == row["curve"][0][0])
+            for count in COUNTED]  # fmt: skip
+    return [ms / end for ms in best]
+
+
 PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "docs/ablation.png": (ablation, ("tpugraphs_ablation",)),
     "docs/hlo_features.png": (features, ("hlo_features",)),
+    "docs/worlds.png": (worlds, ("worlds",)),
     "docs/variants.png": (variants, tuple(f"variants_{task}" for task in VARIANT_TASKS)),
     "experiments/bench/placement.png": (placement, ("placement",)),
     "experiments/bench/simulator.png": (simulator, ("simulator",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from gst.cost.step_time.model import Trees
+from experiments.reproductions.timm.step_time.model import Trees
 
 
 def train_trees(

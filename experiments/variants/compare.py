@@ -48,9 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+ED": {"table": True, "keep_probability": 0.5},
     "GST+EFD": {"table": True, "keep_probability": 0.5, "finetune": True},
     "GST+E, difference": {"table": True, "estimate": "difference"},
-    "GST+E, difference, by age": {"table": True, "estimate": "difference", "refresh": "age"},
     "GST+E, composite": {"table": True, "estimate": "composite"},
-    "GST+E, composite, by age": {"table": True, "estimate": "composite", "refresh": "age"},
 }
 HALOS: dict[str, dict[str, Any]] = {
     "no halo": {"table": True},

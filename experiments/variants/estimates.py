@@ -1,7 +1,6 @@
 """Error of each estimate of a graph's pooled embedding, compared with the exact embedding.
 
     python -m experiments.variants.estimates --tasks alexnet,synthetic --json experiments/results/estimates.json
-    python -m experiments.variants.estimates --compare draws --json experiments/results/estimates_draws.json
 
 One model trains as GST+ED does. Beside it, each estimate is made in every step from the same fresh segments of the same
 encoder, with a table of its own, and at some of the steps compared with the exact embedding. Errors are root mean
@@ -40,11 +39,6 @@ ESTIMATES: dict[str, dict[str, Any]] = {
     "regression": {"estimate": "regression"},
     "composite": {"estimate": "composite"},
 }
-DRAWS: dict[str, dict[str, Any]] = {
-    "uniform": {},
-    "by age": {"refresh": "age"},
-}
-COMPARED = {"estimates": ESTIMATES, "draws": {f"difference, {name}": draw for name, draw in DRAWS.items()}}
 
 _DEFAULT = [name for name, task in TASKS.items() if task.kind != "time"]
 
@@ -92,10 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(_DEFAULT), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--compare", choices=tuple(COMPARED), default="estimates", help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="write the errors to this file as well")
     options = parser.parse_args()
-    tasks, ways, results = options.tasks.split(","), COMPARED[options.compare], {}
+    tasks, ways, results = options.tasks.split(","), ESTIMATES, {}
     with tqdm(total=len(tasks) * options.seeds, dynamic_ncols=True) as bar:
         for task in tasks:
             bar.set_description(task)
@@ -103,7 +96,6 @@ def main() -> None:
             results[task] = {name: [round(run[name], 5) for run in runs] for name in ways}
     means = {name: float(np.mean([results[task][name] for task in tasks])) for name in ways}
     command = f"python -m experiments.variants.estimates --tasks {options.tasks} --seeds {options.seeds}"
-    command += f" --compare {options.compare}" if options.compare != "estimates" else ""
     if options.json:
         record = {"command": command, "errors": results, "mean": means, "machine": machine_record()}
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,11 +1,13 @@
-"""Cost models compared by the plans that the loop finds with as many measurements, in worlds it can only measure.
+"""Cost models and proposers compared by the plans that the loop finds with as many measurements, in worlds that it can
+only measure.
 
     python -m experiments.worlds.study --worlds eight,memory --seeds 10 --budgets 20,50,200
     python -m experiments.worlds.study --worlds giant --programs 10000:0 --seeds 1 --budgets 20 --json runs/worlds.json
 
-Each row is one search: the runtime, without noise, of the plan that it found. Rows are written as they end, and the
-same command goes on with those that are missing. `start` is the best of the baselines and annealing in simulation,
-without a measurement; all ways begin with the same plans.
+Each row is one search: the runtime, without noise, of the plan that it found. The rows of a program and a world are
+written when all their searches have ended, and the same command goes on with those that are missing. `start` is the
+best of the baselines and annealing in simulation, without a measurement; `known` is annealing in the world itself, as
+if it were known. All ways begin with the same plans.
 """
 
 from __future__ import annotations
@@ -21,30 +23,82 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
 from experiments.bootstrap import mean_interval
-from experiments.worlds.fitted import FittedSimulator
+from experiments.worlds.fitted import TenParameters
 from experiments.worlds.world import WORLDS, World, world
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
+from gst.placement.cost_models import COST_MODELS
 from gst.placement.loop import Loop
-from gst.placement.objectives import SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.reward import COST_MODELS, Surrogate
+from gst.placement.policies.decisions import draw, plans_of
+from gst.placement.policies.go import GO
+from gst.placement.policies.inputs import policy_inputs
+from gst.placement.proposers import MAKERS, Learned, Proposer
+from gst.placement.reward import Surrogate
+from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
-from gst.util.progress import bar
+from gst.placement.trial import Trial, tau
+from gst.util.progress import Progress, bar
 from gst.util.writing import write_json
 
-MODELS: dict[str, Callable[[Task, int], Surrogate]] = {
-    "none": COST_MODELS["none"],
-    "random": COST_MODELS["none"],
-    "linear": COST_MODELS["linear"],
-    "fitted": lambda task, seed: FittedSimulator(task),
-    "gst": COST_MODELS["gst"],
+KNOWN = 4_000  # plans of the search in a world that is known
+AT_ONCE = 50  # plans drawn from an untrained policy
+LEAST = -1e8  # log probabilities of actions that are possible
+
+WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
+    "none": (COST_MODELS["none"], "annealing", 1),
+    "random": (COST_MODELS["none"], "annealing", 1),
+    "linear": (COST_MODELS["linear"], "annealing", 1),
+    "ten parameters": (lambda task, seed: TenParameters(task), "annealing", 1),
+    "fitted": (COST_MODELS["fitted"], "annealing", 1),
+    "gst": (COST_MODELS["gst"], "annealing", 0.25),  # the network takes longer
+    "as few as gst": (COST_MODELS["fitted"], "annealing", 0.25),
+    "go": (COST_MODELS["fitted"], "go", 1),
+    "go simulated": (COST_MODELS["none"], "go", 1),
+    "untrained go": (COST_MODELS["fitted"], "untrained go", 1),
+    "uniform": (COST_MODELS["fitted"], "uniform", 1),
+    "as long as go": (COST_MODELS["fitted"], "annealing", 10),
 }
-"""Ways to choose what is measured: the simulator as it is; any of the proposed plans; a linear model; a simulator whose
-parameters are fitted; the GST network."""
+"""Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
+proposed plans; a linear model; a simulator with ten fitted parameters; fitted costs; the GST network on top of these,
+and they alone with as few questions. Proposers: GO, with fitted costs in the loop or none; GO that learns
+nothing; plans drawn uniformly; annealing for about as long as GO takes; and mutation of measured plans in every way."""
+COST_WAYS = ("none", "random", "linear", "ten parameters", "fitted", "gst")
+CONTROLS = (
+    *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
+    (("gst", 50), ("as few as gst", 50)),
+    *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted", "as long as go")),
+)
+"""Pairs of a way with its measurements, compared besides."""
+
+
+class Untrained:
+    """GO as it begins, which learns nothing; or, `uniform`, all devices and priorities with the same probability."""
+
+    def __init__(self, task: Task, seed: int, tasks: Sequence[str], uniform: bool = False) -> None:
+        self._task, self._inputs = task, policy_inputs(task)
+        with torch.no_grad():
+            self._chances = GO(tasks, seed=seed)(self._inputs)
+        if uniform:
+            self._chances = {name: (each > LEAST).float().log().log_softmax(1) for name, each in self._chances.items()}
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def run(self, objective: Budgeted, progress: Progress) -> None:
+        while objective.left:
+            drawn = draw(self._chances, min(objective.left, AT_ONCE), self._generator)
+            objective(plans_of(self._task, self._inputs, drawn))
+
+
+OF_CONTROLS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
+    "uniform": lambda task, seed, tasks: Learned(Untrained(task, seed, tasks, uniform=True)),
+    "untrained go": lambda task, seed, tasks: Learned(Untrained(task, seed, tasks)),
+}
+"""Makers of proposers that learn nothing, which `run` adds to those of the loop."""
 
 
 def searched(
@@ -54,38 +108,56 @@ def searched(
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
         log = Log(Path(folder) / "measurements.jsonl")
-        model = MODELS[way](hidden.task, seed)
-        asked = evaluations // (4 if way == "gst" else 1)  # the network takes longer
-        search = Loop(hidden.task, hidden, log, starts, budget, asked, seed=seed, surrogate=model)
+        model, method, share = WAYS[way]
+        asked = int(share * evaluations)
+        search = Loop(
+            hidden.task, hidden, log, starts, budget, asked, seed=seed,
+            surrogate=model(hidden.task, seed), methods=(method,),
+        )  # fmt: skip
         if way == "random":
             generator = np.random.default_rng(seed)
-            search.reward.expected_improvement = lambda plans: generator.random(len(plans))  # type: ignore[method-assign]
+            search.reward.chosen = lambda plans, *_: generator.permutation(len(plans)).tolist()  # type: ignore[method-assign]
         plan = search.run()
-    tau = search.tau()
+    order = tau(search.trials)
     return {
-        "ms": float(hidden.ms([plan])[0]), "tau": None if math.isnan(tau) else tau,
+        "ms": float(hidden.ms([plan])[0]), "tau": None if math.isnan(order) else order,
+        "curve": curve(hidden, search.trials),
         "failed": sum(trial.measurement.outcome != "ok" for trial in search.trials),
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
+def curve(hidden: World, trials: Sequence[Trial]) -> list[list[float]]:
+    """Return (measurements, runtime without noise of the plan with the least median so far) where that plan changes."""
+    best, points = math.inf, list[list[float]]()
+    for number, trial in enumerate(trials, 1):
+        if trial.measurement.outcome == "ok" and trial.measurement.median_ms < best:
+            best = trial.measurement.median_ms
+            points.append([number, float(hidden.ms([trial.plan])[0])])
+    return points
+
+
 def rows_of(
-    name: str, program: str, seed: int, budgets: Sequence[int], ways: Sequence[str], evaluations: int
+    name: str, program: str, seed: int, missing: Iterable[tuple[int, str]], evaluations: int, is_new: bool
 ) -> Iterable[dict[str, Any]]:
-    """Yield the rows of one program in the world of one seed."""
+    """Yield rows of one program in the world of one seed, for pairs of budget and way."""
     task = WORLDS[name][0](program)
     hidden = world(task, seed)
     starts = plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), evaluations, seed=seed))
     here = {"world": name, "program": program, "seed": seed, "nodes": task.num_nodes}
     plans = list(starts.values())
-    believed = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
-    yield here | {"budget": 0, "way": "start", "ms": float(hidden.ms([believed])[0])}
-    for budget, way in product(budgets, ways):
+    if is_new:
+        believed = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
+        yield here | {"budget": 0, "way": "start", "ms": _or_none(hidden.ms([believed])[0])}
+        known = Budgeted(hidden.ms, KNOWN)
+        anneal(hidden.truth, known, seed, start=plans)
+        yield here | {"budget": 0, "way": "known", "ms": known.best_ms}
+    for budget, way in missing:
         yield here | {"budget": budget, "way": way} | searched(hidden, starts, way, budget, seed, evaluations)
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Compare each way with `none`, and with four times as many measurements of it, in each world.
+    """Compare each way with `none`, and each of `CONTROLS`, in each world.
 
     Returns:
         By world and way with its budget, see `_ratio`.
@@ -95,11 +167,10 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
         ms = {
             (row["way"], row["budget"], row["program"], row["seed"]): row["ms"] for row in rows if row["world"] == name
         }
-        cells = dict.fromkeys((way, budget) for way, budget, *_ in ms if way not in ("none", "start"))
+        cells = dict.fromkeys((way, budget) for way, budget, *_ in ms if way not in ("none", "start", "known"))
         table = {f"{way} at {budget}": _ratio(ms, (way, budget), ("none", budget)) for way, budget in cells}
-        for way in ("gst", "fitted", "linear"):
-            if (way, 50) in cells:
-                table[f"{way} at 50, none at 200"] = _ratio(ms, (way, 50), ("none", 200))
+        for one, other in CONTROLS:
+            table[f"{one[0]} at {one[1]}, {other[0]} at {other[1]}"] = _ratio(ms, one, other)
         found[name] = {key: each for key, each in table.items() if each}
     return found
 
@@ -108,33 +179,40 @@ def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]
     """Return the geometric mean of one runtime / the other, paired by program and seed; both ends of its 95 % bootstrap
     interval; and the number of pairs. Nothing without pairs."""
     pairs = [(value, ms.get((*other, *key[2:]))) for key, value in ms.items() if key[:2] == one]
-    logs = [math.log(mine / its) for mine, its in pairs if its]
+    logs = [math.log(mine / its) for mine, its in pairs if mine and its]
     return [*np.exp(mean_interval(logs)).tolist(), len(logs)] if logs else []
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Search in all worlds; rows that the file has are kept."""
+    MAKERS.update(OF_CONTROLS)
     names, ways = options.worlds.split(","), options.ways.split(",")
     budgets = [int(each) for each in options.budgets.split(",")]
-    if unknown := [*(set(names) - WORLDS.keys()), *(set(ways) - MODELS.keys())]:
-        raise ValueError(f"there is no {min(unknown)!r}; worlds are {', '.join(WORLDS)}, ways {', '.join(MODELS)}")
+    if unknown := [*(set(names) - WORLDS.keys()), *(set(ways) - WAYS.keys())]:
+        raise ValueError(f"there is no {min(unknown)!r}; worlds are {', '.join(WORLDS)}, ways {', '.join(WAYS)}")
     command = f"python -m experiments.worlds.study --worlds {options.worlds} --seeds {options.seeds} "
-    command += f"--budgets {options.budgets} --ways {options.ways} --evaluations {options.evaluations}"
+    command += f'--budgets {options.budgets} --ways "{options.ways}" --evaluations {options.evaluations}'
     command += f" --programs {' '.join(options.programs)}" if options.programs else ""
     path: Path = options.json
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "command": command}
+    rows: list[dict[str, Any]] = before["rows"]
+    command = "; ".join(dict.fromkeys([*before["command"].split("; "), command]))
     result: dict[str, Any] = {}
     seeds = range(options.seeds)
     cases = [(name, each, seed) for name in names for seed in seeds for each in options.programs or WORLDS[name][1]]
     for case in bar(cases):
-        own = [row for row in rows if _case(row) == case]
-        if {(row["budget"], row["way"]) for row in own} >= {*product(budgets, ways)}:
+        own = {(row["budget"], row["way"]) for row in rows if _case(row) == case}
+        missing = [pair for pair in product(budgets, ways) if pair not in own]
+        if not missing:
             continue
-        rows = [row for row in rows if _case(row) != case]
-        rows += rows_of(*case, budgets, ways, options.evaluations)
+        rows += rows_of(*case, missing, options.evaluations, not own)
         result = {"command": command, "rows": rows, "over_none": compared(rows), "machine": machine_record()}
         write_json(path, result)
     return result
+
+
+def _or_none(ms: float) -> float | None:
+    return None if math.isnan(ms) else float(ms)
 
 
 def _case(row: Mapping[str, Any]) -> tuple[str, str, int]:
@@ -147,9 +225,9 @@ def main() -> None:
     parser.add_argument("--programs", nargs="*", help="by name; those of the world if none is named")
     parser.add_argument("--seeds", type=int, default=10, help="worlds of each program (default: %(default)s)")
     parser.add_argument("--budgets", default="20,50,200", help="numbers of measurements (default: %(default)s)")
-    help_text = "plans of each annealing of the loop, of the network's a quarter (default: %(default)s)"
-    parser.add_argument("--evaluations", type=int, default=2_000, help=help_text)
-    parser.add_argument("--ways", default=",".join(MODELS), help="of %(default)s")
+    help_text = "plans of each annealing in each round, of the network's a quarter (default: %(default)s)"
+    parser.add_argument("--evaluations", type=int, default=500, help=help_text)
+    parser.add_argument("--ways", default=",".join(COST_WAYS), help="of %(default)s")
     results = Path("experiments/results/worlds.json")
     parser.add_argument("--json", type=Path, default=results, help="(default: %(default)s)")
     try:

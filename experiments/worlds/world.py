@@ -9,25 +9,35 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float64, Int64
+import torch
+from jaxtyping import Float64
 
+from experiments.bench.gpu.kernel_task import kernel_task
 from gst.execution.measure import Measurement, median_interval
+from gst.execution.on_accelerator import module_on
+from gst.kernels.recording import kernel_program
+from gst.kernels.state import in_place, state_pairs
 from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.baselines.portfolio import single
+from gst.placement.fitted import kinds_of
 from gst.placement.machines import Chip, Machine
 from gst.placement.objectives import Batches, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
-from gst.programs import traced
-from gst.programs.features import KINDS, kind_of
+from gst.programs import capture, resolve, traced
 from gst.programs.operation import ACCELERATOR
 
 RUNS = 3  # of each plan that is measured
-KIND, SINGLE, DEVICE, LINK = 0.3, 0.15, 0.15, 0.4  # standard deviations of logarithms of factors
+KIND, SINGLE, DEVICE, ON_DEVICE, LINK, ONE_LINK = 0.3, 0.15, 0.15, 0.1, 0.4, 0.2  # deviations of logarithms of factors
 LAUNCH_US = 4.0  # longer, at most, than believed
+REMOTE_NS = 0.1  # to read a byte that another device has written, at most
+THROTTLE = 0.15  # slower, at most, where all devices are busy all the time: no simulator here expresses it
+SLOWED = 0.1  # share of its speed that a kernel loses, at most, to each other one on another stream
+KERNEL_US, KERNEL_BYTES_PER_US = 2.0, 4e6  # of a kernel alone: 4 TB/s, about those of an H200
 SHORT = 0.9  # of the believed memory, at least
 SLOWEST = 20.0  # times the least of plans on one device; longer runs fail
 
@@ -47,6 +57,7 @@ class World:
         task: what a search may know.
         truth: the same operations with their true costs; nothing but `measure` and `ms` reads it.
         noise: standard deviation of logarithms of runs of one plan.
+        throttle: share by which a run is slower per share of the time that the devices are busy on average.
         limit_ms: longer runs fail.
         seed: of the noise.
     """
@@ -54,13 +65,21 @@ class World:
     task: Task
     truth: Task
     noise: float
+    throttle: float
     limit_ms: float
     seed: int
 
     def ms(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         """Return the runtime of plans without noise; NaN for those that fail."""
-        took = SimulatedObjective(self.truth)(plans)
+        took = self._took(plans)
         return np.where(took <= self.limit_ms, took, np.nan)
+
+    def _took(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        """Return the runtime of plans without noise; NaN for those that exceed a memory."""
+        took = SimulatedObjective(self.truth)(plans)
+        nodes, times_us = np.arange(self.truth.num_nodes), self.truth.times_us
+        busy_ms = np.array([times_us[plan.placement, nodes].sum() / 1e3 for plan in plans])
+        return took * (1 + self.throttle * busy_ms / (took * len(self.truth.devices)))
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
         """Measure plans, as `gst.placement.objectives.Measurer`; a plan always takes the same times."""
@@ -68,11 +87,11 @@ class World:
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
         """Return noisy runs of plans, or why they failed."""
-        return [self._one(plan, ms) for plan, ms in zip(plans, self.ms(plans).tolist(), strict=True)]
+        return [self._one(plan, ms) for plan, ms in zip(plans, self._took(plans).tolist(), strict=True)]
 
     def _one(self, plan: Plan, ms: float) -> Measurement:
-        if np.isnan(ms):
-            reason, none = "it does not fit the memory, or takes too long", (float("nan"),) * 3
+        if not ms <= self.limit_ms:
+            reason, none = "out of memory" if np.isnan(ms) else "it takes too long", (float("nan"),) * 3
             return Measurement(plan.key, plan.key, (), *none, "failed", reason, machine=this_machine())
         generator = np.random.default_rng([self.seed, zlib.crc32(plan.key.encode())])
         samples = (ms * np.exp(self.noise * generator.standard_normal(RUNS))).tolist()
@@ -97,7 +116,10 @@ def world(task: Task, seed: int) -> World:
 
     costs, count = task.costs, len(task.devices)
     kinds = kinds_of(task)
-    times = costs.times_us * factors(KIND, 1, int(kinds.max()) + 1)[:, kinds] * factors(SINGLE, 1, task.num_nodes)
+    one_accelerator = len({each.memory for each in task.devices}) == 1  # its streams are equally fast
+    apart = 0.0 if one_accelerator else 1.0
+    of_kind = factors(KIND, 1, int(kinds.max()) + 1) * factors(apart * ON_DEVICE, count, int(kinds.max()) + 1)
+    times = costs.times_us * of_kind[:, kinds] * factors(SINGLE, 1, task.num_nodes)
     launch = generator.uniform(0, LAUNCH_US) * (costs.computed & (costs.times_us.min(0) > 0))
     shares = generator.uniform(SHORT, 1.0, count)
     devices = tuple(
@@ -105,24 +127,33 @@ def world(task: Task, seed: int) -> World:
         for each, share in zip(task.devices, shares.tolist(), strict=True)
     )
     changed = replace(
-        costs, devices=devices, times_us=times * factors(DEVICE, count, 1) + launch,
-        latency_us=costs.latency_us * factors(LINK), bytes_per_us=costs.bytes_per_us * factors(LINK),
+        costs, devices=devices, times_us=times * factors(apart * DEVICE, count, 1) + launch,
+        latency_us=costs.latency_us * factors(LINK) * factors(ONE_LINK, count, count),
+        bytes_per_us=costs.bytes_per_us * factors(LINK) * factors(ONE_LINK, count, count),
     )  # fmt: skip
-    contention = task.contention._replace(switch_us=task.contention.switch_us + generator.uniform(0, 1.0))
+    switch_us, remote = task.contention.switch_us + generator.uniform(0, 1.0), apart * generator.uniform(0, REMOTE_NS)
+    contention = task.contention._replace(switch_us=switch_us, remote_ns_per_byte=remote)
+    if one_accelerator:
+        contention = contention._replace(slowdown=generator.uniform(0, SLOWED))
     truth = replace(task, costs=changed, contention=contention)
     alone = SimulatedObjective(truth)([single(truth, device) for device in range(count)])
     least = float(np.nanmin(alone)) if np.isfinite(alone).any() else float("inf")
-    return World(task, truth, float(generator.uniform(0.01, 0.03)), SLOWEST * least, seed)
-
-
-def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
-    """Return the kind of each operation, a position in `KINDS`; of a task without a program by its opcodes."""
-    if task.program is None:
-        return task.graph.opcodes.astype(np.int64) % len(KINDS)
-    return np.array([KINDS.index(kind_of(each)) for each in task.program.operations], np.int64)
+    noise, throttle = (float(generator.uniform(*each)) for each in ((0.01, 0.03), (0.0, THROTTLE)))
+    return World(task, truth, noise, throttle, SLOWEST * least, seed)
 
 
 # Tasks of the worlds --------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def streams(name: str) -> Task:
+    """Return the kernels that Inductor makes of a training step for the CPU, on four streams of an accelerator on which
+    each takes its launch and its bytes."""
+    step = resolve(name)
+    program = capture(step)
+    module = in_place(module_on(program, torch.device("cpu")), program, state_pairs(step, program))
+    kernels = kernel_program(module, [each.detach().clone() for each in program.inputs], name).without_inputs()
+    return kernel_task(kernels, KERNEL_US + (kernels.read_bytes + kernels.written_bytes) / KERNEL_BYTES_PER_US, 4)
 
 
 def eight(name: str) -> Task:
@@ -147,6 +178,7 @@ def giant(name: str) -> Task:
 
 LANGUAGE = ("rnnlm", "gpt", "moe", "gnmt", "transformer_xl")
 WORLDS: dict[str, tuple[Callable[[str], Task], tuple[str, ...]]] = {
+    "streams": (streams, ("rnnlm", "gpt", "moe", "inception", "gnmt")),
     "eight": (eight, LANGUAGE),
     "memory": (memory, LANGUAGE),
     "giant": (giant, ("10000:0", "10000:1", "20000:0", "40000:0", "80000:0")),

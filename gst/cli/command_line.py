@@ -28,8 +28,8 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = {
-    "place": "add_place", "demo": "add_demo", "estimate": "add_estimate", "sweep": "add_sweep",
-    "measure": "add_measure", "prepare": "add_data", "data": "add_data", "rank": "add_rank", "trace": "add_trace",
+    "place": "add_place", "demo": "add_demo", "sweep": "add_sweep", "measure": "add_measure",
+    "prepare": "add_data", "data": "add_data", "rank": "add_rank", "trace": "add_trace",
     "devices": "add_devices", "doctor": "add_doctor",
 }  # fmt: skip
 """Function that adds each subcommand, in the module of `gst.cli` that `MODULES` names, or of the command's name."""

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 CLASS = re.compile(r"(?!synthetic:)([^\W\d][\w.]*):([^\W\d]\w*)")
 DATASETS = (
-    "synthetic:NODES, malnet FOLDER, graphnet PATH, tpugraphs, TpuGraphs npz files and patterns of them, or the "
-    "MODULE:CLASS of a GraphSource"
+    "synthetic:NODES, malnet FOLDER, tpugraphs, TpuGraphs npz files and patterns of them, or the MODULE:CLASS of a "
+    "GraphSource"
 )
 FILES = "a TpuGraphs npz file"
 OPTIONS = {
-    "synthetic": (), "malnet": ("part", "splits"), "graphnet": (),
-    "tpugraphs": ("root", "collection", "part", "eval_indices"), FILES: (),
+    "synthetic": (), "malnet": ("part", "splits"), "tpugraphs": ("root", "collection", "part", "eval_indices"),
+    FILES: (),
 }  # fmt: skip
 """Options of each kind of dataset."""
 
@@ -31,16 +31,15 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
         "gst prepare synthetic:200000 --method contiguous\n"
         "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type\n"
-        "gst prepare graphnet data/graphnet.tar.xz\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
         "gst prepare gst.data:MeasuredPlans --arg 'directories=[runs/measured/*]'\n"
         "gst prepare mypackage.graphs:Circuits --arg root=data --arg limit=100",
     )  # fmt: skip
     prepare.add_argument(
         "dataset", nargs="+",
-        help="TpuGraphs npz files or patterns; synthetic:NODES; malnet FOLDER; graphnet PATH, an archive or folder; "
-        "tpugraphs, all its collections below --root unless one is named; or MODULE:CLASS, a subclass of "
-        "gst.data.GraphSource that Python can import from the current directory",
+        help="TpuGraphs npz files or patterns; synthetic:NODES; malnet FOLDER; tpugraphs, all its collections below "
+        "--root unless one is named; or MODULE:CLASS, a subclass of gst.data.GraphSource that Python can import from "
+        "the current directory",
     )  # fmt: skip
     prepare.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE",
@@ -58,12 +57,11 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="seed of the partitioner (default: %(default)s)")
     data = command(
-        commands, "data", _data, "list the parts of a published dataset that are here, or how to download it",
-        "gst data tpugraphs --root data/tpugraphs\ngst data tpugraphs --print-download > download.sh",
+        commands, "data", _data, "print the commands that download a published dataset",
+        "gst data tpugraphs --root data/tpugraphs > download.sh",
     )  # fmt: skip
     data.add_argument("dataset", choices=("tpugraphs",))
     data.add_argument("--root", help="folder of the dataset (default: ~/data/tpugraphs)")
-    data.add_argument("--print-download", action="store_true", help="print the commands that download all of it")
 
 
 def _prepare(options: argparse.Namespace) -> dict[str, Any]:
@@ -113,18 +111,12 @@ def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, 
 
 
 def _data(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.data.collections import COLLECTIONS, PARTS, USUAL_ROOT, download_command, inventory
+    from gst.data.collections import COLLECTIONS, PARTS, USUAL_ROOT, download_command
 
     root = options.root or USUAL_ROOT
-    if options.print_download:
-        commands = [download_command(name, part, root) for name in COLLECTIONS for part in PARTS]
-        print("\n".join(commands))
-        return {"commands": commands}
-    files = inventory(root)
-    for name, count in files.items():
-        print(f"{name:<26} {f'{count} files' if count else 'absent'}")
-    print(f"below {root}; gst data tpugraphs --print-download prints the commands that download the absent parts")
-    return {"root": root, "files": files}
+    commands = [download_command(name, part, root) for name in COLLECTIONS for part in PARTS]
+    print("\n".join(commands))
+    return {"commands": commands}
 
 
 def datasets(words: Sequence[str], arguments: Sequence[str] = (), **options: Any) -> Sequence[GraphSource]:
@@ -165,15 +157,11 @@ def dataset(words: Sequence[str], arguments: Sequence[str] = (), **options: Any)
         if not number.isascii() or not number.isdigit() or not int(number):
             raise ValueError(f"{name}: want the number of nodes, such as synthetic:200000")
         return SyntheticPrograms(num_nodes=int(number))
-    if name in ("malnet", "graphnet"):
+    if name == "malnet":
         if not rest:
-            raise ValueError(
-                f"{name} needs its {'folder: malnet FOLDER' if name == 'malnet' else 'files: graphnet PATH'}"
-            )
+            raise ValueError("malnet needs its folder: malnet FOLDER")
         _check(name, rest[1:], arguments, options)
-        from gst.data.fx_graphs import FxGraphs
-
-        return MalNet(rest[0], **options) if name == "malnet" else FxGraphs(rest[0])
+        return MalNet(rest[0], **options)
     for word in words:
         if not (word.endswith(".npz") or set(word) & set("*?[/") or Path(word).exists()):
             raise ValueError(f"there is no dataset {word!r}; there are {DATASETS}")

@@ -129,8 +129,6 @@ def _devices() -> Iterator[Finding]:
     import torch
 
     from gst.machine.devices import discover
-    from gst.machine.load import BUSY
-    from gst.machine.rates import saved_rates
 
     devices, quota, advice = discover(), _cores_of_group(), ""
     names = f"{', '.join(device.name for device in devices)} ({devices[0].description})"
@@ -139,13 +137,6 @@ def _devices() -> Iterator[Finding]:
     elif not torch.accelerator.is_available() and Path("/dev/nvidia0").exists():
         advice = f"a GPU is here, but torch {torch.__version__} cannot use it: see pytorch.org/get-started"
     yield _noted("devices", names, advice)
-    if (rates := saved_rates()) is None:
-        yield Finding("rates", "note", "not measured with this torch", "gst devices --measure (a minute or two)")
-    elif rates.load > BUSY:
-        words = f"measured while others took {rates.load:.0%} of the cores"
-        yield Finding("rates", "note", words, "gst devices --measure when the machine is quiet")
-    else:
-        yield Finding("rates", "well", "measured on this machine with this torch")
 
 
 def _cores_of_group() -> float | None:

@@ -22,28 +22,23 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
         "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
         "gst place inception --machine gpus:4 --out runs/place/gpus         # simulated\n"
-        "gst place inception --machine rtx4090:4 --out runs/place/4090      # with the costs of gst estimate\n"
-        "gst place --graph costs.json --out runs/place/costs                # see docs/how-to/place_my_model.md\n"
-        "gst place --graph costs.xyz --format mymodule:Reader --machine gpus:4 --out runs/place/xyz\n"
         "gst place rnnlm --workers ray://127.0.0.1:10001 --out runs/fleet   # see docs/fleet.md",
     )  # fmt: skip
     add = place.add_argument
-    add("program", nargs="?", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
-    add("--graph", type=Path, metavar="FILE", help="a cost graph instead of a program, simulated")
-    add("--format", metavar="MODULE:CLASS", help="reader of --graph, whose Class(path).task(machine) is a Task")
+    add("program", help="a bundled program or MODULE:FUNCTION, see gst trace --help")
     add("--devices", help="names with commas, see gst devices (default: all, and sets of cores)")
-    add("--machine", metavar="NAME:K", help="simulate K cores, gpus, or machines of gst estimate --on list")
+    add("--machine", metavar="NAME:K", help="simulate K cores or GPUs: cores:4, gpus:4")
     add("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     runtimes = ("measured", "simulated")
     add("--runtime", choices=runtimes, default="measured", help="judge plans at the end by (default: %(default)s)")
-    known = "what proposes plans, of annealing, colocrl, hdp, go, policy, guided_search (default: %(default)s)"
+    known = "what proposes plans, of annealing, colocrl, hdp, go, policy (default: %(default)s)"
     add("--methods", default="annealing", help=known)
     number = f"plans to measure in the search; 0 = baselines alone (default: up to {BUDGET})"
     add("--budget", type=int, metavar="N", help=number)
     evaluations = "plans that each method asks about, and again in each round of measurements (%(default)s)"
     add("--evaluations", type=int, default=2_000, metavar="N", help=evaluations)
     models = "learns from measurements what rewards proposers: regression, the GST network, none (default: %(default)s)"
-    add("--cost-model", choices=("linear", "gst", "none"), default="linear", help=models)
+    add("--cost-model", choices=("fitted", "linear", "gst", "none"), default="fitted", help=models)
     add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
     patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
     add("--patience", type=float, default=20.0, metavar="S", help=patience)
@@ -70,7 +65,7 @@ def _workers(text: str) -> int | str:
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.seconds is not None and options.seconds < 0:
         raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
-    measured = options.runtime == "measured" and options.graph is None and options.machine is None
+    measured = options.runtime == "measured" and options.machine is None
     here = measured and isinstance(options.workers, int)
     if options.seconds is not None and not here:
         raise ValueError("--seconds is for plans measured on this machine; give --evaluations")

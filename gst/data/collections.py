@@ -127,11 +127,6 @@ def parts_below(
     return present or [source for source in wanted[:1] if source.files]  # `files` raises, with advice
 
 
-def inventory(root: str) -> dict[str, int]:
-    """Count the files of each part of each collection below `root`, 0 where it is absent."""
-    return {f"{name}/{part}": len(_files(root, name, part)) for name in COLLECTIONS for part in PARTS}
-
-
 def download_command(collection: str, part: str, root: str = USUAL_ROOT) -> str:
     """Return a shell command that downloads and unpacks one part, and stops where the download fails.
 

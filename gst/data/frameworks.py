@@ -1,4 +1,4 @@
-"""Graphs of NetworkX and DGL as `Graph`s, read by their attributes, and batches of graphs in a torch `DataLoader`."""
+"""Graphs of NetworkX as `Graph`s, and batches of graphs in a torch `DataLoader`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from gst.data.pyg import as_array
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
 
@@ -65,38 +64,6 @@ def _column(rows: Sequence[tuple[str, dict[str, Any]]], key: str) -> np.ndarray:
     if other is not None:
         raise ValueError(f"{key!r} of {rows[other][0]} has shape {values[other].shape}, of others {values[0].shape}")
     return np.stack(values) if values else np.zeros(0)
-
-
-def from_dgl(graph: Any, x: str = "feat", name: str = "") -> Graph:
-    """Convert a DGL graph of one type of nodes and edges.
-
-    `ndata[x]` becomes the node features. Other tensors of `ndata` and `edata` become `node_data` and `edge_data` under
-    their names; a name that both have, such as `_TYPE` of `dgl.to_homogeneous`, becomes `edge_TYPE` for edges.
-
-    Raises:
-        ValueError: the graph has no `ndata[x]`, or several types of nodes or edges.
-
-    Examples:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> edges = torch.tensor([0]), torch.tensor([1])
-        >>> from_dgl(SimpleNamespace(edges=lambda: edges, ndata={"feat": torch.ones(2, 3)}, edata={})).num_nodes
-        2
-    """
-    if len(getattr(graph, "ntypes", [""])) > 1 or len(getattr(graph, "etypes", [""])) > 1:
-        raise ValueError("the graph has several types of nodes or edges; give dgl.to_homogeneous(graph, ndata=[...])")
-    if x not in graph.ndata:
-        raise ValueError(f"the graph has no ndata[{x!r}]; it has {', '.join(graph.ndata) or 'none'}: name one, x=...")
-    return Graph(
-        as_array(graph.ndata[x]),
-        np.stack([as_array(ends) for ends in graph.edges()]).astype(np.int64),
-        name=name,
-        node_data={key: as_array(value) for key, value in graph.ndata.items() if key != x},
-        edge_data={
-            f"edge_{key.lstrip('_')}" if key in graph.ndata else key: as_array(value)
-            for key, value in graph.edata.items()
-        },
-    )
 
 
 def collate(items: Sequence[Any]) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gst.graphs.conversion import as_array, from_pyg, is_hetero
+from gst.graphs.conversion import from_pyg, is_hetero
 from gst.method.batch import ExpandedBatch
 
-__all__ = ["EdgesByType", "NodesByType", "as_array", "from_pyg", "hetero_inputs"]
+__all__ = ["EdgesByType", "NodesByType", "from_pyg", "hetero_inputs"]
 
 
 def hetero_inputs(data: Any) -> dict[str, Any]:

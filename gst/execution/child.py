@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,11 +21,10 @@ from gst.execution.costs import Costs, measure_costs, profile, profiled_costs
 from gst.execution.executor import AnyExecutor, executor
 from gst.execution.graph_executor import GraphExecutor
 from gst.execution.groups import group_records
+from gst.execution.links import measured_links
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor, runs_in_turns
 from gst.execution.on_accelerator import ReferenceOutputs, reference
-from gst.execution.pairs import pairs_of_lanes
-from gst.execution.probes import measured_links
 from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.machine.devices import least_memory_limit, limit_memory
 from gst.programs import Program, kind_for
@@ -92,8 +91,7 @@ class Runner:
             return measure_costs(self.executor, repetitions)
         program, devices = self.executor.program, self.executor.devices
         times = profile_devices(program, self.executor, repetitions)
-        costs = profiled_costs(program, devices, times, measured_links(devices))
-        return replace(costs, pairs=pairs_of_lanes(program, devices, times, repetitions))
+        return profiled_costs(program, devices, times, measured_links(devices))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[list[Timeline]]:
         """Return the runs of each plan; none if the executor keeps no timelines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -25,96 +25,6 @@ COPY_US = 20.0  # from memory to memory where no link was measured
 COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
 
 
-Parts = tuple[float, float, float]
-"""Demand of an operation that runs alone, as shares of its accelerator: of its threads, of its memory's rate, and of
-its rate of matrix products. An estimate may exceed 1."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two operations, each called several times on a stream of its own.
-
-    Args:
-        parts: shares of the accelerator that each takes.
-        alone_us: time of the calls of each alone.
-        both_us: time of the calls of both at once.
-    """
-
-    parts: tuple[Parts, Parts]
-    alone_us: tuple[float, float]
-    both_us: float
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """One accelerator, the demands of a program's operations on it, and pairs of them that were timed there.
-
-    Args:
-        device: its name in PyTorch, `cuda:0`.
-        gb_per_s: rate of its memory.
-        gflops: its rate of matrix products.
-        threads: share of its threads that each node wants; 0 if unknown.
-        flops: floating-point operations of each node.
-        pairs: timed pairs.
-    """
-
-    device: str
-    gb_per_s: float
-    gflops: float
-    threads: tuple[float, ...]
-    flops: tuple[float, ...]
-    pairs: tuple[Pair, ...]
-
-    def parts(
-        self, times_us: Float64[np.ndarray, " nodes"], traffic_bytes: Float64[np.ndarray, " nodes"]
-    ) -> Float64[np.ndarray, "nodes 3"]:
-        """Return `Parts` of each node.
-
-        Args:
-            times_us: of each node alone; nodes that take 0 or an infinite time have no parts.
-            traffic_bytes: bytes that each node reads and writes.
-
-        Examples:
-            >>> pairs = Pairs("cuda:0", 100.0, 1000.0, (0.5,), (4e6,), ())
-            >>> pairs.parts(np.array([10.0]), np.array([2e5])).tolist()  # 20 GB/s, 400 GFLOP/s
-            [[0.5, 0.2, 0.4]]
-        """
-        runs = np.isfinite(times_us) & (times_us > 0)
-        kilo_us = 1e3 * np.where(runs, times_us, 1.0)  # bytes over thousands of microseconds are GB/s
-        peaks = (self.gb_per_s, self.gflops)
-        rates = [
-            amount / kilo_us / peak if peak > 0 else np.zeros(len(runs))
-            for amount, peak in zip((traffic_bytes, np.array(self.flops)), peaks, strict=True)
-        ]
-        return np.stack([np.array(self.threads), *rates], axis=1) * runs[:, None]
-
-    def contracted(self, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Pairs:
-        """Return pairs for groups of nodes that become one: it wants the threads of its largest member, and all
-        members' FLOPs.
-
-        Args:
-            node_of: for each node the new one that computes it.
-            origin: for each new node one that it stands for.
-        """
-        threads = np.array(self.threads)[origin]
-        np.maximum.at(threads, node_of, np.array(self.threads))
-        flops = np.bincount(node_of, np.array(self.flops), len(origin))
-        return replace(self, threads=tuple(threads.tolist()), flops=tuple(flops.tolist()))
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(record: dict[str, Any]) -> Pairs:
-        """Read a record of `to_dict`, with lists for tuples as JSON has them."""
-        pairs = []
-        for each in record["pairs"]:
-            one, other = map(tuple, each["parts"])
-            pairs.append(Pair((one, other), tuple(each["alone_us"]), each["both_us"]))
-        tuples = {"threads": tuple(record["threads"]), "flops": tuple(record["flops"]), "pairs": tuple(pairs)}
-        return Pairs(**(record | tuples))
-
-
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Costs of each operation of a program on each device, alone, and of the links between devices.
@@ -131,7 +41,6 @@ class Costs:
         bytes_per_us: of a copy; infinite within a memory.
         copies_queue: True if each memory sends one copy after the other, as a stream program does; otherwise links
             never queue.
-        pairs: timed pairs of operations for each accelerator that several devices share.
         load: share of the cores that other processes took during the measurement, 0 .. 1; None if unknown.
     """
 
@@ -146,7 +55,6 @@ class Costs:
     latency_us: Float64[np.ndarray, "devices devices"]
     bytes_per_us: Float64[np.ndarray, "devices devices"]
     copies_queue: bool = False
-    pairs: tuple[Pairs, ...] = ()
     load: float | None = None
 
     @property
@@ -196,7 +104,7 @@ def profiled_costs(
 
     Args:
         times_us: of each operation alone; infinite where it cannot run.
-        links: from `gst.execution.probes.measured_links`; if None, `COPY_US` and `COPY_BYTES_PER_US` between memories.
+        links: from `gst.execution.links.measured_links`; if None, `COPY_US` and `COPY_BYTES_PER_US` between memories.
 
     Raises:
         ValueError: an operation can run on none of the devices.
@@ -223,16 +131,6 @@ def links_of(record: Mapping[str, Any]) -> Links:
     """Return links of a record of `links_record`."""
     with np.errstate(divide="ignore"):
         return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
-
-
-def pairs_record(pairs: Sequence[Pairs]) -> dict[str, Any]:
-    """Return pairs of accelerators as an entry of a JSON record, empty without any; `pairs_of` reads it."""
-    return {"pairs": [each.to_dict() for each in pairs]} if pairs else {}
-
-
-def pairs_of(record: Mapping[str, Any]) -> tuple[Pairs, ...]:
-    """Return the pairs of a record with an entry of `pairs_record`."""
-    return tuple(map(Pairs.from_dict, record.get("pairs", ())))
 
 
 def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:

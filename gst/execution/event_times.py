@@ -25,6 +25,7 @@ from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, s
 from gst.lowering.plan import says_no_memory
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references
+from gst.util.untrusted import first_line
 
 NewGraph = Callable[[torch.device, Any], Graph]
 BUDGET_US = 20_000.0  # that an operation is timed for, about
@@ -168,11 +169,6 @@ def repeated(call: Callable[[], object], count: int) -> None:
     """Call `count` times and keep no value."""
     for _ in range(count):
         call()
-
-
-def first_line(error: Exception) -> str:
-    """Return an error in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

@@ -28,6 +28,7 @@ from gst.lowering.lower import ProvenLowering
 from gst.lowering.plan import ExecutionError, Plan, says_no_memory
 from gst.machine.devices import Device, select
 from gst.programs import Program
+from gst.util.untrusted import plain
 
 MAX_PLANS = 64  # that stay lowered, and recorded as far as memory allows
 HOST = Device("host", "cpu", (), 1, "host", "the thread that launches graphs")
@@ -210,7 +211,7 @@ class GraphExecutor:
                 if not says_no_memory(str(error)):
                     raise
                 if not self._forget_another(plan.key):
-                    raise ExecutionError(f"out of memory: {str(error).splitlines()[0]}") from error
+                    raise ExecutionError(f"out of memory: {plain(error)}") from error
 
     def _forget_another(self, key: str) -> bool:
         """Drop the least recently used recording other than that of `key`; True if there was one."""

@@ -30,7 +30,7 @@ from gst.programs import Program, as_module, outputs_differ
 from gst.programs.operation import form_of, form_of_target
 from gst.util.compiled import cache_directory
 from gst.util.progress import notice
-from gst.util.untrusted import read_object
+from gst.util.untrusted import first_line, read_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +194,7 @@ def make(key: str, program: Program, group: Group, inputs: Sequence[Tensor], dev
                 made.rename(path / made.name)
             compiled_us, eager_us = _compare(by_itself, CompiledGroup(path / LIBRARY, len(group.nodes)), device)
         except Exception as error:  # whatever a compiler or an operator raises
-            reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:300]}"
+            reason = first_line(error, 300)
         record = Record(key, len(group.nodes), device.threads, seconds, compiled_us, eager_us, reason)
         (path / RECORD).write_text(json.dumps(asdict(record)))
         if recorded(key) is None:

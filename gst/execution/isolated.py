@@ -16,7 +16,7 @@ from gst.execution.costs import Costs
 from gst.execution.measure import Measurement, measure
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, select
-from gst.machine.load import LoadGate, LoadMeter, accelerators_of, lock_devices
+from gst.machine.load import LoadGate, LoadMeter, lock_devices
 from gst.util.child import Child, ChildFailed
 from gst.util.process import WAITING
 from gst.util.progress import notice
@@ -206,7 +206,7 @@ def measure_plans(
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         seen = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
-            seconds=seconds, accelerators=accelerators_of(used),
+            seconds=seconds,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost

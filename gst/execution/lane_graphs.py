@@ -22,6 +22,7 @@ from gst.execution.residents import Resident, Residents
 from gst.lowering.happens_before import Stretches, inner_steps, stretches
 from gst.lowering.stream_program import COPY, RUN
 from gst.programs import Program
+from gst.util.untrusted import first_line
 
 DRAWS_ON_HOST = "its random numbers are drawn on the host, which a graph cannot wait for"
 PINNED_BYTES = 2**30  # of buffers on the host that accelerators copy to or from; beyond that they are pageable
@@ -80,7 +81,7 @@ class LaneGraph:
                 self._record()
         except Exception as error:  # whatever an operator does that a graph cannot, and memory that is short
             self._graphs, self._values, self._parts, self._residents = {}, [], [], {}
-            self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.reason = first_line(error)
 
     @property
     def num_graphs(self) -> int:

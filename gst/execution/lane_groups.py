@@ -23,6 +23,7 @@ from gst.lowering.rewrite import alone
 from gst.machine.devices import Device, usable_cores
 from gst.programs import Program
 from gst.util.progress import notice
+from gst.util.untrusted import first_line
 
 REPETITIONS, WARMUP = 30, 3
 BATCH = 20  # calls in a graph that is timed: launching it takes as long as a short kernel
@@ -112,8 +113,7 @@ class LaneGroups:
         except Exception as error:  # whatever a compiler, an operator or a graph raises
             if says_no_memory(str(error)):
                 raise
-            first = (str(error).strip().splitlines() or ["no message"])[0][:300]
-            return structure(reason=f"{type(error).__name__}: {first}")
+            return structure(reason=first_line(error, 300))
         if compiled_us >= one_by_one_us:
             return structure(reason=f"{compiled_us:.1f} us compiled, {one_by_one_us:.1f} us one by one")
         return structure(compiled, compiled_us / one_by_one_us)

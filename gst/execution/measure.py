@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from gst.lowering.plan import ExecutionError
-from gst.machine.clocks import ReadClocks, read_clocks
 from gst.machine.devices import machine_record, synchronise_accelerators
 from gst.machine.load import LoadGate, LoadMeter
 from gst.util.untrusted import parse_json, plain, shown
@@ -43,7 +42,6 @@ class Measurement:
         machine: see `machine_record`.
         time: of the end, UTC, ISO 8601.
         peak_bytes: the most that intermediate values took in a run, if that was counted.
-        clocks: of each accelerator in use, right after the last timed run (`Clocks`); empty if unknown.
     """
 
     label: str
@@ -59,20 +57,19 @@ class Measurement:
     machine: Mapping[str, Any] = field(default_factory=dict)
     time: str = ""
     peak_bytes: int | None = None
-    clocks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def repetitions(self) -> int:
         return len(self.samples_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a record for a `Log`: NaN becomes None, and empty `clocks` are left out."""
-        record = {key: None if value != value else value for key, value in asdict(self).items()}
-        return record if self.clocks else {key: value for key, value in record.items() if key != "clocks"}
+        """Return a record for a `Log`: NaN becomes None."""
+        return {key: None if value != value else value for key, value in asdict(self).items()}
 
     @staticmethod
     def from_dict(record: Mapping[str, Any]) -> Measurement:
-        """Read a record of `to_dict`."""
+        """Read a record of `to_dict`; earlier versions had `clocks` too."""
+        record = {key: value for key, value in record.items() if key != "clocks"}
         times = {
             key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
         }
@@ -90,8 +87,6 @@ def measure(
     time_of: Callable[[Callable[[], Any]], float] | None = None,
     seconds: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
-    accelerators: Sequence[str] = (),
-    clocks: ReadClocks = read_clocks,
 ) -> dict[str, Measurement]:
     """Time callables alternately: each runs once in a round, in a random order, so that changes of the machine affect
     all.
@@ -105,7 +100,6 @@ def measure(
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
         seconds: no round begins later than this by `clock`, once `LEAST_ROUNDS` are timed.
-        accelerators: names of those in use, whose clocks are read after the last timed call by `clocks`.
 
     Returns:
         For each label its measurement. A callable that raises is 'failed', and the others continue.
@@ -149,7 +143,6 @@ def measure(
                 samples[label].append(elapsed_ms)
         if progress is not None:
             progress(number + 1, warmup + repetitions)
-    last_clocks = dict(clocks(accelerators)) if accelerators else {}
     load, machine, now = round(meter.share(), 4), machine_record(), datetime.now(UTC).isoformat(timespec="seconds")
     keys, rng = plan_keys or {}, np.random.default_rng(seed)
     result = {}
@@ -158,7 +151,7 @@ def measure(
         median, low, high = (float("nan"),) * 3 if failed else median_interval(times, rng)
         result[label] = Measurement(
             label, keys.get(label), tuple(times), median, low, high, "failed" if failed else "ok",
-            failures.get(label, ""), load, quiet, machine, now, clocks=last_clocks,
+            failures.get(label, ""), load, quiet, machine, now,
         )  # fmt: skip
     return result
 

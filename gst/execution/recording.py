@@ -31,19 +31,18 @@ class Graph(Protocol):
         """Memory of its values, for the graphs after it."""
 
 
-def new_graph(device: torch.device, pool: Any = None, is_kept: bool = False) -> Graph:
+def new_graph(device: torch.device, pool: Any = None) -> Graph:
     """Return an empty graph of an accelerator: of its kind (`CUDAGraph`), or `torch.accelerator.Graph` (PyTorch 2.13)
     if the kind has none.
 
     Args:
         device: the device that records it.
         pool: memory of earlier graphs, which it may use again where they have freed it.
-        is_kept: keep the record inspectable (`raw_cuda_graph`).
     """
     module = torch.get_device_module(device)
     memory = module.graph_pool_handle() if pool is None else pool  # known also where the recording fails
     if (own := getattr(module, f"{device.type.upper()}Graph", None)) is not None:
-        graph = own(keep_graph=True) if is_kept else own()
+        graph = own()
         accepted = signature(graph.capture_begin).parameters
         mode = {"capture_error_mode": OTHER_THREADS} if "capture_error_mode" in accepted else {}
         graph.capture_begin = partial(graph.capture_begin, pool=memory, **mode)

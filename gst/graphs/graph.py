@@ -182,16 +182,6 @@ class Graph:
             elif entry.name != "name":
                 yield entry.name, getattr(self, entry.name)
 
-    def relabelled(self, order: Int64[np.ndarray, " nodes"]) -> Graph:
-        """The same graph with node `order[i]` renamed to `i` (`order` is a permutation of all nodes)."""
-        position = np.empty_like(order)
-        position[order] = np.arange(len(order))
-        return Graph(
-            self.node_features[order], position[self.edges], self.opcodes[order], position[self.config_nodes],
-            self.config_features, self.targets, self.counts, self.spreads, self.name,
-            {name: array[order] for name, array in self.node_data.items()}, self.edge_data,
-        )  # fmt: skip
-
 
 def trouble_with(dtype: np.dtype) -> str:
     """Why features cannot be of `dtype`; empty if they can."""

@@ -25,7 +25,7 @@ from jaxtyping import Int64
 from gst.graphs.graph import Graph
 from gst.graphs.segments import ARRAYS, Cutting, Job
 from gst.util.arrays import ArrayWriter, Record
-from partitioners import partition_cached
+from partitioners import partition
 
 PATIENCE = 1.0  # seconds of partitioning before processes are worth their start
 
@@ -40,17 +40,16 @@ class Preparation:
     Args:
         directory: an empty one, or one of a killed preparation: its graphs are only compared with those given.
         settings: `max_nodes`, `method`, `halo`, `seed` and `block_nodes` of `gst.segment`.
-        cache: directory of partitions made earlier.
         progress: called with the name of each graph once it is written.
     """
 
     def __init__(
-        self, directory: Path, settings: dict[str, Any], cache: Path, workers: int, progress: Callable[[str], None]
+        self, directory: Path, settings: dict[str, Any], workers: int, progress: Callable[[str], None]
     ) -> None:
         self.directory, self.settings, self.workers, self.progress = directory, settings, workers, progress
         self._scratch = directory / "scratch"
         self._writer = ArrayWriter(directory, ARRAYS)
-        self._partitioning = Partitioning(settings["method"], settings["seed"], workers, cache)
+        self._partitioning = Partitioning(settings["method"], settings["seed"], workers)
         self._added = 0
         self._resumed = len(self._writer.finished)
         self._waiting: deque[tuple[Cutting, Record, Future[Parts]]] = deque()
@@ -127,8 +126,8 @@ class Partitioning:
     from a process that runs torch nor started through `multiprocessing`, which would run an unguarded script again.
     """
 
-    def __init__(self, method: str, seed: int, workers: int, cache: Path) -> None:
-        self.method, self.seed, self.workers, self.cache = method, seed, workers, cache
+    def __init__(self, method: str, seed: int, workers: int) -> None:
+        self.method, self.seed, self.workers = method, seed, workers
         self._spent = 0.0
         self._threads = ThreadPoolExecutor(workers)
         self._of_thread = threading.local()
@@ -149,23 +148,22 @@ class Partitioning:
             process.wait()
 
     def submit(self, job: Job) -> Future[Parts]:
-        arguments = (self.cache, *job)
         options: dict[str, Any] = {"method": self.method, "seed": self.seed}
         if self.workers > 1 and self._spent > PATIENCE:
-            return self._threads.submit(self._ask, arguments, options)
+            return self._threads.submit(self._ask, job, options)
         started = time.monotonic()
         answer: Future[Parts] = Future()
-        answer.set_result(partition_cached(*arguments, **options))
+        answer.set_result(partition(*job, **options))
         self._spent += time.monotonic() - started
         return answer
 
-    def _ask(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Parts:
+    def _ask(self, job: Job, options: dict[str, Any]) -> Parts:
         """On a thread: have its process answer."""
         if not hasattr(self._of_thread, "connection"):
             self._of_thread.connection = self._start()
         connection: Connection = self._of_thread.connection
         try:
-            connection.send((arguments, options))
+            connection.send((job, options))
             answer = connection.recv()
         except (EOFError, OSError) as error:
             message = "a process that partitions died, perhaps for want of memory; use fewer workers or smaller blocks"
@@ -191,11 +189,11 @@ def main() -> None:
     connection: Connection = Connection(int(sys.argv[1]))
     while True:
         try:
-            arguments, options = connection.recv()
+            job, options = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            answer: Any = partition_cached(*arguments, **options)
+            answer: Any = partition(*job, **options)
         except Exception as error:
             answer = error
         connection.send(answer)

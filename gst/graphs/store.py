@@ -6,7 +6,6 @@ absent. A killed preparation leaves `.partial-...`, and the next one of the same
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -36,8 +35,6 @@ DTYPES = {
 }  # fmt: skip
 """Of each array of a `SegmentedGraph`, but for features and data of nodes and edges, and for `config_features`, which
 are of int8 or float32."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
 
 
 def prepare(
@@ -78,9 +75,9 @@ def prepare(
         return root / name
     named = _named(graphs)
     readable = chain([next(named)], named)  # the first is read now: if that cannot be, nothing has been touched yet
-    with _removed_if_full(root / "partitions") as cache, _workplace(root, key) as partial:
+    with _workplace(root, key) as partial:
         workers = workers or len(os.sched_getaffinity(0))
-        with Preparation(partial, settings, cache, workers, progress) as preparation:
+        with Preparation(partial, settings, workers, progress) as preparation:
             for graph in readable:
                 preparation.add(graph)
             records, sizes = preparation.finish()
@@ -150,18 +147,6 @@ def _stores(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, list[st
             meta = _read_meta(path.parent)
             if meta["settings"] == settings:
                 yield path.parent.name, [_content(record["name"], record["digest"]) for record in meta["graphs"]]
-
-
-@contextmanager
-def _removed_if_full(cache: Path) -> Iterator[Path]:
-    """Partitions outlive a preparation, whatever becomes of it, but the first one on a full disk leaves nothing."""
-    new = not cache.exists()
-    try:
-        yield cache
-    except OSError as error:
-        if new and error.errno in FULL:
-            shutil.rmtree(cache, ignore_errors=True)
-        raise
 
 
 @contextmanager

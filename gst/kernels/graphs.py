@@ -20,6 +20,7 @@ from gst.kernels.program import KernelProgram, View
 from gst.kernels.recording import SETTINGS, NotUnderstoodError, recorded_calls
 from gst.kernels.run import Run
 from gst.kernels.streams import OnStreams
+from gst.util.untrusted import first_line
 
 MOST_MOVES = 3  # calls, one after the other, in which an input lies elsewhere than before; then it is copied
 log = logging.getLogger("gst")
@@ -90,8 +91,7 @@ class GraphOnStreams:
             try:
                 result = self._on_streams(list(args))
             except Exception as error:  # any exception of a recording, a proof or a graph
-                first = (str(error).strip().splitlines() or ["no message"])[0][:200]
-                self.reason = f"{type(error).__name__}: {first}"
+                self.reason = first_line(error)
                 log.info("a graph runs as Inductor compiled it: %s", self.reason)
                 self._call = None
             finally:
@@ -227,9 +227,6 @@ def _borrowed(value: Tensor) -> Tensor:
 
 def _copy(value: Tensor) -> Tensor:
     """Copy a tensor with its strides; elements that share memory do so in the copy."""
-    dense = torch.empty_like(value.detach(), memory_format=torch.preserve_format)
-    if dense.stride() == value.stride():
-        return dense.copy_(value.detach())
     _, start, stop = View.of(value, 0).region
     flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[start:stop].clone()
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.kernels.run import Run, kernel_times_us
-from gst.machine.devices import machine_file
+from gst.machine.devices import machine_folder
 from gst.util.untrusted import read_object
 from gst.util.writing import atomic_write
 
@@ -20,8 +20,7 @@ def kept_times_us(run: Run, directory: Path | None = None) -> tuple[Float64[np.n
     Args:
         directory: of the files, one for each program; below the cache of the user, by machine, if None.
     """
-    directory = machine_file("kernels").with_suffix("") if directory is None else directory
-    path = directory / f"{run.program.key}.json"
+    path = (directory or machine_folder("kernels")) / f"{run.program.key}.json"
     if (times_us := _read(path, run.program.num_kernels)) is not None:
         return times_us, True
     times_us = kernel_times_us(run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -185,22 +186,20 @@ class Run:
         args, kwargs = filled(
             (kernel.args, kernel.kwargs), lambda view: view if view.storage in own else self._tensor(view)
         )
-        if not makes and not any(True for _ in views_in((args, kwargs))):
-
-            def again() -> None:
-                call(*args, **kwargs)
-
-            return again
+        is_fixed = not any(True for _ in views_in((args, kwargs)))
+        fresh: list[int] = []  # tensors of the result that no argument holds, known from the first call
 
         def anew() -> None:
-            values = filled((args, kwargs), self._tensor)
+            values = (args, kwargs) if is_fixed else filled((args, kwargs), self._tensor)
             result = call(*values[0], **values[1])
             if makes:
-                written = {each.untyped_storage().data_ptr() for each in _tensors(values)}
-                fresh = [each for each in _tensors(result) if each.untyped_storage().data_ptr() not in written]
-                self._made.update(zip(makes, fresh, strict=True))
+                made = _tensors(result)
+                if not fresh:
+                    given = {each.untyped_storage().data_ptr() for each in _tensors(values)}
+                    fresh[:] = [n for n, each in enumerate(made) if each.untyped_storage().data_ptr() not in given]
+                self._made.update(zip(makes, (made[number] for number in fresh), strict=True))
 
-        return anew
+        return partial(call, *args, **kwargs) if is_fixed and not makes else anew
 
     def _tensor(self, view: View) -> Tensor:
         if (made := self._made.get(view.storage)) is not None:
@@ -238,6 +237,8 @@ class Stream(Protocol):
 
 
 def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
     return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
 
 

@@ -21,6 +21,7 @@ from gst.kernels.run import Run
 from gst.kernels.schedule import critical_path, list_schedule, reuse
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import StreamProgram
+from gst.util.untrusted import first_line
 
 COUNTS = (2, 4, 8, 16)  # of streams that are tried
 MEMORY = 1.25  # times the memory of the step on one stream, at most, with its state and batch
@@ -176,7 +177,7 @@ def on_streams(
             found[count], schedules[count] = OnStreams(run, record(run)), schedule
             streams[count]["bytes"] = run.places.size
         except RuntimeError as error:  # memory is short
-            streams[count]["reason"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            streams[count]["reason"] = first_line(error)
     measured = measure({str(count): each.call for count, each in found.items()}, RUNS, 2)
     best = 1
     for count in found:

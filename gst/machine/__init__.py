@@ -1,4 +1,4 @@
-"""The devices of this machine and their speed: CPU core sets, accelerators, links, load and clocks.
+"""The devices of this machine: CPU core sets, accelerators, caches and load.
 
-Operating system files and drivers go in; `Device` objects and measured rates come out. Read `devices.py` first.
+Operating system files and drivers go in; `Device` objects and the load come out. Read `devices.py` first.
 """

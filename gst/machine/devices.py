@@ -296,10 +296,10 @@ def this_machine() -> dict[str, Any]:
     return {key: value for key, value in machine_record().items() if key != "threads"}
 
 
-def machine_file(what: str, directory: Path | None = None) -> Path:
-    """Return the JSON file of this machine in `directory`; in `what` below `cache_directory()` if None."""
+def machine_folder(what: str) -> Path:
+    """Return the folder of this machine in `what` below `cache_directory()`."""
     digest = hashlib.sha256(json.dumps(this_machine(), sort_keys=True).encode()).hexdigest()[:16]
-    return (directory or cache_directory() / what) / f"{digest}.json"
+    return cache_directory() / what / digest
 
 
 def machine_record() -> dict[str, Any]:

@@ -168,16 +168,6 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate) -> list[R
     return results
 
 
-def accelerators_of(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the names of the accelerators of devices, each once.
-
-    Examples:
-        >>> accelerators_of([Device(f"xpu:0/stream:{n}", "xpu", (), 1, "xpu:0", "example") for n in range(2)])
-        ('xpu:0',)
-    """
-    return tuple(dict.fromkeys(str(device.torch_device) for device in devices if device.is_accelerator))
-
-
 @contextmanager
 def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
     """Lock the cores and GPUs of devices against other processes of this user, after the current holders.

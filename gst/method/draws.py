@@ -2,7 +2,7 @@
 
 With h_j the embedding of segment j now, g_j its row and q_j its probability to be fresh, the difference estimator
 sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j has no bias (Saerndal et al., Model Assisted Survey Sampling, 1992,
-chapters 3 and 6) and the variance sum_j (1 - q_j) / q_j |h_j - g_j|^2, least for q_j proportional to |h_j - g_j|.
+chapters 3 and 6) and the variance sum_j (1 - q_j) / q_j |h_j - g_j|^2.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from embedding_cache.table import KeyRanges
 from gst.graphs.config_classes import config_classes
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import check_alike
-
-_UNIT = 2**40  # parts of a whole that probabilities are counted in
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,95 +144,6 @@ def choose_kept(
     return kept
 
 
-def inclusion_probabilities(
-    scores: Float[Tensor, " keys"], num_chosen: int, uniform_share: float = 0.1
-) -> Float[Tensor, " keys"]:
-    """Return probabilities of choosing each of N keys: q = u n / N + (1 - u) min(1, c scores).
-
-    Their sum is min(n, N) with n = `num_chosen`. The uniform share u bounds the weights 1 / q by N / (u n), however
-    wrong the scores are (a defensive mixture: Hesterberg, Technometrics 37, 1995). If too few scores are above 0, the
-    others share the rest equally. The result is float64, on the host.
-
-    Raises:
-        ValueError: n is below 1, u is outside 0..1, or a score is negative or not finite.
-
-    Examples:
-        >>> inclusion_probabilities(torch.tensor([3.0, 1.0, 0.0]), num_chosen=1, uniform_share=0.0).tolist()
-        [0.75, 0.25, 0.0]
-    """
-    if num_chosen < 1:
-        raise ValueError(f"num_chosen is {num_chosen}; wanted at least 1: an estimate needs a key computed anew")
-    if not 0 <= uniform_share <= 1:
-        raise ValueError(f"uniform_share is {uniform_share}; wanted 0..1: it is a share")
-    weights = scores.detach().cpu().double().numpy()
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError("scores are negative or not finite; wanted at least 0: look for NaN in what was pushed")
-    num_keys = len(weights)
-    if num_chosen >= num_keys:
-        return torch.ones(num_keys, dtype=torch.float64)
-    proportional = _capped(weights, num_chosen)
-    return torch.from_numpy(uniform_share * num_chosen / num_keys + (1 - uniform_share) * proportional)
-
-
-def sample_by_probability(probabilities: Float[Tensor, " keys"], generator: torch.Generator) -> Bool[Tensor, " keys"]:
-    """Choose keys, each with its probability (to 1e-12), and always as many as these sum to.
-
-    Systematic sampling in random order (Madow 1949; Hartley and Rao 1962): lay the probabilities end to end in a random
-    order and take those that u, u + 1, u + 2, ... fall upon, for one uniform u in [0, 1).
-
-    Raises:
-        ValueError: a probability is outside 0..1, or their sum is not a whole number.
-
-    Examples:
-        >>> int(sample_by_probability(torch.tensor([0.75, 0.25, 1.0]), torch.Generator().manual_seed(0)).sum())
-        2
-    """
-    lengths = _lengths(probabilities.detach().cpu().double())
-    order = torch.randperm(len(lengths), generator=generator)
-    start = int(torch.randint(_UNIT, (), generator=generator))
-    chosen = torch.empty(len(lengths), dtype=torch.bool)
-    chosen[order] = _systematic(lengths[order], start)
-    return chosen
-
-
-def _capped(scores: np.ndarray, num_chosen: int) -> np.ndarray:
-    """Return min(1, c scores) with sum `num_chosen`: the largest are certain until the scaled rest is at most 1."""
-    if not scores.any():
-        return np.full(len(scores), num_chosen / len(scores))
-    descending = np.argsort(-scores, kind="stable")
-    ordered = scores[descending] / scores.max()
-    sums = np.cumsum(ordered[::-1])[::-1]
-    left = num_chosen - np.arange(num_chosen)
-    certain = int(np.argmax(left * ordered[:num_chosen] <= sums[:num_chosen]))
-    rest = ordered[certain:] if sums[certain] > 0 else np.ones(len(scores) - certain)
-    capped = np.ones(len(scores))
-    capped[descending[certain:]] = np.minimum(1, rest / rest.sum() * left[certain])
-    return capped
-
-
-def _lengths(probabilities: Float[Tensor, " keys"]) -> Int64[Tensor, " keys"]:
-    """Return probabilities in units of 1 / `_UNIT`, integers with a whole sum, so that rounding can lose no key."""
-    if not len(probabilities):
-        return torch.empty(0, dtype=torch.int64)
-    lowest, highest, total = (float(each) for each in (*probabilities.aminmax(), probabilities.sum()))
-    if not (lowest >= 0 and highest <= 1 + 1e-9):
-        raise ValueError(f"probabilities are {lowest}..{highest}; wanted 0..1")
-    if abs(total - round(total)) > 1e-5:
-        raise ValueError(f"probabilities sum to {total}; wanted a whole number: use inclusion_probabilities")
-    lengths = (probabilities * _UNIT).round().long().clamp(max=_UNIT)
-    if round(total) == len(lengths):
-        return torch.full_like(lengths, _UNIT)
-    lost = round(total) * _UNIT - int(lengths.sum())
-    lengths[lengths.argmin() if lost > 0 else lengths.argmax()] += lost
-    return lengths
-
-
-def _systematic(lengths: Int64[Tensor, " keys"], start: int) -> Bool[Tensor, " keys"]:
-    """Mark the intervals, laid end to end, that hold one of start, start + 1 whole, ...; 0 <= start < 1 whole."""
-    passed = -(start - lengths.cumsum(0)).div(_UNIT, rounding_mode="floor")
-    return passed.diff(prepend=passed.new_zeros(1)) > 0
-
-
 def generator_for(*numbers: int) -> torch.Generator:
     """Return a generator that depends on `numbers` (a seed, an epoch, a graph ...) and on nothing else."""
     state = 0x9E3779B97F4A7C15
@@ -244,55 +153,13 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(state % 2**63)
 
 
-class DrawnAges:
-    """The last two steps in which each key of an embedding table belonged to a fresh segment.
-
-    This age depends on draws alone, so that a step can be drawn while the one before it is computed. Of the two steps
-    the earlier one counts where the later one lies ahead: a resumed training draws the same segments again.
-
-    Examples:
-        >>> ages = DrawnAges()
-        >>> ages.record(torch.tensor([[0, 2]]), step=3)
-        >>> ages.at(torch.tensor([[0, 1], [2, -1]]), step=5).tolist()
-        [[2, 5], [2, 0]]
-    """
-
-    def __init__(self) -> None:
-        self._steps = torch.zeros(2, 0, dtype=torch.int64)
-
-    def at(self, keys: Int64[Tensor, "segments configs"], step: int) -> Int64[Tensor, "segments configs"]:
-        """Return the steps since each key was last drawn before `step`; `step` if never, 0 for the key -1 (padding)."""
-        return torch.where(keys >= 0, step - self._last(keys.clamp(min=0).flatten(), step).view_as(keys), 0)
-
-    def record(self, keys: Int64[Tensor, "fresh configs"], step: int) -> None:
-        """Take note of the keys of fresh segments."""
-        chosen = keys[keys >= 0].unique()
-        self._steps[:, chosen] = torch.stack([torch.full_like(chosen, step), self._last(chosen, step)])
-
-    def _last(self, keys: Int64[Tensor, " keys"], step: int) -> Int64[Tensor, " keys"]:
-        """Return the last step before `step` of each key, 0 if none."""
-        missing = int(keys.max()) + 1 - self._steps.shape[1] if len(keys) else 0
-        if missing > 0:
-            more = max(missing, self._steps.shape[1] // 2)  # grows by half, so that many graphs cost linear time
-            self._steps = torch.cat([self._steps, self._steps.new_zeros(2, more)], 1)
-        later, earlier = self._steps[:, keys]
-        return torch.where(later < step, later, torch.where(earlier < step, earlier, 0))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"steps": self._steps.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._steps = state["steps"].clone()
-
-
-Refresh = Literal["uniform", "age"]
 Estimate = Literal["auto", "fresh", "dropout", "fixed_dropout", "difference", "regression", "composite"]
 MAXIMA = ("max", "softmax")  # readouts that no correction, which may be negative, can be added to
 ALL_ROWS = ("difference", "regression", "composite")  # estimates that use every row
 
 
 def checked_estimate(
-    pooling: str, num_fresh: int, keep_probability: float, has_table: bool, refresh: Refresh, estimate: Estimate
+    pooling: str, num_fresh: int, keep_probability: float, has_table: bool, estimate: Estimate
 ) -> Estimate:
     """Return the estimate that `auto` stands for, or the given one.
 
@@ -300,7 +167,7 @@ def checked_estimate(
         ValueError: a setting of `GraphSegmentTraining` is out of range, or two of them exclude each other.
 
     Examples:
-        >>> checked_estimate("mean", 1, 1.0, True, "uniform", "auto")
+        >>> checked_estimate("mean", 1, 1.0, True, "auto")
         'difference'
     """
     if not isinstance(num_fresh, int | np.integer):
@@ -309,10 +176,6 @@ def checked_estimate(
         raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
     if not 0.0 <= keep_probability <= 1.0:
         raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
-    if refresh not in get_args(Refresh):
-        raise ValueError(f"refresh is {refresh!r}; use one of {', '.join(get_args(Refresh))}")
-    if refresh == "age" and not has_table:
-        raise ValueError("refresh='age' goes by the ages of rows of a table; add table=EmbeddingTable(...)")
     if estimate not in get_args(Estimate):
         raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
     if estimate == "fresh" and has_table:
@@ -391,7 +254,6 @@ class Draw:
         kept: the segments that dropout keeps if they are stale.
         number: number of the step; with the seed it decides all draws of the step.
         peers, whole: the processes that share the step, and the draw for all of them; None for one process.
-        keys: `table_keys`, where draws go by age and the step is of one process.
     """
 
     catalogue: Catalogue
@@ -402,7 +264,6 @@ class Draw:
     number: int
     peers: Peers | None = None
     whole: Draw | None = None
-    keys: Int64[Tensor, "segments configs"] | None = None
 
     def part_of(self, peers: Peers) -> Draw:
         """Return the part of the draw that belongs to this process."""
@@ -421,26 +282,20 @@ def draw_segments(
     seed: int,
     num_fresh: int,
     keep_probability: float,
-    scores: Float[Tensor, " segments"] | None = None,
     estimate: Estimate = "dropout",
     rank: int = 0,
 ) -> Draw:
-    """Draw `num_fresh` segments of each graph, and those that dropout keeps; the same for equal arguments.
+    """Draw `num_fresh` segments of each graph uniformly (Cao et al. 2023), and those that dropout keeps; the same for
+    equal arguments.
 
     Args:
-        scores: segments are drawn with probability proportional to them (`inclusion_probabilities`). Without scores
-            draws are uniform (Cao et al. 2023).
         estimate: `fixed_dropout` keeps the same number of segments in every step.
         rank: of a process that draws for its own graphs alone, so that processes draw differently.
     """
     own = (rank,) if rank else ()
     generator, counts = generator_for(seed, number, 0, *own), [graph.num_segments for graph in catalogue.graphs]
-    if scores is None:
-        chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
-        chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
-    else:
-        chances = [inclusion_probabilities(each, min(num_fresh, len(each))) for each in scores.split(counts)]
-        chosen = [sample_by_probability(each, generator) for each in chances]
+    chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
+    chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
     dropout = generator_for(seed, number, 1, *own)
     kept = [choose_kept(each, keep_probability, dropout, estimate == "fixed_dropout") for each in chosen]
     return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), torch.cat(kept), number)
@@ -450,17 +305,6 @@ def scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
     """Return the same values, with their gradients times `weights` (one for each segment and configuration)."""
     scale = weights.to(embedded, non_blocking=True)[..., None]
     return embedded.detach() + (embedded - embedded.detach()) * scale
-
-
-def uniform_gradient(
-    draw: Draw, is_known: Bool[Tensor, "segments configs"], num_fresh: int, keep_probability: float
-) -> Float64[Tensor, "segments configs"]:
-    """Return factors of gradients after which their expectation under dropout is that of uniform draws."""
-    p = keep_probability
-    counts = torch.tensor([graph.num_segments for graph in draw.catalogue.graphs], dtype=torch.float64)
-    uniform = (num_fresh / counts[draw.catalogue.graph]).clamp(max=1)
-    ratio = (p * uniform + 1 - p) / (p * draw.inclusion + 1 - p)
-    return torch.where(is_known, ratio[:, None], torch.ones_like(ratio[:, None]))
 
 
 def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:

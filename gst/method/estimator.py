@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,23 +15,19 @@ from torch.utils.checkpoint import checkpoint
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.config_classes import config_classes, with_references
-from gst.graphs.graph import Graph
-from gst.graphs.segments import SegmentedGraph, segment
+from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import (
     ALL_ROWS,
     Catalogue,
     Draw,
-    DrawnAges,
     Estimate,
     Peers,
-    Refresh,
     checked_configs,
     checked_estimate,
     draw_segments,
     dropout_weights,
     scale_gradient,
-    uniform_gradient,
 )  # fmt: skip
 from gst.method.encoding import (
     Inputs,
@@ -90,9 +85,6 @@ class GraphSegmentTraining(nn.Module):
         max_rows: encode at most so many (node, configuration) pairs at once where no gradient is needed, a single
             segment under a single configuration being the least. It bounds the memory of `exact`.
         seed: with the number of the step it decides the draws of segments.
-        refresh: draw of the fresh segments: `uniform` (the paper), or `age`, with probabilities proportional to their
-            nodes times the steps since they were last fresh (needs a table). Values are weighed by the exact
-            probabilities (Horvitz and Thompson 1952), and gradients such that they are on average those of `uniform`.
         estimate: estimate of a graph from fresh segments and rows. `dropout` is the paper's: each row is kept or not
             independently (at `keep_probability` 1 all are: +E); `fixed_dropout` keeps the same number in every step.
             `difference` uses all rows and corrects their sum by the errors of the fresh segments' rows; `regression`
@@ -123,7 +115,6 @@ class GraphSegmentTraining(nn.Module):
         table: EmbeddingTable | ShardedTable | None = None,
         max_rows: int = 1 << 18,
         seed: int = 0,
-        refresh: Refresh = "uniform",
         estimate: Estimate = "auto",
         inputs: Inputs | None = None,
         readout: tuple[Rows, Rows] | None = None,
@@ -134,12 +125,11 @@ class GraphSegmentTraining(nn.Module):
         self.readout = readout_of(pooling if readout is None else readout)
         self.pooling = self.readout.combine
         has_table = table is not None
-        self.estimate = checked_estimate(self.pooling, num_fresh, keep_probability, has_table, refresh, estimate)
+        self.estimate = checked_estimate(self.pooling, num_fresh, keep_probability, has_table, estimate)
         self.encoder, self.head, self.table, self.inputs = encoder, head, table, inputs
         self.num_fresh, self.keep_probability, self.max_rows = num_fresh, keep_probability, max_rows
-        self.refresh, self.seed, self.step = refresh, seed, 0
+        self.seed, self.step = seed, 0
         self.encoder_frozen = False
-        self._ages = DrawnAges()
         self._regression = RowRegression() if self.estimate in ("regression", "composite") else None
         self._keys = None if table is None else ModelKeys(table, by_class=self.estimate in ALL_ROWS)
         self._rows_type = SharedRows if isinstance(table, ShardedTable) else OwnRows
@@ -207,18 +197,11 @@ class GraphSegmentTraining(nn.Module):
             graphs, configs = peers.graphs, peers.configs
         graphs = self._entered(graphs)
         catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
-        number, keys, scores = self.step + 1 + ahead, None, None
-        if self.refresh == "age" and not self.encoder_frozen:
-            assert self._keys is not None
-            keys = self._keys.of(catalogue, configs)
-            scores = self._ages.at(keys, number).double().mean(1) * catalogue.node_counts
         draw = draw_segments(
-            catalogue, configs, number, self.seed, self.num_fresh, self.keep_probability, scores, self.estimate,
+            catalogue, configs, self.step + 1 + ahead, self.seed, self.num_fresh, self.keep_probability, self.estimate,
             rank=rank() if peers is None else 0,
         )  # fmt: skip
-        if keys is not None:
-            self._ages.record(keys[draw.fresh], number)
-        return replace(draw, keys=keys) if peers is None else draw.part_of(peers)
+        return draw if peers is None else draw.part_of(peers)
 
     def load(self, draw: Draw) -> PrefetchedStep:
         """Read the fresh segments of a draw; a thread may do it ahead, since it touches nothing that a step changes."""
@@ -267,31 +250,6 @@ class GraphSegmentTraining(nn.Module):
                 self._add(pool, catalogue, segment, rows[:, torch.from_numpy(class_of).to(rows.device)], weights)
             lengths = [len(part) for part in parts]
             return torch.cat([self._predict(part, has_configs=True)[0] for part in pool.result().split(lengths, dim=1)])
-
-    def exact_over_cuts(
-        self, graphs: Sequence[Graph], configs: Int64[Tensor, "graphs configs"] | None = None, cuts: int = 4,
-        max_nodes: int = 1000, method: str = "metis", halo: int = 0, seed: int = 0,
-    ) -> Tensor:  # fmt: skip
-        """Return the mean of `exact` over `cuts` cuts of each graph, by the partitioner's seeds `seed`, `seed` + 1, ...
-
-        An edge that one cut drops is inside a segment of others, so that a prediction depends less on the cut. Graphs
-        are not cut yet; `max_nodes`, `method` and `halo` (`gst.segment`) are best those of training.
-
-        Examples:
-            >>> import numpy as np
-            >>> edges = np.array([[0, 1, 2], [1, 2, 3]])
-            >>> graph = Graph(np.arange(4, dtype=np.float32)[:, None], edges)
-            >>> model = GraphSegmentTraining(lambda x, edge_index: x, nn.Identity(), "sum")
-            >>> model.exact_over_cuts([graph], cuts=3, max_nodes=2).tolist()
-            [6.0]
-        """
-        if cuts < 1:
-            raise ValueError(f"cuts is {cuts}; a prediction needs at least one cut of each graph")
-        predictions = [
-            self.exact([segment(graph, max_nodes, method, halo, seed + cut) for graph in graphs], configs)
-            for cut in range(cuts)
-        ]
-        return torch.stack(predictions).mean(0)
 
     def embed(
         self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None
@@ -371,9 +329,6 @@ class GraphSegmentTraining(nn.Module):
             return pool.result()
         is_known = self.is_known(draw, rows)
         weights = dropout_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
-        if self.refresh != "uniform":
-            factors = uniform_gradient(draw, is_known, self.num_fresh, self.keep_probability)
-            embedded = scale_gradient(embedded, factors[chosen])
         self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
         used = (weights.stale > 0).any(1).nonzero().squeeze(1)
         if rows is None:

@@ -288,8 +288,8 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
         return "cannot encode all other segments; give the model a table, or estimate='fresh'"
     if model.table is not None and not isinstance(model.table, EmbeddingTable):
         return "is of one process; give the model an EmbeddingTable"
-    if model.estimate in ("regression", "composite") or model.refresh != "uniform":
-        return f"is for dropout or difference and uniform draws, not {model.estimate!r} and {model.refresh!r}"
+    if model.estimate in ("regression", "composite"):
+        return f"is for dropout or difference, not {model.estimate!r}"
     if not model.readout.is_plain:
         return "pools by sum, mean or max alone"
     if getattr(model.head, "references", 0):

@@ -13,7 +13,7 @@ def state_of(model: Any) -> dict[str, Any]:
         "version": STATE_VERSION, "step": model.step, "seed": model.seed, "encoder_frozen": model.encoder_frozen,
         "slot": None if model._keys is None else model._keys.slot,
         "regression": None if model._regression is None else model._regression.state_dict(),
-    } | ({"ages": model._ages.state_dict()} if model.refresh == "age" else {})  # fmt: skip
+    }  # fmt: skip
 
 
 def restore(model: Any, state: dict[str, Any]) -> None:
@@ -26,8 +26,6 @@ def restore(model: Any, state: dict[str, Any]) -> None:
     model.step, model.seed = state["step"], state["seed"]
     if model._keys is not None:
         model._keys.slot = state.get("slot")
-    if "ages" in state:
-        model._ages.load_state_dict(state["ages"])
     if model._regression is not None and state.get("regression") is not None:
         model._regression.load_state_dict(state["regression"])
     if state["encoder_frozen"]:

@@ -111,8 +111,7 @@ class OwnRows:
     @cached_property
     def keys(self) -> Int64[Tensor, "segments configs"]:
         """The keys of all segments; the first access may allocate them."""
-        draw = self._draw
-        return self._model_keys.of(draw.catalogue, draw.configs) if draw.keys is None else draw.keys
+        return self._model_keys.of(self._draw.catalogue, self._draw.configs)
 
     def begin(self) -> None:
         return

@@ -129,8 +129,7 @@ def contracted(
     times_us[:, is_item] = VIEW_US
     costs = profiled_costs(program, task.devices, times_us, (task.costs.latency_us, task.costs.bytes_per_us))
     own_bytes = np.where(is_group, program.output_bytes, task.costs.own_bytes[:, origin])
-    pairs = tuple(each.contracted(node_of, origin) for each in task.costs.pairs)
-    costs = replace(costs, own_bytes=own_bytes, pairs=pairs, copies_queue=task.costs.copies_queue, load=task.costs.load)
+    costs = replace(costs, own_bytes=own_bytes, copies_queue=task.costs.copies_queue, load=task.costs.load)
     graph = Graph(task.graph.node_features[origin], costs.edges, task.graph.opcodes[origin], name=task.graph.name)
     key = hashlib.sha256(task.key.encode() + groups.tobytes()).hexdigest()[:16]
     resident_bytes = task.resident_bytes[origin]

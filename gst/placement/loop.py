@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from gst.cost.metrics import kendall_tau
 from gst.data.measured_plans import plans_graph
 from gst.execution.measure import Log
 from gst.graphs.graph import Graph
-from gst.lowering.plan import Plan
+from gst.lowering.plan import Plan, says_no_memory
 from gst.machine.devices import this_machine
+from gst.placement.fitted import FittedSimulator
 from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
 from gst.placement.proposers import COSTS, LOCAL, Asked, proposers
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.task import Task, check_same
-from gst.placement.trial import Trial
+from gst.placement.trial import Trial, fastest, ran
 from gst.util.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed alternately; the log holds them before the next four begin
@@ -45,19 +45,19 @@ def as_is(plan: Plan) -> Plan:
 @dataclass(eq=False)
 class Loop:
     """A search for the fastest plan of a task. Each round fits the cost model, lets all proposers ask the reward about
-    plans, predicts what they propose, and measures the plans of greatest expected improvement, one of each proposer
-    among them. Every measurement is on disk before the next begins; a search that is started again on the same log
-    continues it.
+    plans, predicts what they propose, and measures those that may be fastest (`Reward.chosen`), one of each proposer
+    among them. Every measurement is on disk before the next begins. A search that is started again on the same log
+    makes the same proposals, takes what was measured of them from the log, and goes on as if it had never stopped.
 
     Args:
-        log: file to which trials are appended; its trials count as done.
+        log: file to which trials are appended. Its trials count as done, also those that this search would not propose.
         starts: plans by name, which are measured first.
         budget: plans to measure, `starts` included.
         evaluations: plans that a proposer may ask the reward about in each round, on average: shares follow what each
             brought.
-        rounds: fits of the cost model.
+        rounds: fits of the cost model, at most.
         as_run: turns a plan of the task into one for the measurer, where these differ.
-        surrogate: model of the simulator's error, fitted to measurements; `LinearSurrogate(task)` if None.
+        surrogate: the cost model, one of `gst.placement.cost_models`; `FittedSimulator(task)` if None.
         methods: names of the proposers (`gst.placement.proposers`); mutation is always among them.
         on_fleet: plans run on other hosts; `gst.placement.fleet.cluster.kind_of_search` checks their kind of machine.
     """
@@ -69,7 +69,7 @@ class Loop:
     budget: int = 50
     evaluations: int = 2_000
     tasks: Sequence[str] = ("placement", "schedule")
-    rounds: int = 4
+    rounds: int = 8
     seed: int = 0
     progress: Progress = no_progress
     as_run: Callable[[Plan], Plan] = as_is
@@ -82,14 +82,16 @@ class Loop:
 
     def __post_init__(self) -> None:
         records = self.log.read()
-        self.trials = [Trial.from_dict(record) for record in records]
-        self.reward = Reward(self.task, self.surrogate)
+        logged = [Trial.from_dict(record) for record in records]
+        self.trials = []
+        self._logged: dict[str, list[Trial]] = {}
+        self.reward = Reward(self.task, self.surrogate or FittedSimulator(self.task))
         decided = [name for name in self.tasks if name != "fusion"]
-        seed = self.seed + 1_000 * len(self.trials)
-        self._proposers = proposers(self.methods, self.task, seed, decided, self.reward.simulated)
+        self._proposers = proposers(self.methods, self.task, self.seed, decided, self.reward)
         self._settings = {"tasks": decided, "memory_limits": self.task.memories}
-        for record, trial in zip(records, self.trials, strict=True):
+        for record, trial in zip(records, logged, strict=True):
             self._check(record, trial)
+            self._logged.setdefault(trial.plan.key, []).append(trial)
 
     def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
         """Raise ValueError if a trial of the log is of another task, other settings or another machine."""
@@ -108,22 +110,22 @@ class Loop:
         started = time.perf_counter()
         self._measure(self._first(), 0)
         reserve = NUM_AGAIN if self.budget > 3 * NUM_AGAIN else 0
-        for number in range(1, self.rounds + 1):
-            left = self.budget - reserve - len(self.trials)
-            if left <= 0 or len(self.task.devices) < 2:
-                break
-            self.progress("learning", number - 1, self.rounds)
-            self.reward.learn([t.plan for t in self._ran()], np.array([t.measurement.median_ms for t in self._ran()]))
-            self._measure(self._chosen(-(-left // (self.rounds + 1 - number))), number)
+        left = self.budget - reserve - len(self.trials)
+        rounds = min(self.rounds, -(-left // AT_ONCE)) if len(self.task.devices) > 1 else 0
+        for number in range(1, rounds + 1):
+            self.progress("learning", number - 1, rounds)
+            self._learn()
+            left = max(0, self.budget - reserve - len(self.trials))
+            self._measure(self._chosen(-(-left // (rounds + 1 - number))), number)
         again = max(0, min(NUM_AGAIN, self.budget - len(self.trials)))
-        self._measure([Proposal(plan, "again") for plan in self._fastest(again)], self.rounds)
+        self._measure([Proposal(plan, "again") for plan in fastest(self.trials)[:again]], rounds)
         self.seconds += time.perf_counter() - started
         return self.best()
 
     def planned(self) -> Planned:
         """Run the search, and return its best plan with the simulated runtime."""
         plan = self.run()
-        return Planned(plan, float(self.reward.simulated([plan])[0]), self.seconds, len(self.trials))
+        return Planned(plan, float(self.reward.believed([plan])[0]), self.seconds, len(self.trials))
 
     def best(self) -> Plan:
         """Return the plan with the lowest median of all its runs, among those measured again if there are any.
@@ -131,71 +133,46 @@ class Loop:
         Raises:
             ValueError: no plan ran.
         """
-        fastest = self._fastest()
-        if not fastest:
+        plans = fastest(self.trials)
+        if not plans:
             reasons = {trial.measurement.reason for trial in self.trials}
             raise ValueError(
                 f"no plan ran on {', '.join(self.task.names)}: {'; '.join(sorted(reasons)) or 'none tried'}"
             )
-        count = Counter(trial.plan.key for trial in self._ran())
-        return next((plan for plan in fastest if count[plan.key] > 1), fastest[0])
-
-    def _fastest(self, count: int | None = None) -> list[Plan]:
-        """Return plans by the median of all their runs, the fastest first."""
-        runs: dict[str, list[float]] = {}
-        plans = {trial.plan.key: trial.plan for trial in self._ran()}
-        for trial in self._ran():
-            runs.setdefault(trial.plan.key, []).extend(trial.measurement.samples_ms)
-        in_order = sorted(runs, key=lambda key: float(np.median(runs[key])))
-        return [plans[key] for key in in_order[:count]]
-
-    def tau(self) -> float:
-        """Return Kendall's tau between predictions and the later measurements; NaN if there are fewer than two."""
-        ran = [trial for trial in self._ran() if not np.isnan(trial.predicted_ms) and trial.origin != "again"]
-        pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in ran])
-        return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
+        count = Counter(trial.plan.key for trial in ran(self.trials))
+        return next((plan for plan in plans if count[plan.key] > 1), plans[0])
 
     def dataset(self) -> Graph | None:
         """Return the plans that ran and their runtimes in ns; None if none did."""
-        good = self._ran()
+        good = ran(self.trials)
         runtimes = np.array([trial.measurement.median_ms for trial in good]) * 1e6
         return plans_graph(self.task.profiled, [trial.plan for trial in good], runtimes) if good else None
 
-    def report_rows(self) -> list[dict[str, Any]]:
-        """Return the trials as the report draws them; a plan measured again keeps its first origin."""
-        first = {trial.plan.key: trial.origin for trial in reversed(self.trials)}
-        rows = []
-        for trial in self.trials:
-            record = trial.to_dict()
-            measured = {key: record["measurement"][key] for key in ("median_ms", "low_ms", "high_ms", "outcome")}
-            label, origin = trial.plan.key[:8], first[trial.plan.key]
-            rows.append({key: record[key] for key in ("round", "predicted_ms")} | measured)
-            rows[-1] |= {"label": label, "origin": origin}
-        return rows
-
-    def _ran(self) -> list[Trial]:
-        """Return the trials whose plan ran to the end, in the order measured."""
-        return [trial for trial in self.trials if trial.measurement.outcome == "ok"]
+    def _learn(self) -> None:
+        """Tell the reward what was measured so far, and for which plans memory was short."""
+        good = ran(self.trials)
+        short = [each.plan for each in self.trials if says_no_memory(each.measurement.reason)]
+        self.reward.learn([each.plan for each in good], np.array([each.measurement.median_ms for each in good]), short)
 
     def _first(self) -> list[Proposal]:
         """Return `starts`, the fastest in simulation first, as far as half of the budget goes."""
-        measured_keys = {trial.plan.key for trial in self.trials}
         plans = {plan.key: Proposal(plan, name) for name, plan in self.starts.items()}
         expected = dict(zip(plans, self.reward.simulated([each.plan for each in plans.values()]), strict=True))
         in_order = sorted(plans, key=lambda key: (np.isnan(expected[key]), expected[key]))
-        chosen = [plans[key] for key in in_order[: max(1, self.budget // 2)] if key not in measured_keys]
-        return chosen[: max(0, self.budget - len(self.trials))]
+        in_order = [key for key in in_order if np.isfinite(expected[key])] or in_order
+        return [plans[key] for key in in_order[: min(max(1, self.budget // 2), self.budget)]]
 
     def _chosen(self, count: int) -> list[Proposal]:
-        """Return plans to measure: the best of each proposer, then those of greatest expected improvement."""
+        """Return plans to measure: the best of each proposer, then the others by `Reward.chosen`."""
         known = {trial.plan.key for trial in self.trials}
         pool = {each.plan.key: each for each in reversed(self._proposed()) if each.plan.key not in known}
         self.num_screened += len(pool)
         proposals = list(pool.values())
         if not proposals:
             return []
-        gains = self.reward.expected_improvement([each.plan for each in proposals])
-        in_order = [proposals[number] for number in np.argsort(-gains, kind="stable").tolist()]
+        generator = np.random.default_rng([self.seed, len(self.trials)])
+        chosen = self.reward.chosen([each.plan for each in proposals], count, generator)
+        in_order = [proposals[number] for number in chosen]
         first = {each.origin: each for each in reversed(in_order)}
         firsts = [each for each in in_order if each is first[each.origin]] if count > len(first) else []
         return (firsts + [each for each in in_order if each not in firsts])[:count]
@@ -203,14 +180,15 @@ class Loop:
     def _proposed(self) -> list[Proposal]:
         """Let every proposer ask the reward about its share of plans."""
         proposed: list[Proposal] = []
-        fastest, shares = self._fastest(NUM_TOP), self.shares()
+        top, shares = fastest(self.trials)[:NUM_TOP], self.shares()
         asked, measured = self.evaluations * len(shares), {trial.plan.key for trial in self.trials}
+        task = self.reward.corrected()
         for name, propose in self._proposers:
             reward = self.reward.predicted if name in LOCAL else self.reward
             reward = reward if "schedule" in self.tasks else InProgramOrder(reward)
             about = Asked(reward, max(int(shares.get(name, 0) * asked), 1) // COSTS.get(name, 1), measured)
-            sources = fastest + [each.plan for each in proposed[-NUM_TOP:]]
-            plans = propose(about, sources if name == "mutation" else fastest, self.progress)
+            sources = top + [each.plan for each in proposed[-NUM_TOP:]]
+            plans = propose(task, about, sources if name == "mutation" else top, self.progress)
             self.num_screened += about.num_asked
             proposed += [Proposal(restrict(plan, self.tasks), name) for plan in plans]
         return proposed
@@ -219,32 +197,39 @@ class Loop:
         """Return the share of the evaluations that each proposer gets: one more than the number of its plans that were
         the fastest when they were measured, over the sum (the rule of succession of Laplace)."""
         wins, best = dict.fromkeys(self.methods, 1), math.inf
-        for trial in self._ran():
+        for trial in ran(self.trials):
             if trial.measurement.median_ms < best:
                 best = trial.measurement.median_ms
                 if trial.round and trial.origin in wins:
                     wins[trial.origin] += 1
         return {name: count / sum(wins.values()) for name, count in wins.items()}
 
-    def brought(self) -> dict[str, dict[str, float]]:
-        """Return for each origin of plans the number `measured`, and the least median, `best_ms`."""
-        times: dict[str, list[float]] = {}
-        for trial in self._ran():
-            times.setdefault(trial.origin, []).append(trial.measurement.median_ms)
-        return {name: {"measured": len(each), "best_ms": min(each)} for name, each in times.items() if name != "again"}
+    def _take(self, candidate: Proposal) -> bool:
+        """Take the trial of a proposal from the log, if it has one."""
+        found = self._logged.get(candidate.plan.key)
+        if not found:
+            return False
+        self.trials.append(found.pop(0))
+        return True
 
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
-        """Measure a few plans at a time, alternately, and log each result as soon as it is there."""
+        """Measure a few plans at a time, alternately, and log each result as soon as it is there; the log may have it
+        already."""
+        candidates = [each for each in candidates if not self._take(each)]
+        if candidates:
+            self.trials += [trial for several in self._logged.values() for trial in several]
+            self._logged.clear()
+            candidates = candidates[: max(0, self.budget - len(self.trials))]
         several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
         predicted = [self.reward.with_spread([each.plan for each in few])[0] for few in several]
         batches = [[self.as_run(each.plan) for each in few] for few in several]
         for position, measurements in self.measurer.measure_batches(batches):
-            for each, ran, predicted_ms, measurement in zip(
+            for each, as_run, predicted_ms, measurement in zip(
                 several[position], batches[position], predicted[position], measurements, strict=True
             ):
                 trial = Trial(each.plan, each.origin, number, float(predicted_ms), measurement)
-                as_run = {} if ran is each.plan else {RAN: ran.to_dict()}
-                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict(), **as_run})
+                other = {} if as_run is each.plan else {RAN: as_run.to_dict()}
+                self.log.append({"program": self.task.key, **self._settings, **trial.to_dict(), **other})
                 self.trials.append(trial)
-            fastest = min((each.measurement.median_ms for each in self._ran()), default=math.nan)
-            self.progress(f"measuring, best {fastest:.2f} ms", len(self.trials), self.budget)
+            least = min((each.measurement.median_ms for each in ran(self.trials)), default=math.nan)
+            self.progress(f"measuring, best {least:.2f} ms", len(self.trials), self.budget)

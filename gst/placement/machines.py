@@ -18,8 +18,6 @@ from gst.simulation.simulator import Contention
 
 NAME = re.compile(r"(cores|gpus):(\d+)")
 VIEW_US = 0.3  # of a CPU
-MOST = 1024  # machines of a kind
-THERE_ARE = "there are cores:K and gpus:K, such as gpus:4, and machines of gst estimate --on list, such as rtx4090:4"
 STREAMS = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 """Delays of GPUs: no thread sleeps or wakes on them; operations wait `launch_us`, copies `link_us`."""
 
@@ -33,7 +31,6 @@ class Chip:
         gb_per_s: bandwidth of its memory.
         launch_us: time of the smallest operation.
         memory_bytes: limit for a plan; None = no limit.
-        model: name of its machine in `gst.cost.step_time`; None = operations take the roofline.
     """
 
     kind: str
@@ -41,7 +38,6 @@ class Chip:
     gb_per_s: float
     launch_us: float
     memory_bytes: int | None = None
-    model: str | None = None
 
     @property
     def view_us(self) -> float:
@@ -86,20 +82,12 @@ class Machine:
         )
 
     def costs(self, program: Program) -> Costs:
-        """Return the costs of a program: operations take the roofline of their chip, or the estimate of its `model`."""
+        """Return the costs of a program: operations take the roofline of their chip."""
         arithmetic, size = flops(program.operations), program.output_bytes.astype(np.float64)
         read = np.bincount(program.graph.edges[1], size[program.graph.edges[0]], program.num_nodes)
         computed = np.array([each.kind == "operation" for each in program.operations])
         view = np.array([each.is_view for each in program.operations])
-        models = {}
-        for name in {chip.model for chip in self.chips if chip.model}:
-            from gst.cost.step_time.estimate import operation_times_us
-
-            models[name] = operation_times_us(program, name)
-        rows = [
-            (models[chip.model] if chip.model else chip.times_us(arithmetic, read + size, view)) * computed
-            for chip in self.chips
-        ]
+        rows = [chip.times_us(arithmetic, read + size, view) * computed for chip in self.chips]
         found = profiled_costs(program, self.devices, np.stack(rows))
         apart = found.latency_us > 0
         return replace(
@@ -129,8 +117,7 @@ GPU = Chip(ACCELERATOR, gflops=15_000.0, gb_per_s=1_500.0, launch_us=4.0)
 
 def machine(name: str) -> Machine:
     """Return a simulated machine by name: `cores:K` is K cores that copy at 5 GB/s, `gpus:K` is K GPUs on a bus of
-    12 GB/s; `rtx4090:K`, or another machine of `gst estimate --on list`, is K of these on the same bus, with the
-    operation times of its model.
+    12 GB/s.
 
     Examples:
         >>> [device.name for device in machine("cores:2").devices]
@@ -139,23 +126,8 @@ def machine(name: str) -> Machine:
     Raises:
         ValueError: no such machine.
     """
-    known, _, number = name.rpartition(":")
-    if known and number.isdecimal() and 1 <= int(number) <= MOST and known not in ("cores", "gpus"):
-        return _estimated(name, known, int(number))
     found = NAME.fullmatch(name)
     if not found or int(found[2]) < 1:
-        raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}")
+        raise ValueError(f"there is no simulated machine {name!r}; there are cores:K and gpus:K, such as gpus:4")
     count = int(found[2])
     return Machine((CORE,) * count, *CORE_LINK, name) if found[1] == "cores" else Machine((GPU,) * count, *BUS, name)
-
-
-def _estimated(name: str, known: str, count: int) -> Machine:
-    from gst.cost.step_time.machines import machine_of
-
-    try:
-        rates = machine_of(known)
-    except ValueError as error:
-        raise ValueError(f"there is no simulated machine {name!r}; {THERE_ARE}") from error
-    kind, launch_us = (CORE.kind, CORE.launch_us) if rates.is_cpu else (GPU.kind, GPU.launch_us)
-    chip = Chip(kind, 1e3 * rates.single, rates.bandwidth, launch_us, model=known)
-    return Machine((chip,) * count, *(CORE_LINK if rates.is_cpu else BUS), name)

@@ -22,6 +22,7 @@ from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports
 from gst.machine.load import LoadGate
 from gst.placement.baselines.bounds import lower_bound_us
+from gst.placement.cost_models import COST_MODELS
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
 from gst.placement.fleet.processes import Workers
 from gst.placement.fleet.workers import FleetWorkers
@@ -40,8 +41,8 @@ from gst.placement.planning import (
     plans_by_name,
 )
 from gst.placement.profiling import cached_task, profiled_task
-from gst.placement.reward import COST_MODELS
 from gst.placement.task import Task
+from gst.placement.trial import brought, report_rows, tau
 from gst.programs import Program
 from gst.util.progress import Progress, no_progress
 from partitioners import usual_method
@@ -128,14 +129,14 @@ def place_measured(
         name: finals.entry(name, final_plans.get(name), num_measured if name == LOOP else 0) for name in finals.first
     }
     result = placed_result(task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries)
-    result |= {"proposed": {} if search is None else search.brought()}
+    result |= {"proposed": {} if search is None else brought(search.trials)}
     result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
     result |= {"kernels": kernels} if kernels else {}
     if fleet is not None:
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
-    drawing = {"measurements": [] if search is None else search.report_rows(), "curves": curves(planned)}
+    drawing = {"measurements": [] if search is None else report_rows(search.trials), "curves": curves(planned)}
     return PlacementResult(task, plans[finals.best], result, drawing)
 
 
@@ -240,9 +241,9 @@ def _unfolded_plan(fused: FusedTask, plan: Plan) -> Plan:
 def _cost_model(search: Loop | None) -> dict[str, Any]:
     if search is None:
         return {"tau": None, "num_measured": 0, "num_screened": 0}
-    tau = search.tau()
+    order = tau(search.trials)
     return {
-        "tau": None if np.isnan(tau) else tau,
+        "tau": None if np.isnan(order) else order,
         "num_measured": len(search.trials),
         "num_screened": search.num_screened,
     }

@@ -16,9 +16,9 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.cost_models import COST_MODELS
 from gst.placement.objectives import InProgramOrder, Objective, Planned, SimulatedObjective, restrict
 from gst.placement.proposers import MAKERS, Asked
-from gst.placement.reward import COST_MODELS
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
@@ -59,7 +59,7 @@ class Settings:
         repetitions: runs of each plan at the end.
         patience_s: seconds to wait for quiet cores.
         workers: processes that measure for the search.
-        cost_model: one of `gst.placement.reward.COST_MODELS`; it learns from measurements how the simulator errs.
+        cost_model: one of `gst.placement.cost_models.COST_MODELS`; it learns from measurements how the simulator errs.
         compile_step: also measure the step compiled and frozen, on all cores and on one; each takes up to a minute.
         compile_s: no such variant is begun after half of these seconds, and none is compiled beyond them.
         finals_s: seconds of each set of runs at the end, see `gst.execution.measure.measure`.
@@ -73,7 +73,7 @@ class Settings:
     seed: int = 0
     patience_s: float = 20.0
     workers: int = 1
-    cost_model: str = "linear"
+    cost_model: str = "fitted"
     compile_step: bool = True
     compile_s: float = 120.0
     finals_s: float = math.inf
@@ -216,7 +216,7 @@ def _search(
 
     started = time.perf_counter()
     report()
-    MAKERS[name](task, seed, tasks)(budgeted, (), report)
+    MAKERS[name](task, seed, tasks)(task, budgeted, (), report)
     seconds = time.perf_counter() - started
     plan = None if budgeted.best is None else restrict(budgeted.best, tasks)
     expected = budgeted.best_ms if plan is not None else float("nan")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gst.execution.costs import Costs, links_of, links_record, pairs_of, pairs_record, profiled_costs, shortest_us
+from gst.execution.costs import Costs, links_of, links_record, profiled_costs, shortest_us
 from gst.lowering.plan import ExecutionError, RunsInTurns
 from gst.machine.devices import Device, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
@@ -24,7 +24,6 @@ from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same
 from gst.programs import Program
 from gst.simulation.calibration import fit
-from gst.simulation.share_fit import fit_sharing
 from gst.simulation.simulator import UNCALIBRATED, Contention
 from gst.util.progress import Progress, no_progress, notice
 from gst.util.untrusted import read_object
@@ -68,7 +67,7 @@ def measured_task(
     for words in dict.fromkeys(_cannot_run(program, profiled)):
         notice(words)
     delays = STREAMS if any(device.is_accelerator for device in profiled.devices) else UNCALIBRATED
-    task = Task.of_program(program, profiled, fit_sharing(profiled.pairs, delays) if profiled.pairs else delays)
+    task = Task.of_program(program, profiled, delays)
     if len(task.devices) < 2:
         return task
     chosen, like = representatives(task.devices)
@@ -90,9 +89,7 @@ def measured_task(
     timelines = reduce(RunsInTurns.with_more, attempts)
     alone_us = np.stack([shortest_us(of_device) for of_device in timelines.runs[: len(alone)]])
     costs = replace(task.costs, times_us=alone_us[like], load=timelines.load)
-    contention = task.contention  # with the shares of lanes that were fitted above
-    if plans:
-        contention = fit(costs, timelines.runs[len(alone) :], contention)
+    contention = fit(costs, timelines.runs[len(alone) :], task.contention) if plans else task.contention
     return Task.of_program(program, costs, contention)
 
 
@@ -141,7 +138,7 @@ def cached_task(
     if not path.exists():
         task = make()
         names = {
-            "program": program.key, "devices": list(task.names), "contention": task.contention.to_dict(),
+            "program": program.key, "devices": list(task.names), "contention": task.contention._asdict(),
             "machine": machine,
         }  # fmt: skip
         with atomic_write(path) as file:
@@ -161,7 +158,6 @@ def costs_record(costs: Costs) -> dict[str, Any]:
         "times_us": [[None if math.isinf(each) else each for each in row] for row in costs.times_us.tolist()],
         "own_bytes": costs.own_bytes.tolist(),
         "load": costs.load,
-        **pairs_record(costs.pairs),
         **links_record(costs),
     }
 
@@ -172,4 +168,4 @@ def costs_of(program: Program, devices: Sequence[Device], record: Mapping[str, A
     times_us[np.isnan(times_us)] = np.inf
     costs = profiled_costs(program, devices, times_us, links_of(record))
     own_bytes = np.array(record["own_bytes"], np.int64)
-    return replace(costs, own_bytes=own_bytes, pairs=pairs_of(record), load=record.get("load"))
+    return replace(costs, own_bytes=own_bytes, load=record.get("load"))

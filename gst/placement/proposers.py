@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.lowering.plan import Plan
-from gst.placement.objectives import Budgeted, Objective
+from gst.placement.objectives import Budgeted, Objective, SimulatedObjective
 from gst.placement.policies.colocrl import colocrl_training
 from gst.placement.policies.constructive.fine_tuning import FineTuning
 from gst.placement.policies.go import GoTraining
-from gst.placement.policies.guided_search import guided_search
 from gst.placement.policies.hdp import hdp_training
+from gst.placement.reward import Reward
 from gst.placement.search.annealing import anneal
 from gst.placement.search.random_plans import crossover, mutate
 from gst.placement.task import Task
@@ -24,7 +24,7 @@ from gst.util.progress import Progress
 
 NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 NUM_MUTATED = 256
-LOCAL = ("annealing", "guided_search")  # methods that compare a plan with its neighbours
+LOCAL = ("annealing",)  # methods that compare a plan with its neighbours
 COSTS = {"policy": 8}  # plans that others ask about in the time of one by the constructive policy
 
 
@@ -56,10 +56,11 @@ class Asked(Budgeted):
 class Proposer(Protocol):
     """Proposes plans. It keeps what it learned from call to call, as rewards change with measurements."""
 
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
         """Ask the reward about plans until its budget is spent or before; return those that might be measured.
 
         Args:
+            task: with its costs as far as they are known.
             fastest: plans measured so far, the fastest first.
         """
         ...
@@ -74,33 +75,38 @@ class Trained(Protocol):
 class Annealing:
     """Simulated annealing from the fastest plans, or from the portfolio if there are none, anew in each call."""
 
-    def __init__(self, task: Task, seed: int) -> None:
-        self._task, self._seeds = task, count(seed)
+    def __init__(self, seed: int) -> None:
+        self._seeds = count(seed)
 
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        anneal(self._task, reward, next(self._seeds), progress, fastest)
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        anneal(task, reward, next(self._seeds), progress, fastest)
         return reward.proposals
 
 
 class Anew:
     """A search, `function(task, objective, seed, progress)`, that begins anew in each call."""
 
-    def __init__(self, function: Callable[[Task, Budgeted, int, Progress], None], task: Task, seed: int) -> None:
-        self._function, self._task, self._seeds = function, task, count(seed)
+    def __init__(self, function: Callable[[Task, Budgeted, int, Progress], None], seed: int) -> None:
+        self._function, self._seeds = function, count(seed)
 
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        self._function(self._task, reward, next(self._seeds), progress)
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self._function(task, reward, next(self._seeds), progress)
         return reward.proposals
 
 
-class BySimulator:
-    """Another proposer that asks the simulator: what it finds does not depend on a cost model."""
+class ByDraw:
+    """Another proposer, in a machine drawn from those that the measurements leave possible: what it finds owes nothing
+    to errors of the most likely one. It is the simulator where the cost model corrects no costs."""
 
-    def __init__(self, proposer: Proposer, simulated: Objective) -> None:
-        self._proposer, self._simulated = proposer, simulated
+    def __init__(self, proposer: Proposer, believed: Reward, seed: int) -> None:
+        self._proposer, self._believed, self._generator = proposer, believed, np.random.default_rng(seed)
 
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        return self._proposer(Asked(self._simulated, reward.left, reward.measured), fastest[:1], progress)
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        drawn = self._believed.corrected(self._generator)
+        about = Asked(SimulatedObjective(drawn), reward.left, reward.measured)
+        plans = self._proposer(drawn, about, fastest[:1], progress)
+        reward.num_asked += about.num_asked
+        return plans
 
 
 class Learned:
@@ -109,7 +115,7 @@ class Learned:
     def __init__(self, policy: Trained) -> None:
         self.policy = policy
 
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
         self.policy.run(reward, progress)
         return reward.proposals
 
@@ -120,7 +126,7 @@ class Mutation:
     def __init__(self, task: Task, seed: int) -> None:
         self._task, self._generator = task, np.random.default_rng(seed)
 
-    def __call__(self, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
         return [self._neighbour(fastest) for _ in range(NUM_MUTATED)] if fastest else []
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
@@ -130,22 +136,21 @@ class Mutation:
 
 
 MAKERS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
-    "annealing": lambda task, seed, tasks: Annealing(task, seed),
+    "annealing": lambda task, seed, tasks: Annealing(seed),
     "colocrl": lambda task, seed, tasks: Learned(colocrl_training(task, seed)),
     "hdp": lambda task, seed, tasks: Learned(hdp_training(task, seed)),
     "go": lambda task, seed, tasks: Learned(GoTraining(task, seed, tasks)),
     "policy": lambda task, seed, tasks: Learned(FineTuning(task, seed)),
-    "guided_search": lambda task, seed, tasks: Anew(guided_search, task, seed),
 }
 """By name of a method, what makes its proposer for a task, a seed and the tasks to decide."""
 
 
 def proposers(
-    methods: Sequence[str], task: Task, seed: int, tasks: Sequence[str], simulated: Objective
+    methods: Sequence[str], task: Task, seed: int, tasks: Sequence[str], believed: Reward
 ) -> list[tuple[str, Proposer]]:
-    """Return the proposers of some methods, then mutation, by name. Annealing is there twice: by the reward, and by the
-    simulator."""
+    """Return the proposers of some methods, then mutation, by name. Annealing is there twice: by the reward, and in a
+    drawn machine."""
     found = [(name, MAKERS[name](task, seed, tasks)) for name in methods]
     if "annealing" in methods:
-        found.append(("annealing", BySimulator(Annealing(task, seed + 500), simulated)))
+        found.append(("annealing", ByDraw(Annealing(seed + 500), believed, seed)))
     return [*found, ("mutation", Mutation(task, seed))]

@@ -118,6 +118,14 @@ class Task:
             limits[device.memory] = min(known, default=None)
         return limits
 
+    @cached_property
+    def is_limited(self) -> bool:
+        """True if a plan may exceed a memory: all values at once, and a copy of each, take more than a limit."""
+        costs = self.costs
+        most = costs.storages.num_bytes.sum() + costs.output_bytes.sum() + self.resident_bytes.sum()
+        most += np.where(costs.computed, costs.own_bytes, 0).max(1).sum()  # each device runs one operation at a time
+        return any(limit is not None and limit < most for limit in self.memories.values())
+
     def plan(self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None) -> Plan:
         return Plan(self.names, placement.astype(np.int64), priority)
 

@@ -37,6 +37,7 @@ from gst.programs.step import Step, inference_step
 from gst.programs.structures import PLAIN, opened, special_kind
 from gst.programs.untouched import VALUE, untouched, words
 from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
+from gst.util.untrusted import first_line
 
 aten = torch.ops.aten
 MAX_CONSTANT_BYTES = 2**30
@@ -377,8 +378,7 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
             # Constants that the step closes over are real tensors: allowed, they become 'constant' nodes.
             module = make_fx(function, tables, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except Exception as error:  # whatever the user's code or the tracer raises
-        first_line = (str(error).strip().splitlines() or ["no message"])[0]
-        reason = f"{type(error).__name__}: {first_line}"
+        reason = first_line(error)
         if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException):
             reason = "it depends on the values of tensors (torch.where or a mask does not)"
         raise ValueError(

@@ -1,11 +1,9 @@
-"""Drawing of the program: segments as discs, devices of the best plan, and the operations within one segment."""
+"""Drawing of the program: segments as discs, with the devices of the best plan."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +13,13 @@ from gst.reporting.headline import device_names, graph_arrays
 from gst.reporting.page import Record, empty, legend, rows, section, wide_figure
 
 MAX_DISCS, MAX_WIRES = 400, 2_000  # the largest segments and the strongest bundles of edges are drawn
-MAX_LANES, SWEEPS = 24, 12
-MAX_NODES, MAX_EDGES = 60_000, 150_000  # above either the page shows segments alone
 WIDTH, HEIGHT = 1080.0, 440.0
 TEXTURES = ("", "M-2 2L2-2M0 8L8 0M6 10L10 6", "M2 2h.01M6 6h.01", "M0 4H8")
 """Patterns that cover the areas of devices, so that devices differ by more than colour."""
 
 
 def graph(record: Record) -> str:
-    """Return the segments as a drawing with tables, and the data from which a script draws the inside of one."""
+    """Return the segments as a drawing with tables."""
     title = "The program as a graph"
     edges, segment, device, opcode = graph_arrays(record)
     if not segment.size:
@@ -44,7 +40,7 @@ def graph(record: Record) -> str:
     svg = draw_segments(edges, segment, device, names, f"The {num_segments:,} segments of the graph", sizes)
     tables = _segment_table(segment, device, opcode, names) + _device_table(edges, device, opcode, names)
     shown = wide_figure("Segments", svg, _caption(num_segments, crossing), tables, _device_legend(device, names))
-    return section("graph", title, told, shown, inside(edges, segment, device, opcode, names))
+    return section("graph", title, told, shown)
 
 
 def _caption(num_segments: int, crossing: int) -> str:
@@ -98,58 +94,6 @@ def _device_table(edges: Ints, device: Ints, opcode: Sequence[str], names: Seque
     return rows("Devices", ("device", "most frequent operations", "nodes", "edges in", "edges out"), lines, words=2)
 
 
-def inside(edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]) -> str:
-    """Return a placeholder, hidden until the script fills it, and the operations of all segments as JSON."""
-    if len(segment) > MAX_NODES or edges.shape[1] > MAX_EDGES:
-        most = f"{MAX_NODES:,} nodes or {MAX_EDGES:,} edges"
-        return f'<p class="note-line">Of graphs beyond {most} no single operations are shown.</p>'
-    known = json.dumps(_operations(edges, segment, device, opcode, names), separators=(",", ":"))
-    known = known.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return f'{PLACE}<script type="application/json" id="operations">{known}</script>'
-
-
-PLACE = (
-    '<div id="inside" hidden><h3>Inside one segment</h3><p class="choose"><label>Segment '
-    '<select></select></label> <span class="note-line">or choose a disc</span></p>'
-    '<figure class="graph"><div class="scroll" tabindex="0" role="region" aria-label="Inside one segment"></div>'
-    '<p class="told" aria-live="polite"></p><p class="joined"></p><figcaption>Each mark is one operation, its colour '
-    "and shape tell its device as above; hover or tap one. Strong lines change device. In the drawing above the lines "
-    "of this segment are red.</figcaption>"
-    '<details><summary>The same in words</summary><div class="scroll" tabindex="0" role="region" '
-    'aria-label="Operations of the segment"><table><thead><tr><th scope="col">node</th><th scope="col">operation</th>'
-    '<th scope="col">device</th><th scope="col">reads</th></tr></thead><tbody></tbody></table></div></details>'
-    "</figure></div>"
-)
-
-
-def _operations(
-    edges: Ints, segment: Ints, device: Ints, opcode: Sequence[str], names: Sequence[str]
-) -> dict[str, Any]:
-    """Return the operations of each segment with its edges, pairs of their indices, and triples of joined segments."""
-    words, code = np.unique(np.array([word[:60] for word in opcode]), return_inverse=True)
-    inner = edges[:, segment[edges[0]] == segment[edges[1]]]
-    column, lane = places(inner, segment)
-    nodes = np.argsort(segment, kind="stable")
-    first = np.cumsum(np.bincount(segment)) - np.bincount(segment)
-    local = np.empty(len(segment), np.int64)
-    local[nodes] = np.arange(len(segment)) - first[segment[nodes]]
-    wires = inner[:, np.argsort(segment[inner[0]], kind="stable")]
-    per_node = {"node": nodes, "opcode": code[nodes], "device": device[nodes], "column": column[nodes]}
-    per_node["lane"] = np.rint(10 * lane[nodes]).astype(np.int64)
-    pieces = {name: np.split(values, first[1:]) for name, values in per_node.items()}
-    ends = np.searchsorted(segment[wires[0]], np.arange(1, len(first)))
-    pieces["edges"] = [piece.T.reshape(-1) for piece in np.split(local[wires], ends, axis=1)]
-    pairs, counts, _ = quotient(edges, segment, np.zeros(edges.shape[1], np.bool_))
-    return {
-        "opcodes": words.tolist(),
-        "devices": list(names),
-        "shapes": [shape_of(index) for index in range(len(names))],
-        "colours": NUM_COLOURS,
-        "segments": [{name: piece[part].tolist() for name, piece in pieces.items()} for part in range(len(first))],
-        "between": np.concatenate([pairs, counts[None]]).T.reshape(-1).tolist(),
-    }
-
-
 def depths(edges: Ints, num_nodes: int) -> Ints:
     """Return layers by longest path, each node then moved right, next to its first reader; cycles come last."""
     source, target = edges
@@ -172,57 +116,6 @@ def depths(edges: Ints, num_nodes: int) -> Ints:
         for node in nodes[first[nodes + 1] > first[nodes]].tolist():
             depth[node] = depth[readers[first[node] : first[node + 1]]].min() - 1
     return depth
-
-
-def places(edges: Ints, segment: Ints) -> tuple[Ints, Floats]:
-    """Return column and lane of each node within its segment, both from 0; a crowded depth takes several columns.
-
-    `edges` (2, edges) are within segments. Nodes of a column are repeatedly ordered by the mean place of their
-    neighbours (Sugiyama, Tagawa and Toda, IEEE Transactions on Systems, Man, and Cybernetics 11, 1981).
-    """
-    num_nodes = len(segment)
-    depth = depths(edges, num_nodes)
-    column = np.unique(segment * (depth.max(initial=0) + 2) + depth, return_inverse=True)[1].astype(np.int64)
-    near, far = np.concatenate([edges, edges[::-1]], axis=1)
-    degree = np.bincount(near, minlength=num_nodes)
-    lane = np.zeros(num_nodes)
-    for sweep in range(2 * SWEEPS):
-        if sweep == SWEEPS:
-            column = _strips(lane, column)
-        around = np.bincount(near, lane[far], num_nodes) / np.maximum(degree, 1)
-        lane = _settled(np.where(degree > 0, around, lane), column)
-    for values in (column, lane):
-        least = np.full(segment.max(initial=0) + 1, np.inf)
-        np.minimum.at(least, segment, values)
-        values -= least[segment].astype(values.dtype)
-    return column, lane
-
-
-def _settled(wanted: Floats, column: Ints) -> Floats:
-    """Return places within each column: at least one lane apart, otherwise close to those wanted."""
-    order, rank = _ranked(wanted, column)
-    apart = 1e6 * column[order]  # columns follow each other in one long row, so one pass does them all
-    slack = wanted[order] - rank + apart
-    settled = (np.maximum.accumulate(slack) + np.minimum.accumulate(slack[::-1])[::-1]) / 2 - apart + rank
-    lane = np.empty(len(wanted))
-    lane[order] = settled
-    return lane
-
-
-def _strips(lane: Floats, column: Ints) -> Ints:
-    """Return new columns of at most `MAX_LANES` nodes each; one crowded column becomes several adjacent ones."""
-    order, rank = _ranked(lane, column)
-    width = -(-np.bincount(column) // MAX_LANES)
-    first = np.cumsum(width) - width
-    strip = np.empty(len(lane), np.int64)
-    strip[order] = first[column[order]] + rank % width[column[order]]
-    return strip
-
-
-def _ranked(values: Floats, column: Ints) -> tuple[Ints, Ints]:
-    """Return the nodes by column and, within it, by value; and the rank of each in its column."""
-    order = np.lexsort((values, column))
-    return order, np.arange(len(order)) - np.searchsorted(column[order], column[order])
 
 
 def in_flow_order(edges: Ints, segment: Ints) -> Ints:
@@ -264,8 +157,7 @@ def draw_segments(edges: Ints, segment: Ints, device: Ints, names: Sequence[str]
         words = f"segment {a} to {b}: {counts[at]:,} edges, {crossing[at]:,} of them between devices"
         path = f"M{x[a]:.4g} {y[a]:.4g}C{middle:.4g} {y[a]:.4g} {middle:.4g} {y[b]:.4g} {x[b]:.4g} {y[b]:.4g}"
         css = "wires crossing" if crossing[at] else "wires"
-        look = f'class="{css}" data-ends="{a} {b}" stroke-width="{thick[at]:.2g}"'
-        out.append(f'<path {look} d="{path}"><title>{words}</title></path>')
+        out.append(f'<path class="{css}" stroke-width="{thick[at]:.2g}" d="{path}"><title>{words}</title></path>')
     share = np.zeros((len(sizes), len(names)))
     np.add.at(share, (segment, device), 1)
     for part in kept.tolist():

@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
-METHODS = ("annealing", "colocrl", "hdp", "go", "policy", "guided_search", "loop", "contiguous")
+METHODS = ("annealing", "colocrl", "hdp", "go", "policy", "loop", "contiguous")
 """Names of search methods; plans by other names than these and `STEPS` are baselines."""
 
 PYTORCH, COMPILED, KERNELS = "pytorch", "compiled", "kernels on streams"

@@ -10,7 +10,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from gst.simulation.queues import enqueue, is_next, next_reader, pop, push
+from gst.simulation.queues import enqueue, next_reader, pop, push
 from partitioners.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation that runs with others, as a share of its speed alone
@@ -27,8 +27,6 @@ class Work(NamedTuple):
         times: float64 (devices, nodes); microseconds of each operation alone.
         traffic: float64 (nodes); bytes that each operation reads and writes, in units of 10 kB.
         num_bytes: float64 (nodes); of the value of each node.
-        shares: float64 (devices, nodes); share of an accelerator, used by several devices, that each operation takes.
-            Empty without such devices.
     """
 
     indptr: np.ndarray
@@ -40,7 +38,6 @@ class Work(NamedTuple):
     times: np.ndarray
     traffic: np.ndarray
     num_bytes: np.ndarray
-    shares: np.ndarray
 
 
 class Cores(NamedTuple):
@@ -57,8 +54,6 @@ class Cores(NamedTuple):
         bandwidth: float64 (devices, devices); bytes per microsecond of a copy.
         memory: int64 (devices); number of the memory of each device where copies queue, otherwise -1.
         num_lanes: memories where copies queue, otherwise 0.
-        accelerator: int64 (devices); number of the accelerator that a device shares with others, otherwise -1.
-        num_accelerators: that several devices share.
     """
 
     cores: np.ndarray
@@ -72,8 +67,6 @@ class Cores(NamedTuple):
     bandwidth: np.ndarray
     memory: np.ndarray
     num_lanes: int
-    accelerator: np.ndarray
-    num_accelerators: int
 
 
 @compiled
@@ -89,11 +82,8 @@ def simulate(home, rank, work, machine, contention):
         contention: `gst.simulation.simulator.Contention`.
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
-    indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes, shares = work
-    (
-        cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes,
-        accelerator, num_accelerators,
-    ) = machine  # fmt: skip
+    indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
+    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes = machine
     remote_us_per_byte = contention.remote_ns_per_byte / 1e3
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
@@ -110,11 +100,15 @@ def simulate(home, rank, work, machine, contention):
     first_queued, reader = np.zeros(num_lanes, np.int64), np.full(num_lanes, -1)
     copied, copied_until = np.full(num_lanes, -1), np.full(num_lanes, np.inf)
     away = np.empty(num_lanes, np.int64)
+    crosses = np.zeros(nodes, np.bool_)  # nodes whose value another memory reads
+    for node in range(nodes if num_lanes else 0):
+        for position in range(indptr[node], indptr[node + 1]):
+            crosses[node] |= memory[home[consumers[position]]] != memory[home[node]]
+    is_slowed = contention.slowdown != 0.0 or contention.memory_slowdown != 0.0
     active, num_active = np.empty(devices, np.int64), 0  # devices that run an operation, in increasing order
     candidates = np.empty(devices, np.int64)
     running = np.full(devices, -1)
     left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
-    share, taken = np.zeros(devices), np.zeros(num_accelerators)  # of accelerators: by each operation, and by all
     idle_since = np.zeros(len(leader))
     covered = np.zeros(len(leader), np.bool_)
     helped_until = np.full(len(leader), -np.inf)
@@ -130,7 +124,7 @@ def simulate(home, rank, work, machine, contention):
         # Start: in the order of rank each device's first claims its cores, whether it can start now or must wait.
         num_candidates = 0
         for device in range(devices):
-            if num_ready[device]:
+            if num_ready[device] and running[device] < 0:
                 for word in range(words[device, 0], words[device, 1]):
                     if cores[device, word] & ~in_use[word]:  # otherwise it can neither start nor claim a core
                         candidates[num_candidates] = device
@@ -171,8 +165,6 @@ def simulate(home, rank, work, machine, contention):
                 if threads[chosen] > 1 and now - helped_until[thread] > contention.helper_spin_us:
                     left[chosen] += contention.helper_us
                 intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
-                if num_accelerators and accelerator[chosen] >= 0:
-                    share[chosen] = shares[chosen, node]
                 for word in range(words[chosen, 0], words[chosen, 1]):
                     in_use[word] |= cores[chosen, word]
                 covered[thread] = False
@@ -186,30 +178,29 @@ def simulate(home, rank, work, machine, contention):
                 num_active += 1
         # Speed of each operation that runs, and the next event: an operation ends, or a value arrives.
         total = 0.0
-        for position in range(num_active):
+        for position in range(num_active if is_slowed else 0):
             total += intensity[active[position]]
-        if num_accelerators:
-            taken[:] = 0.0
-            for position in range(num_active):
-                if accelerator[active[position]] >= 0:
-                    taken[accelerator[active[position]]] += share[active[position]]
         first, soonest = -1, np.inf
         for position in range(num_active):
             device = active[position]
-            lost = (num_active - 1) * contention.slowdown
-            lost += contention.memory_slowdown * intensity[device] * (total - intensity[device])
-            speed = max(1.0 - lost, LEAST_RATE)
-            if num_accelerators and accelerator[device] >= 0 and taken[accelerator[device]] > 1.0:
-                speed /= taken[accelerator[device]]
-            rate[device] = speed
-            until = left[device] / speed
+            until = left[device]
+            if is_slowed:
+                lost = (num_active - 1) * contention.slowdown
+                lost += contention.memory_slowdown * intensity[device] * (total - intensity[device])
+                rate[device] = max(1.0 - lost, LEAST_RATE)
+                until /= rate[device]
             if until < soonest:
                 first, soonest = device, until
         waker = -1
         for lane in range(num_lanes if soonest > 0 else 0):  # when all operations of this moment have begun and ended
             if copied[lane] < 0 and first_queued[lane] < num_queued[lane]:
                 node = queue[lane, first_queued[lane]]
-                if is_next(node, lane, begin, home, memory, active[:num_active], running, indptr, consumers, away):
+                is_next = True  # no operation that still runs there makes a value that copies wait for
+                for position in range(num_active):
+                    other = running[active[position]]
+                    is_before = memory[active[position]] == lane and begin[other] < begin[node]
+                    is_next = is_next and not (is_before and crosses[other])
+                if is_next:
                     if reader[lane] < 0:
                         reader[lane] = next_reader(node, -1, home, memory, indptr, consumers, away)
                     here, there = home[node], home[reader[lane]]
@@ -275,12 +266,10 @@ def simulate(home, rank, work, machine, contention):
         if threads[first] > 1:
             helped_until[waker] = now
         num_left -= 1
-        crosses = False
         for position in range(indptr[node], indptr[node + 1]):
             consumer = consumers[position]
             there = home[consumer]
             if memory[there] != memory[first]:
-                crosses = True
                 continue
             moved = latency[first, there] + num_bytes[node] / bandwidth[first, there]
             arrival[consumer] = max(arrival[consumer], now + moved)
@@ -292,7 +281,7 @@ def simulate(home, rank, work, machine, contention):
                 else:
                     push(ready[there], num_ready[there], rank[consumer])
                     num_ready[there] += 1
-        if crosses:
+        if crosses[node]:
             lane = memory[first]
             is_first_begun = copied[lane] >= 0 or reader[lane] >= 0
             enqueue(node, queue[lane], first_queued[lane] + is_first_begun, num_queued[lane], begin, end)

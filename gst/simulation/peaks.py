@@ -82,21 +82,19 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
     freed, copy_freed = _last_uses(
         costs.edges, costs.computed, costs.kept, end, until, memory, len(names), len(size), _holds(costs)
     )
-    running = np.flatnonzero(costs.computed)
     made_bytes = np.bincount(made_by, size, costs.num_nodes).astype(np.int64)
-    own = np.maximum(costs.own_bytes[device[running], running], made_bytes[running])
+    own = np.maximum(np.where(costs.computed, costs.own_bytes[device, np.arange(costs.num_nodes)], 0), made_bytes)
     copied, place = costs.output_bytes[copies.node], place_of[copies.device]
-    when = np.concatenate(
-        [end[made_by], freed, begin[running], end[running], copies.begin_us, copy_freed[copies.node, place]]
-    )  # fmt: skip
-    change = np.concatenate([size, -size, own, -own, copied, -copied])
-    places = np.concatenate([memory[made_by], memory[made_by], memory[running], memory[running], place, place])
-    order = np.lexsort((change, when))  # what is freed at a moment is free for what begins then
-    peaks = {}
-    for number, name in enumerate(names):
-        mine = order[places[order] == number]
-        peaks[name] = int(np.cumsum(change[mine]).max(initial=0))
-    return peaks
+    when = np.concatenate([begin, end, freed, copies.begin_us, copy_freed[copies.node, place]])
+    change = np.concatenate([own, made_bytes - own, -size, copied, -copied])
+    places = np.concatenate([memory, memory, memory[made_by], place, place])
+    order = np.argsort(when)
+    when, change, places = when[order], change[order], places[order]
+    is_last = np.append(when[1:] != when[:-1], True)  # what is freed at a moment is free for what begins then
+    return {
+        name: int(np.cumsum(np.where(places == number, change, 0))[is_last].max(initial=0))
+        for number, name in enumerate(names)
+    }
 
 
 @compiled

@@ -64,18 +64,6 @@ def _precedes(node, other, begin, end):
 
 @compiled
 @no_type_check
-def is_next(node, lane, begin, home, memory, active, running, indptr, consumers, away):
-    """Return True if no operation that still runs in the memory of a lane makes a value that its copies wait for."""
-    for device in active:
-        other = running[device]
-        is_before = memory[device] == lane and begin[other] < begin[node]
-        if is_before and next_reader(other, -1, home, memory, indptr, consumers, away) >= 0:
-            return False
-    return True
-
-
-@compiled
-@no_type_check
 def next_reader(node, last, home, memory, indptr, consumers, away):
     """Return the first reader of a value in the next memory that gets a copy of it, in program order; -1 without one.
 

@@ -6,7 +6,6 @@ those that use it, and an operation on several cores starts when it is the choic
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,48 +14,12 @@ from jaxtyping import Float64, Int64, UInt64
 
 from gst.execution.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
-from gst.machine.devices import MOST_CORES, Device, core_numbers
+from gst.machine.devices import MOST_CORES, core_numbers
 from gst.simulation.event_kernel import Cores, Work, simulate
 
 
-class Factors(NamedTuple):
-    """Factors from parts of an accelerator to the share of it that an operation takes.
-
-    Args:
-        threads, memory, arithmetic: times the part of its threads, of its memory's rate, and of its rate of matrix
-            products.
-        least: share that every operation takes.
-    """
-
-    threads: float = 0.0
-    memory: float = 0.0
-    arithmetic: float = 0.0
-    least: float = 0.0
-
-
-def shares_of(parts: Float64[np.ndarray, "*operations 3"], factors: Factors) -> Float64[np.ndarray, "*operations"]:
-    """Return the shares of operations that take these parts of an accelerator.
-
-    Examples:
-        >>> shares_of(np.array([[0.5, 0.2, 0.4], [0.1, 0.0, 0.0]]), Factors(1.0, 2.0, 2.0, 0.25)).tolist()
-        [0.8, 0.25]
-    """
-    return np.clip((parts * np.array(factors[:3])).max(-1), factors.least, 1.0)
-
-
-def node_shares(costs: Costs, factors: Factors) -> Float64[np.ndarray, "devices nodes"]:
-    """Return the share of an accelerator that each operation takes on each device; the least one without
-    measurements."""
-    measured = {each.device: each for each in costs.pairs}
-    shares = np.full(costs.times_us.shape, min(factors.least, 1.0))
-    for row, device, times_us in zip(shares, costs.devices, costs.times_us, strict=True):
-        if (pairs := measured.get(str(device.torch_device))) is not None:
-            row[:] = shares_of(pairs.parts(times_us, costs.traffic_bytes), factors)
-    return shares
-
-
 class Contention(NamedTuple):
-    """Costs that operations cause each other, fitted by `gst.simulation.calibration` and `gst.simulation.share_fit`.
+    """Costs that operations cause each other, fitted by `gst.simulation.calibration`.
 
     Args:
         slowdown: share of its speed that an operation loses to each other one that runs.
@@ -68,7 +31,6 @@ class Contention(NamedTuple):
         wake_us: the same when the other thread sleeps: its core was in use, or it waited longer than `spin_us`.
         spin_us: time that threads look for work before they sleep.
         helper_spin_us: time that helpers of an operation wait for the next of their thread, see `gst.util.process`.
-        threads_factor, memory_factor, arithmetic_factor, least_share: see `Factors`.
     """
 
     slowdown: float = 0.0
@@ -80,30 +42,8 @@ class Contention(NamedTuple):
     wake_us: float = 30.0
     spin_us: float = 500.0
     helper_spin_us: float = 25.0
-    threads_factor: float = 0.0
-    memory_factor: float = 0.0
-    arithmetic_factor: float = 0.0
-    least_share: float = 0.0
-
-    @property
-    def factors(self) -> Factors:
-        return Factors(*self[-len(SHARES) :])
-
-    def with_factors(self, factors: Factors) -> Contention:
-        """Return the same with other factors of shares."""
-        return self._replace(**dict(zip(SHARES, factors, strict=True)))
-
-    def to_dict(self) -> dict[str, float]:
-        """Return a record for JSON; `Contention(**record)` reads it. Shares that are 0 are left out."""
-        return {key: value for key, value in self._asdict().items() if value or key not in SHARES}
 
 
-SHARES = (
-    "threads_factor",
-    "memory_factor",
-    "arithmetic_factor",
-    "least_share",
-)  # fields that are 0 but on lanes of accelerators
 UNCALIBRATED = Contention()
 
 
@@ -126,7 +66,7 @@ class Simulator:
         self.contention = Contention(*map(float, contention))  # the kernel is compiled for floats
         self._positions = {device.name: position for position, device in enumerate(costs.devices)}
         self._machine = _machine(costs)
-        self._work = _work(costs, contention.factors if self._machine.num_accelerators else None)
+        self._work = _work(costs)
         self.cores = core_numbers(costs.devices)
         self.worker, self.leader, self.threads = self._machine.worker, self._machine.leader, self._machine.threads
 
@@ -153,15 +93,13 @@ class Simulator:
         return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
 
 
-def _work(costs: Costs, factors: Factors | None) -> Work:
-    """Return the operations of costs, with their shares if there are factors."""
+def _work(costs: Costs) -> Work:
     edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
     indptr, consumers = neighbour_lists(edges, costs.num_nodes)
     producer_indptr, producers = neighbour_lists(edges[::-1], costs.num_nodes)
-    shares = np.zeros((0, 0)) if factors is None else node_shares(costs, factors)
     return Work(
         indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
-        costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64), shares,
+        costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
     )  # fmt: skip
 
 
@@ -186,16 +124,7 @@ def _machine(costs: Costs) -> Cores:
         num_lanes = len(memories)
     return Cores(
         cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes,
-        *_shared_accelerators(costs.devices),
     )  # fmt: skip
-
-
-def _shared_accelerators(devices: Sequence[Device]) -> tuple[Int64[np.ndarray, " devices"], int]:
-    """Return the number of the accelerator that each device shares with others, -1 for the rest, and their count."""
-    lanes = Counter(device.memory for device in devices if device.is_accelerator)
-    shared = [memory for memory, count in lanes.items() if count > 1]
-    of_device = [shared.index(each.memory) if each.is_accelerator and each.memory in shared else -1 for each in devices]
-    return np.array(of_device, np.int64), len(shared)
 
 
 def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:

@@ -100,7 +100,7 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
         with atomic_path(path) as partial, partial.open("wb", buffering=0) as file, _without_checksums():
             torch.save(checkpoint, Flushed(file))  # type: ignore[arg-type]
     except RuntimeError as error:  # torch wraps what the disk says
-        raise OSError(f"{path}: the checkpoint cannot be written ({str(error).splitlines()[0]}); make room") from error
+        raise OSError(f"{path}: the checkpoint cannot be written ({plain(error)}); make room") from error
     _flush_folder(path.parent)
 
 

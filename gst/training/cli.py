@@ -21,7 +21,7 @@ import lightning as L
 from jsonargparse import DefaultHelpFormatter
 from jsonargparse.typing import PositiveFloat
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, ModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
@@ -32,7 +32,7 @@ from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
-from gst.training.record import LogProgress, Recorder, ReportPage, checkpoints_of, folder_of_run, show_flops
+from gst.training.record import LogProgress, Recorder, ReportPage, checkpoints_of, folder_of_run
 from gst.training.sweeps import FOLDER_OF_TRIAL
 from gst.util.untrusted import check_yaml, read_yaml
 from gst.util.writing import atomic_write
@@ -63,7 +63,6 @@ USUAL = """\
 --model.table true           keep embeddings of the other segments in a table between steps
 --model.estimate NAME        use of the table: auto, fresh, dropout, fixed_dropout, difference, regression, composite
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
---model.refresh NAME         draw of fresh segments: uniform, or age (of their rows)
 --model.loss NAME            pairwise_hinge, diff_mat, list_mle, log_runtime, squared_error, cross_entropy
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
 --data.store DIR             where segments are kept once they are cut
@@ -194,8 +193,6 @@ class GstCLI(LightningCLI):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, ModelSummary):
-                show_flops(callback)
             if isinstance(callback, ModelCheckpoint) and (trial := os.environ.get(FOLDER_OF_TRIAL)):
                 callback.dirpath = str(Path(trial).resolve() / "checkpoints")
         trainer.callbacks.insert(0, Recorder())  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,14 +17,13 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.flop_counter import FlopCounterMode
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import Estimate, Refresh, checked_estimate
+from gst.method.draws import Estimate, checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
 from gst.training.datamodule import TRAIN, SegmentDataModule
@@ -44,7 +42,7 @@ class SegmentTrainingModule(L.LightningModule):
     layers, and so the table, their widths; so does a checkpoint that is loaded without a trainer.
 
     Args:
-        encoder, head, pooling, num_fresh, keep_probability, refresh, max_rows, seed, estimate: see
+        encoder, head, pooling, num_fresh, keep_probability, max_rows, seed, estimate: see
             `gst.method.estimator.GraphSegmentTraining`.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
@@ -72,7 +70,6 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        refresh: Refresh = "uniform",
         loss: Literal[
             "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
         ] = "pairwise_hinge",
@@ -87,14 +84,12 @@ class SegmentTrainingModule(L.LightningModule):
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
-        if refresh == "age" and not table:
-            raise ValueError("refresh='age' refreshes rows of the table; add --model.table true")
         readout = readout_of(pooling)
-        estimate = checked_estimate(readout.combine, num_fresh, keep_probability, table, refresh, estimate)
+        estimate = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.loss, self.record_step, self.wants_table = loss, record_step, table
         self._method: dict[str, Any] = {
             "pooling": readout, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
-            "seed": seed, "estimate": estimate, "refresh": refresh,
+            "seed": seed, "estimate": estimate,
         }  # fmt: skip
         self._table_options = {"tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity}
         self.estimator = self._estimator(encoder, head, None)
@@ -156,9 +151,7 @@ class SegmentTrainingModule(L.LightningModule):
             self.estimator = self._estimator(model.encoder, model.head, self._table(channels))
 
     def _estimator(self, encoder: Any, head: Any, table: EmbeddingTable | ShardedTable | None) -> GraphSegmentTraining:
-        """Return the estimator; without a table, in evaluation, draws do not matter."""
-        refresh = "uniform" if table is None else self._method["refresh"]
-        return GraphSegmentTraining(encoder, head, table=table, **self._method | {"refresh": refresh})
+        return GraphSegmentTraining(encoder, head, table=table, **self._method)
 
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
         """Make the embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
@@ -174,26 +167,6 @@ class SegmentTrainingModule(L.LightningModule):
         path = Path(self.trainer.default_root_dir) / "runs"
         path.mkdir(parents=True, exist_ok=True)
         return path
-
-    def count_flops(self) -> FlopCounterMode | None:
-        """Count the floating-point operations of a step, forward and backward, on copies of encoder and head.
-
-        With a table only fresh segments count: rows of the others are read. None for an encoder that cannot be copied.
-        """
-        step, method = next(iter(self._data.train_dataloader())), dict(self._method)
-        if self.wants_table:
-            method |= {"estimate": "fresh", "keep_probability": 1.0, "refresh": "uniform"}
-        try:
-            twin = GraphSegmentTraining(*deepcopy((self.estimator.encoder, self.estimator.head)), **method).train()
-            with torch.random.fork_rng(), torch.enable_grad(), FlopCounterMode(display=False) as counter:
-                scores = twin(step.graphs, step.configs) + self.offset.float()
-                LOSSES[self.loss](scores, step.targets.to(self.device)).backward()
-        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # the training says it, if it is an error
-            return None
-        for name, counts in list(counter.flop_counts.items()):  # as Lightning's summary names modules
-            place = name.removeprefix(type(twin).__name__)
-            counter.flop_counts[f"{type(self).__name__}.estimator{place if place != 'Global' else ''}"] = counts
-        return counter
 
     def forward(self, step: Step) -> Tensor:
         """Return scores (graphs, configs): the lower, the faster. With `cross_entropy` classes are the last axis."""

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gst.data.loader import Step
 from gst.method.draws import Peers
 from gst.util.process import SIGNALS
+from gst.util.untrusted import plain
 
 Entry = TypeVar("Entry")
 GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others
@@ -102,13 +103,12 @@ def waits_explained() -> Iterator[None]:
             raise
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         where, who = _place(frames), _process()
-        first_line = text.splitlines()[0]
         if "imed out" in text or "imeout" in text:
             raise TimeoutError(
                 f"{who} waited too long for the others in {where}; look at their messages, and if they were still at "
-                f"work raise --collective_timeout ({first_line})"
+                f"work raise --collective_timeout ({plain(error)})"
             ) from error
-        raise ConnectionError(f"{who} lost the others in {where}; look at their messages ({first_line})") from error
+        raise ConnectionError(f"{who} lost the others in {where}; look at their messages ({plain(error)})") from error
 
 
 @contextmanager

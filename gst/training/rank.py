@@ -60,8 +60,7 @@ def rank(
     try:
         return np.mean([score(model, graph, configs_at_once) for graph in graphs], axis=0)
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({first_line})") from error
+        raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({plain(error)})") from error
 
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:

@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -244,7 +244,7 @@ def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
         "parameters": sum(each.numel() for each in module.parameters()), "loss": module.loss,
         "optimizer": "; ".join(optimizers),
     } | {
-        name: settings[name] for name in ("pooling", "num_fresh", "keep_probability", "refresh", "estimate", "seed")
+        name: settings[name] for name in ("pooling", "num_fresh", "keep_probability", "estimate", "seed")
         if name in settings
     } | {"precision": trainer.precision, "processes": trainer.world_size}  # fmt: skip
 
@@ -329,19 +329,6 @@ class LogProgress(ProgressBar):
 
     def _metrics(self, trainer: L.Trainer) -> str:
         return " ".join(f"{name}={float(value):.4g}" for name, value in trainer.progress_bar_metrics.items())
-
-
-def show_flops(callback: ModelSummary) -> None:
-    """Let the table of a summary show the operations of a step of `SegmentTrainingModule`."""
-    summary_of = callback._summary
-
-    def with_flops(trainer: L.Trainer, pl_module: L.LightningModule) -> Any:
-        summary = summary_of(trainer, pl_module)
-        if isinstance(pl_module, SegmentTrainingModule) and trainer.world_size == 1:
-            summary._flop_counter = pl_module.count_flops() or summary._flop_counter
-        return summary
-
-    callback._summary = with_flops  # type: ignore[method-assign]
 
 
 def code_version(package: Path = PACKAGE) -> str:

@@ -24,6 +24,7 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep, NoFixedShapes, PaddedStep, Sizes, refusal
 from gst.training.placing import PlacedSteps
+from gst.util.untrusted import first_line
 
 
 class RecordedStep:
@@ -131,7 +132,7 @@ class RecordedStep:
             with no_garbage(), recorded(graph):
                 self.step.compute()
         except Exception as error:  # whatever an encoder does that a graph cannot
-            self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.reason = first_line(error)
         else:
             self._graph = graph
             self._gradients = [(parameter, parameter.grad) for parameter in self.step.model.parameters()]

@@ -20,6 +20,7 @@ from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
 from gst.machine.devices import machine_record
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
+from gst.util.untrusted import first_line
 from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
@@ -236,8 +237,7 @@ def tried(
             except Exception as error:  # any exception of a compiler
                 if name == PYTORCH:
                     raise
-                first = (str(error).strip().splitlines() or ["no message"])[0]
-                reasons[name] = f"{type(error).__name__}: {first[:200]}"
+                reasons[name] = first_line(error)
                 continue
             runs[name] = GuardedRun(subject.function, subject.guard(variant), run)
             first_ms |= _least_ms({name: runs[name]}, inputs)

@@ -185,10 +185,8 @@ def test_an_absent_collection_is_one_line_with_its_download(
     assert "tpugraphs takes no option splits" in capsys.readouterr().err
 
 
-def test_what_is_here_and_how_to_get_the_rest(collections: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "tpugraphs", "--root", str(collections)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 16 and [line for line in lines if "1 files" in line] == lines[:2]
-    assert main(["data", "tpugraphs", "--print-download"]) == 0
+def test_the_commands_that_download_a_dataset_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "tpugraphs", "--root", "here"]) == 0
     commands = capsys.readouterr().out.splitlines()
+    assert all(command.startswith("mkdir -p here && cd here && ") for command in commands)
     assert len(commands) == 15 and all("download.tensorflow.org/data/tpu_graphs" in command for command in commands)

@@ -22,7 +22,7 @@ from gst.placement.task import save_plan
 from gst.programs import WORKLOADS, Program, capture
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "experiments" / "configs" / "measured_plans.yaml"
+CONFIG = ROOT / "experiments" / "configs" / "placement_cost.yaml"
 PROGRAM = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
 HERE = ("cpu:0",)  # on every machine
 NUMBER = 40
@@ -121,7 +121,6 @@ def test_bad_input_is_refused_before_anything_is_measured(capsys: pytest.Capture
     refused(capsys, ["measure", PROGRAM, "--devices", "cpu:77", "--out", "out"], "no device 'cpu:77'")
     refused(capsys, ["measure", "nothing", "--out", "out"], "there is no program 'nothing'")
     refused(capsys, ["trace", "my_step.py"], "names a file; write my_step:FUNCTION")
-    refused(capsys, ["estimate", "nofile.hlo"], "nofile.hlo: there is no such file")
     refused(capsys, measure("--random", "0"), "--random is 0")
     refused(capsys, measure("--memory-limit", "much"), "'much' is no size of memory")
     refused(capsys, measure("--time-limit", "0"), "--time-limit > 0")

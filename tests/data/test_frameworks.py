@@ -1,18 +1,15 @@
-"""Graphs of NetworkX and DGL: what they hold is what the `Graph` holds."""
+"""Graphs of NetworkX: what they hold is what the `Graph` holds."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.data.frameworks import from_dgl, from_networkx
+from gst.data.frameworks import from_networkx
 
 
 @given(num_nodes=st.integers(1, 9), probability=st.floats(0, 1), directed=st.booleans(), seed=st.integers(0, 99))
@@ -50,40 +47,3 @@ def test_networkx_attributes_that_do_not_fit(change: Any, message: str) -> None:
     change(source)
     with pytest.raises(ValueError, match=message):
         from_networkx(source, "size", edge_data=["bytes"])
-
-
-def dgl_graph(**changes: Any) -> SimpleNamespace:
-    """With the attributes of a `dgl.DGLGraph`, whose wheels do not load beside this torch."""
-    given: dict[str, Any] = {
-        "edges": lambda: (torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)),
-        "ndata": {"feat": torch.eye(3), "kind": torch.tensor([2, 0, 1])},
-        "edata": {"weight": torch.tensor([0.5, 2.0])},
-    }
-    return SimpleNamespace(**(given | changes))
-
-
-def test_dgl_data_of_nodes_and_edges() -> None:
-    graph = from_dgl(dgl_graph(), name="path")
-    assert (graph.node_features == np.eye(3)).all() and graph.edges.tolist() == [[0, 1], [1, 2]]
-    assert graph.node_data["kind"].tolist() == [2, 0, 1] and graph.edge_data["weight"].tolist() == [0.5, 2.0]
-    assert graph.name == "path"
-
-
-def test_types_and_numbers_of_a_homogeneous_dgl_graph() -> None:
-    """`dgl.to_homogeneous` puts `_TYPE` and `_ID` beside both nodes and edges."""
-    nodes, edges = torch.tensor([0, 0, 1]), torch.tensor([1, 0])
-    graph = from_dgl(dgl_graph(ndata={"feat": torch.eye(3), "_TYPE": nodes}, edata={"_TYPE": edges}))
-    assert graph.node_data["_TYPE"].tolist() == [0, 0, 1] and graph.edge_data["edge_TYPE"].tolist() == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ndata": {"h": torch.eye(3)}}, r"no ndata\['feat'\]; it has h: name one"),
-        ({"ntypes": ["a", "b"]}, "several types.*to_homogeneous"),
-        ({"etypes": ["a", "b"]}, "several types.*to_homogeneous"),
-    ],
-)
-def test_dgl_graphs_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        from_dgl(dgl_graph(**changes))

@@ -13,6 +13,7 @@ from gst.data.hlo.messages import HloModule
 from gst.data.hlo.text import parse_module
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES
+from tests.relabelling import relabelled_graph
 
 HLO = FIXTURES / "hlo"
 BODY = """HloModule small
@@ -55,7 +56,7 @@ def test_same_as_the_protobuf_of_a_scheduled_module_but_for_the_order() -> None:
     module = HloModule.FromString((HLO / "compiled.pb").read_bytes())
     order = np.array([places[c.name, i.name] for c in module.computations for i in c.instructions])
     assert (order != np.arange(len(order))).any()
-    same = text.relabelled(order)
+    same = relabelled_graph(text, order)
     np.testing.assert_array_equal(same.node_features, protobuf.node_features)
     np.testing.assert_array_equal(same.opcodes, protobuf.opcodes)
     assert set(map(tuple, same.edges.T)) == set(map(tuple, protobuf.edges.T))

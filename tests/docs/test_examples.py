@@ -11,18 +11,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROMPT = re.compile(r"^\s*>>> ", re.MULTILINE)
-FILES = [
-    path.relative_to(ROOT)
-    for package in ("gst", "partitioners", "embedding_cache")
-    for path in sorted((ROOT / package).rglob("*.py"))
-    if PROMPT.search(path.read_text())
-]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
+def files_with_examples(*packages: str) -> list[Path]:
+    """Return the modules of packages that have examples, by their paths in the repository."""
+    files = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    return [path.relative_to(ROOT) for path in files if PROMPT.search(path.read_text())]
+
+
+@pytest.mark.parametrize("path", files_with_examples("gst", "partitioners", "embedding_cache"), ids=str)
 def test_the_examples_of_a_module_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    check_examples(path)
+
+
+def check_examples(path: Path) -> None:
+    """Run the examples of a module in the current directory; AssertionError if one prints something else."""
     name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     try:
         module = importlib.import_module(name)

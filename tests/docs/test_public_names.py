@@ -17,7 +17,7 @@ from experiments.figures.public_names import MODULES, PAGE, VALUES, public_names
 SHOWN = {
     "Graph", "segment", "GraphSegmentTraining", "EmbeddingTable", "place", "nn", "cost", "data", "programs",
     "placement", "__version__", "SegmentBatch", "SegmentedGraph", "prepare", "open_store", "collate", "from_pyg",
-    "from_networkx", "from_dgl", "estimate", "load", "placed",
+    "from_networkx", "load", "placed",
 }  # fmt: skip
 HEAVY = ["lightning", "wandb", "numba", "scipy", "jsonargparse", "pymetis", "embedding_cache", "partitioners"]
 MEASURE = """

@@ -2,6 +2,7 @@
 was measured on this machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution import probes
+from gst.execution import links
 from gst.execution.child import Runner
 from gst.execution.costs import COPY_US, links_of, links_record, profiled_costs
 from gst.execution.graph_executor import GraphExecutor
-from gst.execution.probes import MOST_GB_PER_S, SIZES, copy_rates, fitted, measured_links
+from gst.execution.links import MOST_GB_PER_S, SIZES, copy_rate, fitted, measured_links
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover
-from gst.machine.rates import CopyRates
 from gst.placement.profiling import cached_task
 from gst.placement.task import Task
 from gst.programs import Program
@@ -52,10 +52,8 @@ def test_too_few_measurements_or_none_at_all_are_refused(sizes: list[float], tim
 
 
 def test_copies_of_this_machine_have_a_cost_in_both_directions() -> None:
-    rates = copy_rates(CPU, CPU, (4, 1 << 16, 1 << 21), 3)
-    assert rates is not None and rates.pinned_gb_per_s is None
-    assert 0 < rates.latency_us < 10_000 and 0.01 < rates.gb_per_s < 10_000
-    assert copy_rates(GPU.torch_device, GPU.torch_device) is None  # asks nothing of a device
+    latency_us, gb_per_s = copy_rate(CPU, CPU)
+    assert 0 < latency_us < 10_000 and 0.01 < gb_per_s < 10_000
 
 
 class Journal:
@@ -93,31 +91,33 @@ class Journal:
 def test_copies_leave_an_accelerator_first_on_a_stream_of_their_own_into_memory_of_the_kind_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Described tensors stand for those of the accelerator: from and to pageable memory first, then pinned."""
-    monkeypatch.setattr(probes, "Lane", Journal)
-    monkeypatch.setattr(probes, "is_here", lambda device: device.type == "meta")
-    monkeypatch.setattr(probes, "synchronise", lambda devices: None)
+    """Described tensors stand for those of the accelerator."""
+    monkeypatch.setattr(links, "Lane", Journal)
+    monkeypatch.setattr(links, "synchronise", lambda devices: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: Journal.pin(tensor))
     monkeypatch.setattr(Journal, "entries", [])
-    rates = copy_rates(torch.device("cpu"), torch.device("meta"), (4, 4096), 1)
-    assert rates is not None and rates.pinned_gb_per_s is not None
-    there, pinned = ("copy", "cpu", "meta", False, False), ("refill", "cpu", "meta", True, False)
-    assert Journal.entries == [there] * (len(Journal.entries) // 2) + [pinned] * (len(Journal.entries) // 2)
-    Journal.entries.clear()
-    assert copy_rates(torch.device("meta"), CPU, (4, 64), 1) is not None
-    back, pinned_back = ("refill", "meta", "cpu", False, True), ("refill", "meta", "cpu", True, True)
-    assert Journal.entries == [back] * (len(Journal.entries) // 2) + [pinned_back] * (len(Journal.entries) // 2)
+    meta = torch.device("meta")
+    for way, is_pinned, call in (
+        ((CPU, meta), False, "copy"), ((CPU, meta), True, "refill"),
+        ((meta, CPU), False, "refill"), ((meta, CPU), True, "refill"),
+    ):  # fmt: skip
+        Journal.entries.clear()
+        copy_rate(*way, is_pinned)
+        expected = call, way[0].type, way[1].type, is_pinned, way[0] == meta
+        assert set(Journal.entries) == {expected} and len(Journal.entries) > len(SIZES)
 
 
 def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def rates(source: torch.device, destination: torch.device) -> CopyRates | None:
+    def rate(source: torch.device, destination: torch.device, is_pinned: bool) -> tuple[float, float]:
         asked.append((source.type, destination.type))
-        return CopyRates(7.0 if source.type == "cpu" else 9.0, 2.0, 4.0, 3.0)
+        return (4.0, 3.0) if is_pinned else (7.0, 2.0)
 
-    monkeypatch.setattr(probes, "copy_rates", rates)
+    monkeypatch.setattr(links, "copy_rate", rate)
     cores = [Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2)]
+    apart = replace(GPU, name="cuda:0/other", memory="other")  # within an accelerator nothing is asked of it
+    assert np.isinf(measured_links([GPU, apart])[1]).all() and not asked
     latency_us, bytes_per_us = measured_links([*cores, GPU])
     assert latency_us.tolist() == [[0, 0, 7], [0, 0, 7], [4, 4, 0]], "what comes back arrives in pinned memory"
     assert bytes_per_us[2].tolist() == [3_000, 3_000, np.inf] and bytes_per_us[0].tolist() == [np.inf, np.inf, 2_000]
@@ -156,6 +156,4 @@ def test_pinned_memory_is_no_slower_than_pageable() -> None:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     for way in ((CPU, device), (device, CPU)):
-        rates = copy_rates(*way, sizes=(4, 1 << 20, 1 << 26), repetitions=10)
-        assert rates is not None and rates.pinned_gb_per_s is not None
-        assert rates.pinned_gb_per_s > 0.7 * rates.gb_per_s
+        assert copy_rate(*way, is_pinned=True)[1] > 0.7 * copy_rate(*way)[1]

@@ -14,12 +14,13 @@ from experiments.bench.search_loop import PretendedObjective, unlike
 from gst.execution.measure import Measurement
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.cost_models import LinearSurrogate
 from gst.placement.loop import AT_ONCE
 from gst.placement.machines import machine
 from gst.placement.objectives import Batches
 from gst.placement.planning import BUDGET
 from gst.placement.policies.constructive.fine_tuning import FineTuning
-from gst.placement.reward import LEAST_MEASUREMENTS, LinearSurrogate, Reward
+from gst.placement.reward import LEAST_MEASUREMENTS, Reward
 from gst.placement.task import Task
 from gst.programs import traced
 

@@ -37,8 +37,8 @@ def test_runs_are_noisy_about_the_truth() -> None:
 def test_every_search_ends_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_loop, "EVALUATIONS", 60)
     monkeypatch.setattr(search_loop, "NETWORK_EVALUATIONS", 10)
-    monkeypatch.setattr("gst.placement.reward.EPOCHS", 2)
-    monkeypatch.setattr("gst.placement.reward.MORE_EPOCHS", 1)
+    monkeypatch.setattr("gst.placement.cost_models.EPOCHS", 2)
+    monkeypatch.setattr("gst.placement.cost_models.MORE_EPOCHS", 1)
     row = pretended(TINY, "cores:2", budget=24, seed=0, more=2)
     keys = ("portfolio", "simulated", "loop", "network", "alone", "alone_more")
     assert row.keys() == {f"{key}_ms" for key in keys}

@@ -12,7 +12,7 @@ from experiments.variants import compare, data
 from tests.reproductions.timm import timm_made
 
 
-@pytest.mark.parametrize("variant", ["GST+EFD", "GST+E, composite, by age", "whole graph"])
+@pytest.mark.parametrize("variant", ["GST+EFD", "GST+E, composite", "whole graph"])
 def test_a_training_ends_with_its_time_and_a_score(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

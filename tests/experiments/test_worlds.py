@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments.worlds import study
-from experiments.worlds.fitted import PARAMETERS, FittedSimulator
+from experiments.worlds.fitted import PARAMETERS, TenParameters
 from experiments.worlds.world import World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
@@ -54,28 +54,28 @@ def test_plans_fail_where_memory_is_short_or_time_runs_out() -> None:
     assert np.isfinite(SimulatedObjective(hidden.task)([plan])[0]), "it is believed to fit"
     failed = hidden.measure([plan])[0]
     assert failed.outcome == "failed" and "memory" in failed.reason and np.isnan(failed.median_ms)
-    limited = World(task, task, 0.01, SimulatedObjective(task)([plan])[0] * 0.99, 0)
+    limited = World(task, task, 0.01, 0.0, SimulatedObjective(task)([plan])[0] * 0.99, 0)
     assert np.isnan(limited.ms([plan])[0])
 
 
-def test_the_fitted_simulator_finds_what_its_parameters_express() -> None:
+def test_ten_parameters_are_found_where_they_are_all_there_is() -> None:
     task = generated_task(3, num_nodes=120, num_devices=3)
-    fitted, plans = FittedSimulator(task), plans_of(task, 80)
+    fitted, plans = TenParameters(task), plans_of(task, 80)
     true = np.array([0.4, -0.3, 0.2, 0.1, -0.2, 0.3, 0.5, -0.4, 3.0, 0.5])
     assert len(true) == len(PARAMETERS) == 10
     want = np.log(SimulatedObjective(fitted._of(true))(plans))
     simulated = SimulatedObjective(task)(plans)
     fitted.learn(plans[:40], simulated[:40], want[:40] - np.log(simulated[:40]))
-    logs, deviations = fitted(plans[40:], simulated[40:])
-    off = logs + np.log(simulated[40:]) - want[40:]
+    off = np.log(SimulatedObjective(fitted.corrected(task))(plans[40:])) - want[40:]
     before = np.log(simulated[40:]) - want[40:]
-    assert np.abs(off).max() < 0.02 < np.abs(before).min() and (deviations < 0.02).all()
+    assert np.abs(off).max() < 0.02 < np.abs(before).min()
 
 
 def test_ratios_are_paired_by_program_and_seed() -> None:
     def row(way: str, budget: int, seed: int, ms: float) -> dict[str, object]:
         return {"world": "w", "program": "p", "seed": seed, "budget": budget, "way": way, "ms": ms}
 
+    assert study.compared([row("go", 50, 0, 3.0), row("fitted", 50, 0, 2.0)])["w"]["go at 50, fitted at 50"][0] == 1.5
     rows = [row("none", 50, 0, 2.0), row("none", 50, 1, 8.0), row("none", 200, 0, 1.0), row("gst", 50, 1, 4.0),
             row("gst", 50, 0, 1.0), row("start", 0, 0, 3.0)]  # fmt: skip
     found = study.compared(rows)["w"]
@@ -86,16 +86,17 @@ def test_ratios_are_paired_by_program_and_seed() -> None:
 def test_the_study_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "worlds.json"
     command = [
-        sys.executable, "-m", "experiments.worlds.study", "--worlds", "giant", "--programs", "100:0", "--seeds", "1",
-        "--budgets", "16", "--evaluations", "40", "--json", str(path),
+        sys.executable, "-m", "experiments.worlds.study", "--worlds", "giant", "--programs", "60:0", "--seeds", "1",
+        "--budgets", "16", "--evaluations", "40", "--ways", ",".join(study.WAYS), "--json", str(path),
     ]  # fmt: skip
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     first = json.loads(path.read_text())
-    assert {row["way"] for row in first["rows"]} == {"start", *study.MODELS}
+    assert {row["way"] for row in first["rows"]} == {"start", "known", *study.WAYS}
     assert all(row["ms"] > 0 for row in first["rows"]) and set(first["over_none"]["giant"]) >= {"gst at 16"}
-    command[command.index("--seeds") + 1] = "2"
+    command[command.index("--seeds") + 1], command[command.index("--ways") + 1] = "2", "none,go"
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     rows = json.loads(path.read_text())["rows"]
     assert rows[: len(first["rows"])] == first["rows"] and {row["seed"] for row in rows} == {0, 1}
+    assert json.loads(path.read_text())["over_none"]["giant"]["go at 16"][3] == 2
     wrong = subprocess.run([*command, "--ways", "best"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 2 and "there is no 'best'; worlds are" in wrong.stderr

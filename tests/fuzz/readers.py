@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -21,18 +21,18 @@ from experiments.reproductions.elf import call_graph, node_features, open_binary
 from experiments.reproductions.elf.calls import call_depth, language
 from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
+from experiments.reproductions.graphnet.reader import operator_graph, read_sources
 from experiments.reproductions.hlsyn.source.reader import HlSyn
 from experiments.reproductions.neusight.graphs import NeuSightTimes
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
 from experiments.reproductions.public_problems.formats import read_public_graph
 from experiments.reproductions.timm.dataset import TimmStepTimes
+from experiments.reproductions.timm.step_time import model as step_time_model
+from experiments.reproductions.timm.step_time.machines import MACHINES, machine_of
+from experiments.reproductions.timm.step_time.xla import read_xla
 from gst.cli import main
 from gst.cost import CostModel
-from gst.cost.step_time import model as step_time_model
-from gst.cost.step_time.machines import MACHINES, machine_of
-from gst.cost.step_time.xla import read_xla
 from gst.data import MalNet, MeasuredPlans, TpuGraphsCollection, read_hlo
-from gst.data.graphnet import operator_graph, read_sources
 from gst.data.malnet import read_edge_list
 from gst.data.tpugraphs import read
 from gst.execution.measure import Log
@@ -40,8 +40,7 @@ from gst.graphs.segments import ARRAYS
 from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
 from gst.lowering.plan import Plan
-from gst.machine.devices import Device, this_machine
-from gst.machine.rates import CopyRates, Link, OperationRates, Rates, save_rates, saved_rates
+from gst.machine.devices import Device
 from gst.placement.policies.go import GO
 from gst.placement.task import load_plan, save_plan
 from gst.programs import Program, Step, capture
@@ -50,7 +49,6 @@ from gst.training.cli import run
 from gst.training.rank import load
 from gst.util.arrays import as_bytes, shortened, view
 from gst.util.untrusted import plain
-from partitioners import partition_cached
 from tests.reference import random_graph
 from tests.reproductions.hlsyn import hlsyn_made
 from tests.reproductions.neusight import neusight_made
@@ -254,19 +252,6 @@ def _write_log(folder: Path) -> Path:
     return log.path
 
 
-def _write_rates(folder: Path) -> Path:
-    link = replace(_filled(Link), copies=_filled(CopyRates))
-    rates = Rates(
-        **{each.name: "" for each in fields(Rates)}
-        | {"machine": this_machine(), "operations": (_filled(OperationRates),), "links": (link,)}
-    )
-    return save_rates(rates, folder)
-
-
-def _filled(kind: type) -> Any:
-    return kind(**{each.name: 1.0 if each.type == "float" else "cpu:0" for each in fields(kind)})
-
-
 # Tensors -------------------------------------------------------------------------------------------
 
 
@@ -339,15 +324,6 @@ def in_folder(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _write_partition(folder: Path) -> Path:
-    _partition(folder)
-    return folder
-
-
-def _partition(folder: Path) -> object:
-    return partition_cached(folder, np.array([[0, 1, 2], [1, 2, 3]]), 4, 2, method="contiguous")
-
-
 READERS = {
     "tpugraphs layout": Reader(_copied("hlo/unet_3d_part.npz"), read),
     "tpugraphs tile": Reader(_copied("tile/copy.24_715d6c5d784f9262.npz"), read),
@@ -382,10 +358,8 @@ READERS = {
     "plan alone": Reader(_write_plan, lambda path: Plan.load(path).key),
     "log": Reader(_write_log, lambda path: Log(path).read()),
     "measured plans": Reader(_write_measured, lambda path: list(MeasuredPlans([str(path)]))),
-    "rates": Reader(_write_rates, lambda path: saved_rates(path.parent)),
     "cost model": Reader(_write_model, CostModel.load),
     "policy": Reader(_write_policy, load_policy),
     "checkpoint": Reader(_write_checkpoint, load, share=0.1),
     "configuration": Reader(_write_config, _config, share=0.02),
-    "partition": Reader(_write_partition, _partition),
 }

@@ -29,7 +29,7 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare, verify
 from gst.method.batch import assemble
 from gst.util.arrays import ArrayWriter, PackedArray
-from partitioners import partition_cached
+from partitioners import partition
 from tests.choices import rest_in_e2e
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]
@@ -49,8 +49,8 @@ def stores(root: Path) -> list[Path]:
 
 
 def leftovers(root: Path) -> list[Path]:
-    """What lies there besides stores, notes of their sources and partitions that can be used again."""
-    return [path for path in root.iterdir() if path not in stores(root) and path.name not in ("partitions", "sources")]
+    """What lies there besides stores and notes of their sources."""
+    return [path for path in root.iterdir() if path not in stores(root) and path.name != "sources"]
 
 
 @pytest.mark.parametrize("halo", [0, 1])
@@ -456,11 +456,11 @@ def partitioned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of nodes of each graph that is partitioned from now on."""
     seen: list[int] = []
 
-    def noted(cache: Path, edges: np.ndarray, num_nodes: int, num_parts: int, **options: Any) -> np.ndarray:
+    def noted(edges: np.ndarray, num_nodes: int, num_parts: int, **options: Any) -> np.ndarray:
         seen.append(num_nodes)
-        return partition_cached(cache, edges, num_nodes, num_parts, **options)
+        return partition(edges, num_nodes, num_parts, **options)
 
-    monkeypatch.setattr(gst.graphs.preparation, "partition_cached", noted)
+    monkeypatch.setattr(gst.graphs.preparation, "partition", noted)
     return seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from experiments.bench.strangers_program import module_of
-from gst.data.graphnet import read_sources
+from experiments.reproductions.graphnet.reader import read_sources
 from gst.execution.lanes import issue_order
 from gst.kernels.lower import stream_program
 from gst.kernels.program import GENERATOR, KernelProgram
@@ -25,7 +24,6 @@ from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_m
 from tests.programs.small import SMALL, small_program
 
 ONE_THREAD = {"cpp.threads": 1}  # sums of several threads differ from run to run
-MINUTES = ("inception_v3", "nasnet")
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
 
 
@@ -68,10 +66,7 @@ def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [each for each in SMALL if each != "rnnlm"])
 def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: None) -> None:
-    if name in MINUTES and not os.environ.get("GST_TEST_ALL"):
-        pytest.skip("its kernels take minutes to compile; make fuzz runs it, and GST_TEST_ALL=1 does")
-    sizes = SMALL[name] | ({"stages": 1} if name == "nasnet" else {})  # each stage has kernels of its own to compile
-    require_equal_in_every_order(capture(WORKLOADS[name](**sizes)))
+    require_equal_in_every_order(capture(WORKLOADS[name](**SMALL[name])))
 
 
 @pytest.mark.e2e

@@ -163,7 +163,7 @@ def test_what_is_no_list_of_graphs_is_named(given: Any, message: str, unchecked:
 
 def test_a_number_of_segments_is_whole(unchecked: None) -> None:
     with pytest.raises(ValueError, match=r"num_fresh is 1\.5; want a whole number"):
-        checked_estimate("mean", 1.5, 1.0, False, "uniform", "auto")  # type: ignore[arg-type]
+        checked_estimate("mean", 1.5, 1.0, False, "auto")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_nodes is 7\.5; want a whole number"):
         gst.segment(ring(0), max_nodes=7.5)  # type: ignore[arg-type]
 

@@ -32,11 +32,11 @@ from gst.data.loader import Prefetched, Reader, Step, StepLoader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.draws import uniform_gradient
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from partitioners import METHODS, partition
 from tests.choices import rest_in_e2e
+from tests.relabelling import relabelled_graph
 
 POOLINGS = ("sum", "mean", "max")
 ALL = 99  # more segments than any graph here has
@@ -259,36 +259,19 @@ def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
     assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "age"])
-def test_steps_that_were_read_ahead_are_the_same_steps(refresh: str) -> None:
+def test_steps_that_were_read_ahead_are_the_same_steps() -> None:
     graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
     steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
 
     def train(ahead: bool) -> list[Tensor]:
         table = EmbeddingTable(1, 6, torch.float64)
-        model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, 0.5, table, seed=1, refresh=refresh)
+        model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, 0.5, table, seed=1)
         if not ahead:
             return [model(*step).detach() for step in steps]
         read = Prefetched(steps, Reader(lambda step, ahead: model.draw(*step, ahead), model.load))
         return [model(prefetched=prefetched).detach() for _, prefetched in read]
 
     assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
-def test_gradients_of_draws_by_age_are_on_average_those_of_uniform_ones(keep: float) -> None:
-    graph = segment(random_graph(0, 40), 6)
-    table = EmbeddingTable(1, 5, torch.float64)
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", 2, keep, table, refresh="age", estimate="dropout")
-    for _ in range(4):
-        model([graph])
-    draw = model.draw([graph])
-    assert draw.inclusion.std() > 0.01 and draw.inclusion.sum().item() == pytest.approx(2)
-    known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
-    value_weight = keep + (1 - keep) / draw.inclusion
-    expected = draw.inclusion * value_weight * uniform_gradient(draw, known, 2, keep)[:, 0]
-    uniform = keep * 2 / graph.num_segments + (1 - keep)
-    torch.testing.assert_close(expected, torch.full_like(expected, uniform))
 
 
 # Symmetries ----------------------------------------------------------------------------------------
@@ -303,7 +286,7 @@ def test_names_of_nodes_do_not_matter(kind: str, pooling: str, halo: int) -> Non
     parts = partition(graph.edges, graph.num_nodes, 4)
     model = GraphSegmentTraining(*models(kind, graph), pooling)
     scores = model.exact([segment(graph, parts=parts, halo=halo)])
-    relabelled = model.exact([segment(graph.relabelled(order), parts=parts[order], halo=halo)])
+    relabelled = model.exact([segment(relabelled_graph(graph, order), parts=parts[order], halo=halo)])
     assert_equal([scores], [relabelled])
 
 
@@ -468,17 +451,14 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
     assert resumed.encoder_frozen == frozen
 
 
-@pytest.mark.parametrize("refresh", ["uniform", "age"])
 @pytest.mark.parametrize("done", [2, 5])
-def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh: str) -> None:
+def test_a_training_that_reads_ahead_resumes_bit_identically(done: int) -> None:
     """It stops when the next step would be drawn and read already."""
     selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
 
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
         table = EmbeddingTable(1, 6, torch.float64)
-        model = GraphSegmentTraining(
-            *models("sage", random_graph(0), seed), "mean", 2, 0.5, table, seed=seed, refresh=refresh
-        )
+        model = GraphSegmentTraining(*models("sage", random_graph(0), seed), "mean", 2, 0.5, table, seed=seed)
         loader = StepLoader(selections, 1, 1, seed=3)
         loader.reader = Reader(lambda step, ahead: model.draw(step.graphs, step.configs, ahead), model.load)
         return model, torch.optim.Adam(model.parameters(), 0.05), loader
@@ -515,7 +495,6 @@ def test_a_training_that_reads_ahead_resumes_bit_identically(done: int, refresh:
         ({"keep_probability": -0.1}, "keep_probability is -0.1"),
         ({"keep_probability": float("nan")}, "keep_probability is nan"),
         ({"estimate": "fresh", "table": EmbeddingTable(1, 1)}, "use one of the two"),
-        ({"refresh": "age"}, r"add table=EmbeddingTable\(...\)"),
     ],
     ids=str,
 )

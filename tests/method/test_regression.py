@@ -14,7 +14,6 @@ from torch import Tensor
 
 import gst
 from embedding_cache import EmbeddingTable
-from gst.method.draws import Catalogue
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.regression import RowRegression, StaleSum, composite_weights, moments, residual_products
 
@@ -90,85 +89,6 @@ def test_the_gradient_of_the_composite_estimator_has_no_bias_and_its_value_has_n
     for expected, mean in zip(truth[1:], means[1:], strict=True):
         torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
     assert torch.allclose(means[0], truth[0], rtol=1e-9) == (products[0] == 1)
-
-
-UNEQUAL = torch.tensor([0] * 9 + [1] * 3 + [2] * 7 + [3] * 2 + [4] * 3).numpy()  # nodes of five segments
-
-
-def stale_model(refresh: Any, num_fresh: int, **arguments: Any) -> tuple[GraphSegmentTraining, list[Any]]:
-    """A model with a linear head, two graphs of five segments of different sizes, and a table of old rows, of
-    different ages; some segments of the second graph have none."""
-    graphs = [gst.segment(random_graph(seed, 24, 40, 5, 3), parts=UNEQUAL) for seed in (0, 1)]
-    encoder, _ = models("sage", random_graph(0, 24, 40, 5, 3))
-    head, rows = torch.nn.Linear(6, 2, dtype=torch.float64), EmbeddingTable(1, 6, torch.float64)
-    model = GraphSegmentTraining(
-        encoder, head, table=rows, refresh=refresh, num_fresh=num_fresh, seed=1, **{"pooling": "mean"} | arguments
-    )
-    for _ in range(4):
-        model(graphs[:1])
-    for _ in range(3):
-        model(graphs)
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.add_(0.3)
-    return model, graphs
-
-
-DRAWN = [
-    {"estimate": "difference", "pooling": "sum"},
-    {"estimate": "difference"},
-    {"estimate": "regression"},
-]
-
-
-@pytest.mark.parametrize("arguments", DRAWN, ids=str)
-def test_draws_by_age_leave_value_and_gradient_without_bias(arguments: dict[str, Any]) -> None:
-    """Over all draws of one segment of each graph, each with its probability."""
-    model, graphs = stale_model("age", 1, **arguments)
-    draw = model.draw(graphs)
-    assert draw is not None
-    chances = draw.inclusion.view(2, 5)
-    torch.testing.assert_close(chances.sum(1), torch.ones(2).double())
-    assert (chances.std(1) > 0.01).all()  # else the draws are uniform
-    truth = values_and_gradients(model, graphs, torch.ones(10, dtype=torch.bool), 1.0)
-    means = [torch.zeros_like(each) for each in truth]
-    for first, second in itertools.product(range(5), range(5)):
-        fresh = torch.isin(torch.arange(10), torch.tensor([first, 5 + second]))
-        run = values_and_gradients(model, graphs, fresh, draw.inclusion)
-        for mean, each in zip(means, run, strict=True):
-            mean += chances[0, first] * chances[1, second] * each
-    for expected, mean in zip(truth, means, strict=True):
-        torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
-
-
-def test_segments_are_drawn_in_proportion_to_their_nodes_and_the_ages_of_their_rows() -> None:
-    """Ages are those of the rows in the table, over configurations that come and go; a segment that no configuration
-    reaches has one row for all of them."""
-    graph = gst.segment(random_graph(0, 24, 40, 5, 3), parts=UNEQUAL)
-    encoder, _ = models("sage", random_graph(0, 24, 40, 5, 3))
-    table = EmbeddingTable(1, 6, torch.float64)
-    model = GraphSegmentTraining(encoder, torch.nn.Linear(6, 1, dtype=torch.float64), table=table, refresh="age")
-    for step in range(1, 12):
-        configs = torch.tensor([[step % 3, (step * step) % 3, -1]])
-        catalogue = Catalogue.of([graph])
-        keys = model._keys.of(catalogue, configs)
-        ages = table.pull(keys.clamp(min=0).flatten(), step)[1].view_as(keys)
-        by_hand = torch.where(ages < 0, step, ages) * (keys >= 0)
-        torch.testing.assert_close(model._ages.at(keys, step), by_hand)
-        scores = by_hand.double().mean(1) * torch.from_numpy(graph.owned_counts)
-        draw = model.draw([graph], configs)
-        assert draw is not None
-        torch.testing.assert_close(draw.inclusion, 0.1 / 5 + 0.9 * (scores / scores.sum()).clamp(max=1))
-        model(prefetched=model.load(draw))
-
-
-def test_a_step_is_drawn_alike_when_it_is_drawn_again() -> None:
-    """As after resuming from just before a step that had already been drawn, while the one before it was computed."""
-    model, graphs = stale_model("age", 2)
-    for ahead in (0, 1):
-        first, again = model.draw(graphs, ahead=ahead), model.draw(graphs, ahead=ahead)
-        assert first is not None and again is not None and float(first.inclusion.std()) > 0.01
-        assert again.fresh.equal(first.fresh) and again.inclusion.equal(first.inclusion)
 
 
 def residuals_of_graphs(common: float, number: int) -> Tensor:
@@ -322,8 +242,6 @@ def test_a_resumed_training_with_a_regression_is_bit_identical(estimate: str) ->
         ),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
-        ({"refresh": "sizes"}, "use one of uniform, age"),
-        ({"refresh": "age"}, "goes by the ages of rows of a table"),
     ],
 )
 def test_what_makes_no_difference_estimator_is_refused(

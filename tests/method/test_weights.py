@@ -7,8 +7,6 @@ from gst.method.draws import (
     choose_fresh,
     choose_kept,
     dropout_weights,
-    inclusion_probabilities,
-    sample_by_probability,
 )
 
 DRAWS = 1500
@@ -63,20 +61,3 @@ def test_a_fixed_number_of_stale_segments_is_kept(keep: float, numbers: set[int]
     fresh = torch.arange(10) % 5 == 0
     kept = [choose_kept(fresh, keep, torch.Generator().manual_seed(seed), fixed_number=True) for seed in range(50)]
     assert {int(each.sum()) for each in kept} == numbers and not any((each & fresh).any() for each in kept)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_weights_are_one_on_average_however_unequal_the_chances(keep: float) -> None:
-    """4 standard errors, seed fixed."""
-    generator = torch.Generator().manual_seed(7)
-    inclusion = inclusion_probabilities(torch.tensor([0.0, 1.0, 5.0, 20.0, 3.0, 1.0]), 2)
-    known = torch.tensor([[True, False]]).expand(6, 2)
-
-    def draw() -> torch.Tensor:
-        fresh = sample_by_probability(inclusion, generator)
-        kept = choose_kept(fresh, keep, generator)
-        return sum(dropout_weights(fresh, inclusion, known, kept, keep))  # type: ignore[return-value]
-
-    weights = torch.stack([draw() for _ in range(4 * DRAWS)]).double()
-    error = weights.std(0) / (4 * DRAWS) ** 0.5
-    assert ((weights.mean(0) - 1).abs() <= 4 * error + 1e-6).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
 from gst.placement.search.neighbourhoods import Neighbourhood
+from gst.placement.search.random_plans import random_plans
 from gst.placement.search.timelines import BUSY, CROSSING, Timelines
 from gst.placement.task import Task
 from gst.simulation.copies import copies_of
@@ -72,6 +74,21 @@ def test_memory_limits_are_kept_also_when_no_start_fits(task: Task) -> None:
     budgeted = annealed(limited, 400, start=start)
     assert budgeted.best is not None and runtime.excess(budgeted.best) == 0
     assert max(limited.memory_use(limited.simulator.run(budgeted.best)).values()) <= tight
+
+
+def test_peaks_are_asked_for_only_where_a_memory_may_be_exceeded(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(limit: int) -> Task:
+        devices = tuple(replace(each, memory_limit=limit) for each in task.devices)
+        return replace(task, costs=replace(task.costs, devices=devices))
+
+    plans = [plan for _, plan in islice(random_plans(task), 20)]
+    peaks = [max(task.memory_use(task.simulator.run(plan)).values()) for plan in plans]
+    assert all(limited(peak - 1).is_limited for peak in peaks), "there the plan exceeds it"
+    assert np.isnan(SimulatedObjective(limited(max(peaks) - 1))(plans)).any()
+    roomy = limited(100 * max(peaks))
+    assert not roomy.is_limited
+    monkeypatch.setattr(Task, "memory_use", pytest.fail)
+    np.testing.assert_array_equal(SimulatedObjective(roomy)(plans), SimulatedObjective(task)(plans))
 
 
 def test_it_starts_where_a_device_cannot_run_everything() -> None:

@@ -93,7 +93,7 @@ def test_costs_of_another_release_are_refused(task: Task, tmp_path: Path) -> Non
     assert task.program is not None
     cached_task(task.program, task.devices, tmp_path, lambda: task)
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"pairs": {"alone_us": [], "threads": None}}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"contention": {"least_share": 0.5}}))
     with pytest.raises(ValueError, match=r"costs.json is damaged, or of another release; give an empty directory"):
         cached_task(task.program, task.devices, tmp_path, lambda: task)
 

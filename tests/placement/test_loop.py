@@ -14,15 +14,18 @@ import torch
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.cost_models import NetworkSurrogate, NoSurrogate
 from gst.placement.loop import Loop
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies import reinforce
 from gst.placement.policies.colocrl import ColocRL, colocrl_training
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.proposers import MAKERS
-from gst.placement.reward import LEAST_MEASUREMENTS, NetworkSurrogate, NoSurrogate, Reward
+from gst.placement.reward import LEAST_MEASUREMENTS, Reward
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
+from gst.placement.trial import brought
+from gst.placement.trial import ran as ran_of
 from tests.placement.pretended import Pretended
 
 
@@ -33,8 +36,8 @@ def task() -> Task:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.placement.reward.EPOCHS", 3)
-    monkeypatch.setattr("gst.placement.reward.MORE_EPOCHS", 1)
+    monkeypatch.setattr("gst.placement.cost_models.EPOCHS", 3)
+    monkeypatch.setattr("gst.placement.cost_models.MORE_EPOCHS", 1)
 
 
 def begun(task: Task, folder: Path, methods: Sequence[str], budget: int = 30, **settings: Any) -> Loop:
@@ -48,8 +51,8 @@ def test_plans_of_every_proposer_are_predicted_and_measured(task: Task, method: 
     loop.run()
     mine = [trial for trial in loop.trials if trial.origin == method]
     assert len(loop.trials) == 30 and mine and all(trial.predicted_ms > 0 for trial in mine)
-    assert loop.brought()[method]["measured"] == len(mine)
-    assert loop.brought()[method]["best_ms"] == min(trial.measurement.median_ms for trial in mine)
+    assert brought(loop.trials)[method]["measured"] == len(mine)
+    assert brought(loop.trials)[method]["best_ms"] == min(trial.measurement.median_ms for trial in mine)
 
 
 def test_several_proposers_share_the_evaluations_by_what_they_brought(task: Task, tmp_path: Path) -> None:
@@ -94,7 +97,7 @@ def test_a_reward_goes_from_measurements_through_the_network_into_the_policy(
     (_, proposer), _ = loop._proposers
     loop._measure(loop._first(), 0)
     for number in (1, 2):
-        ran = loop._ran()
+        ran = ran_of(loop.trials)
         loop.reward.learn([trial.plan for trial in ran], np.array([trial.measurement.median_ms for trial in ran]))
         if number == 2:  # what the policy proposed in the round before was measured and learned from
             assert {trial.plan.key for trial in ran if trial.origin == "colocrl"} & learned[-1]

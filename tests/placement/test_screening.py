@@ -16,9 +16,10 @@ from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate, PlanFeatures
 from gst.placement.loop import Loop
 from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
-from gst.placement.reward import NetworkSurrogate, PlanFeatures, Reward
+from gst.placement.reward import Reward, Surrogate
 from gst.placement.search.annealing import anneal
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
@@ -57,8 +58,8 @@ def network(moldable: Task, plans: list[Plan], measured: np.ndarray) -> Reward:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.placement.reward.EPOCHS", 3)
-    monkeypatch.setattr("gst.placement.reward.MORE_EPOCHS", 1)
+    monkeypatch.setattr("gst.placement.cost_models.EPOCHS", 3)
+    monkeypatch.setattr("gst.placement.cost_models.MORE_EPOCHS", 1)
 
 
 class Simulates:
@@ -95,7 +96,7 @@ def test_what_does_not_fit_is_told_by_how_much(moldable: Task, plans: list[Plan]
     small = replace(moldable, costs=replace(moldable.costs, devices=tuple(
         replace(device, memory_limit=1) for device in moldable.devices
     )))  # fmt: skip
-    assert Reward(small).excess(plans[0]) == SimulatedObjective(small).excess(plans[0]) > 0
+    assert Reward(small, LinearSurrogate(small)).excess(plans[0]) == SimulatedObjective(small).excess(plans[0]) > 0
 
 
 def error(said: np.ndarray, measured: np.ndarray) -> float:
@@ -124,7 +125,7 @@ def test_one_node_moved_changes_itself_and_its_readers(moldable: Task, plans: li
 
 
 def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = Reward(moldable)
+    screened = Reward(moldable, LinearSurrogate(moldable))
     screened.learn(plans[:7], measured[:7])
     assert np.array_equal(screened.with_spread(plans)[0], SimulatedObjective(moldable)(plans))
     np.testing.assert_allclose(screened(plans[:7]), measured[:7])
@@ -133,7 +134,7 @@ def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[
 
 
 def test_sums_learn_what_the_simulator_does_not_know(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = Reward(moldable)
+    screened = Reward(moldable, LinearSurrogate(moldable))
     screened.learn(plans[:40], measured[:40])
     simulated = SimulatedObjective(moldable)(plans[40:])
     said, factors = screened.with_spread(plans[40:])
@@ -174,7 +175,7 @@ def test_a_network_goes_on_and_repeats_by_seed(
 
 
 def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    once, twice = Reward(moldable), Reward(moldable)
+    once, twice = Reward(moldable, LinearSurrogate(moldable)), Reward(moldable, LinearSurrogate(moldable))
     once.learn(plans[:30], measured[:30])
     twice.learn(plans[:12], measured[:12])
     twice.learn(plans[5:30], measured[5:30])
@@ -182,25 +183,23 @@ def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measu
 
 
 def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    clean, mixed = Reward(moldable), Reward(moldable)
+    clean, mixed = Reward(moldable, LinearSurrogate(moldable)), Reward(moldable, LinearSurrogate(moldable))
     clean.learn(plans[:20], measured[:20])
     mixed.learn(plans[:25], np.r_[measured[:20], np.full(5, np.nan)])
     mixed.learn(plans[25:27], np.full(2, np.nan))
     assert mixed.num_measured == 20 and np.array_equal(clean(plans), mixed(plans))
 
 
-@pytest.mark.parametrize("make", [lambda task: None, NetworkSurrogate])
-def test_a_factor_that_all_have_in_common(
-    moldable: Task, plans: list[Plan], make: Callable[[Task], NetworkSurrogate | None]
-) -> None:
+@pytest.mark.parametrize("make", [LinearSurrogate, NetworkSurrogate])
+def test_a_factor_that_all_have_in_common(moldable: Task, plans: list[Plan], make: Callable[[Task], Surrogate]) -> None:
     simulated, screened = SimulatedObjective(moldable)(plans), Reward(moldable, make(moldable))
     screened.learn(plans[:20], 1.5 * simulated[:20])
     assert np.allclose(screened(plans), 1.5 * simulated)
 
 
-@pytest.mark.parametrize("make", [lambda task: None, NetworkSurrogate])
+@pytest.mark.parametrize("make", [LinearSurrogate, NetworkSurrogate])
 def test_what_cannot_run_gets_no_runtime(
-    moldable: Task, plans: list[Plan], measured: np.ndarray, make: Callable[[Task], NetworkSurrogate | None],
+    moldable: Task, plans: list[Plan], measured: np.ndarray, make: Callable[[Task], Surrogate],
     hurried: None,
 ) -> None:  # fmt: skip
     """Operation 30 cannot run on the wide device."""
@@ -216,7 +215,7 @@ def test_what_cannot_run_gets_no_runtime(
 
 
 def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[Plan]) -> None:
-    screened = Reward(moldable)
+    screened = Reward(moldable, LinearSurrogate(moldable))
     with pytest.raises(ValueError, match="1 measurements of 2 plans"):
         screened.learn(plans[:2], np.ones(1))
     with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
@@ -224,7 +223,7 @@ def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[
 
 
 def test_no_plans_no_answers(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = Reward(moldable)
+    screened = Reward(moldable, LinearSurrogate(moldable))
     screened.learn([], np.zeros(0))
     screened.learn(plans[:20], measured[:20])
     assert screened([]).shape == (0,)

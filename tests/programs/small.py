@@ -19,8 +19,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "transformer_xl": {"layers": 1, "width": 16, "heads": 2, "length": 4, "segments": 2, "batch": 2, "vocabulary": 30},
     "wavenet": {"stacks": 1, "layers": 3, "width": 8, "length": 16},
     "inception": {"modules": 1, "width": 8, "size": 6, "batch": 4},
-    "inception_v3": {"depth": 1, "width": 1, "size": 75, "batch": 4},
-    "nasnet": {"stages": 2, "cells": 1, "width": 4, "size": 8, "batch": 4},
     "gpt": {"layers": 1, "width": 16, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
     "moe": {"layers": 1, "width": 16, "experts": 3, "heads": 2, "length": 6, "batch": 2, "vocabulary": 30},
 }

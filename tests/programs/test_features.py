@@ -34,8 +34,6 @@ def test_flops_of_products_and_convolutions_are_those_pytorch_counts(program: Pr
     with FlopCounterMode(display=False) as counter:
         step.function(*step.inputs)
     counts = {packet.__name__: count for packet, count in counter.get_flop_counts()["Global"].items()}
-    if program.name.startswith("nasnet"):  # PyTorch 2.13 counts weight gradients of grouped convolutions as if dense
-        del counts["convolution_backward"]
     if program.name.startswith("wavenet"):  # its last residual convolution feeds nothing and is not in the program
         del counts["convolution"]
     counted = flops(program.operations)

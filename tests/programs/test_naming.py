@@ -32,7 +32,7 @@ def test_a_workload_takes_arguments() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "gnmt, gpt, inception, inception_v3, moe, nasnet, rnnlm, transformer_xl, wavenet"),
+        ("nothing", "gnmt, gpt, inception, moe, rnnlm, transformer_xl, wavenet"),
         ("no_such_module:f", "cannot import 'no_such_module'"),
         ("no_such_module.py:f", "names a file; write no_such_module:f"),
         (f"{__name__}:absent", "has no function 'absent'"),

@@ -98,8 +98,6 @@ def _of_elements(html: Html) -> list[str]:
             wrong.append("a heading of a table without scope")
         if attributes.get("tabindex", "0") != "0":
             wrong.append(f"tabindex {attributes['tabindex']}")
-        if tag == "select" and "label" not in around:
-            wrong.append("a choice without a label")
         if attributes.get("class") == "scroll" and not (name and attributes.get("tabindex") == "0"):
             wrong.append("a box that scrolls and cannot be reached by keyboard, or has no name")
     charts = sum("chart" in str(attributes.get("class")) for attributes in html.all("svg"))

@@ -69,25 +69,7 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
             if other != device:
                 both = [traffic[n] / max(costs.times_us[d, n], 1e-3) for d, n in ((device, mine), (other, int(node)))]
                 total += contention.slowdown + contention.memory_slowdown * both[0] * both[1]
-        return max(1 - total, LEAST_RATE) / max(1.0, taken_where(device))
-
-    def share(device: int) -> float:
-        """Of an accelerator that it shares: the largest of what its threads, its traffic and its arithmetic take."""
-        node, took = int(running[device][0]), contention.least_share
-        for each in costs.pairs:
-            if each.device == str(costs.devices[device].torch_device):
-                kilo_us = 1e3 * costs.times_us[device, node]
-                memory = costs.traffic_bytes[node] / kilo_us / each.gb_per_s
-                arithmetic = each.flops[node] / kilo_us / each.gflops
-                took = max(took, contention.threads_factor * each.threads[node])
-                took = max(took, contention.memory_factor * memory, contention.arithmetic_factor * arithmetic)
-        return min(1.0, took)
-
-    def taken_where(device: int) -> float:
-        """Shares of all that runs on the accelerator of a device; 0 for cores."""
-        mine = costs.devices[device]
-        there = [other for other in running if costs.devices[other].memory == mine.memory]
-        return sum(map(share, there)) if mine.is_accelerator else 0.0
+        return max(1 - total, LEAST_RATE)
 
     while len(done) < int(costs.computed.sum()):
         ready = [node for node in todo if arrives(node) <= now]

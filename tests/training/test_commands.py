@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))
 FIXTURES = ROOT / "tests" / "fixtures"
 SMALL_DATA = {
-    "measured_plans": [
+    "placement_cost": [
         f"--data.source.init_args.directories=[{FIXTURES}/measured/*]",
         "--data.num_valid=8",
         "--data.num_test=8",

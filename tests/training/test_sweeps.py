@@ -24,7 +24,7 @@ from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/sweeps").glob("*.yaml"))
-FITS = ("gst_variants", "cost_model")
+FITS = ("gst_variants", "cost_model", "placement_cost")
 SCRIPT = """
 import argparse, json, os, pathlib, time
 parser = argparse.ArgumentParser()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -25,7 +26,10 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     assert len(lines) == 2 and not any("| 0/10" in line for line in lines)
 
 
-def test_work_of_one_item_is_named_in_a_log_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_of_one_item_is_named_in_a_log_when_it_begins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogLines, "_printed", time.monotonic())  # so that no bar prints its line
     with Bars() as bars:
         for what in ("compiling, which takes minutes", "compiling, which takes minutes", "measuring"):
             bars.show(what, 0, 1)
@@ -35,8 +39,11 @@ def test_work_of_one_item_is_named_in_a_log_when_it_begins(capsys: pytest.Captur
         assert bars._bar is not first and bars._bar.initial == 8 and "it/s" not in str(bars._bar)
 
 
-def test_a_log_gets_one_line_of_a_wait_of_less_than_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_one_line_of_a_wait_of_less_than_a_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its words hold shares that change ten times a second."""
+    monkeypatch.setattr(LogLines, "_printed", time.monotonic())  # so that no bar prints its line
     now = 0.0
 
     def sleep(seconds: float) -> None:

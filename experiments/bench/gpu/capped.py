@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu.pipeline import pipelined
 from experiments.bench.gpu.record import clocks_of
-from gst.execution.event_times import first_line
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
@@ -35,6 +34,7 @@ from gst.lowering.race_check import check
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, outputs_differ
+from gst.util.untrusted import first_line
 
 WITHOUT_ACCELERATE = "accelerate is not installed (extra 'models')"
 OFFLOAD = "Accelerate, offload"

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from experiments.bench.gpu.host_outputs import differs_from_host
-from experiments.bench.gpu.plans import lanes_of, pairs_row, simulated_and_measured, task_of, timed_pairs
-from gst.execution.costs import Pairs
+from experiments.bench.gpu.plans import lanes_of, simulated_and_measured, task_of
+from experiments.bench.gpu.record import clocks_of
 from gst.execution.event_times import event_times_us
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
@@ -47,8 +47,7 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         otherwise than the CPU, convolutions exact; ways, by name: the measurement of the step as written, in one graph
         of the accelerator, by lanes, of their graph, and compiled; one that is no graph or has other outputs than the
         operations one by one there says so in `reason`; operations_ms, the sum of all times by events, and the dearest
-        of them; pairs (`plans.pairs_row`); clocks of the accelerator; simulator
-        (`plans.simulated_and_measured`), once plans were measured.
+        of them; clocks of the accelerator; simulator (`plans.simulated_and_measured`), once plans were measured.
     """
     ends = time.monotonic() + settings["seconds"]
     step = resolve(name)
@@ -62,14 +61,11 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
     row["wrong"] = differs_from_host(program, device) or ""
     ways.time([WRITTEN, GRAPH])
     yield row | ways.record()
-    pairs: tuple[Pairs, ...] = ()
     if settings["lanes"]:
         times = event_times_us(program, device)
         row |= {"operations_ms": float(times.sum()) / 1e3, "dearest": dearest(program, times)}
-        pairs = timed_pairs(program, device, times)
-        row["pairs"] = pairs_row(pairs)
     for count in settings["lanes"]:
-        executor = lanes_of(task_of(program, device, count, times, pairs), program)
+        executor = lanes_of(task_of(program, device, count, times), program)
         ways.add(f"{count} lanes", lambda made=executor: made.run)
         ways.add(f"{count} lanes, graph", partial(recorded_run, executor))
     if settings["lanes"]:
@@ -77,9 +73,10 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         yield row | ways.record()
     if settings["plans"]:
         most, seconds = max(settings["lanes"]), settings["seconds"] * PLANS_SHARE
-        slowed, free = (task_of(program, device, most, times, each) for each in (pairs, ()))
         seconds = min(seconds, ends - time.monotonic())
-        row["simulator"] = simulated_and_measured(program, slowed, free, settings["plans"], seconds)
+        row["simulator"] = simulated_and_measured(
+            program, task_of(program, device, most, times), settings["plans"], seconds
+        )
         yield row | ways.record()
     for mode in settings["modes"]:
         way = f"compiled, {mode}"
@@ -109,8 +106,8 @@ class Ways:
         self._clocks: Mapping[str, Any] = {}
         self._inputs, self._there = program.inputs, partial(eager, program, device=device)
         self._want = self._there(self._inputs)
-        names = () if device.type == "cpu" else (str(device),)
-        self._measure = partial(measure, repetitions=repetitions, seconds=seconds, accelerators=names)
+        self._measure = partial(measure, repetitions=repetitions, seconds=seconds)
+        self._device = device
 
     def add(self, way: str, make: Callable[[], Run]) -> None:
         """Make a way and run it once; one that cannot be made, or is wrong, has a reason."""
@@ -126,11 +123,10 @@ class Ways:
     def time(self, names: Sequence[str], anew: bool = False) -> None:
         """Time those of some ways that are right; what was timed before keeps its figures, if not `anew`."""
         right = {way: self.runs[way] for way in names if way in self.runs and not self.rows[way]["reason"]}
-        measurements = self._measure(right)
+        measurements, self._clocks = self._measure(right), clocks_of(self._device)
         medians = {way: each.median_ms for way, each in measurements.items()}
         is_timed = {way for way in right if self.rows[way]["median_ms"] is not None and not anew}
         for way, each in measurements.items():
-            self._clocks = each.clocks
             if way not in is_timed:
                 self.rows[way] = {
                     "median_ms": each.median_ms, "low_ms": each.low_ms, "high_ms": each.high_ms, "reason": each.reason,

@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 
 
 def workload(name: str, row: Row) -> str:
-    """Times of all ways, how the best graph of lanes compares with the graph as written, and ranks of simulators."""
+    """Times of all ways, how the best graph of lanes compares with the graph as written, and the simulator's ranks."""
     if "failed" in row:
         return f"{name:<16} failed: {row['failed']}"
     said = [_times(row["ways"])]
@@ -18,12 +18,8 @@ def workload(name: str, row: Row) -> str:
         said.insert(0, f"failed on the accelerator: {row['wrong']}")
     if speedup := lanes_speedup(row["ways"]):
         said.append(f"lanes in one graph {speedup:.2f} times as fast as the graph as written")
-    if pairs := row.get("pairs"):
-        errors = pairs["held_out"]
-        said.append(f"{pairs['count']} pairs" + (f", error {errors['shares']:.0%} held out" if errors else ""))
     if rank := row.get("simulator"):
-        ranks = (f"{rank[key] or 0:.2f}" for key in ("spearman", "spearman_free"))
-        said.append(f"{rank['plans']} of {rank['asked']} plans, Spearman {' with shares, '.join(ranks)} without")
+        said.append(f"{rank['plans']} of {rank['asked']} plans, Spearman {rank['spearman'] or 0:.2f}")
     if "operations_ms" in row:
         said.append(f"operations alone {row['operations_ms']:.3f} ms")
     return f"{name:<16} {'; '.join(said)}{_late(row)}"

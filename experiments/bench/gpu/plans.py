@@ -1,13 +1,12 @@
 """Plans of a workload over lanes of one accelerator, simulated and measured: how well the simulator ranks them.
 
-In: a program and the time of each operation alone. Out: rank correlations of two simulators, one in which kernels slow
-each other as pairs of operations were measured to do, as in `gst place`, and one in which none slows another.
+In: a program and the time of each operation alone. Out: Spearman's rank correlation of simulated and measured times.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,10 @@ import torch
 from jaxtyping import Float64
 from scipy.stats import spearmanr
 
-from experiments.bench.gpu.held_out import held_out_errors
-from gst.execution.costs import Pairs, profiled_costs
+from gst.execution.costs import profiled_costs
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
-from gst.execution.pairs import pairs_of_lanes
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
@@ -30,7 +27,6 @@ from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task
 from gst.programs import Program
-from gst.simulation.share_fit import LEAST_PAIRS, fit_sharing
 
 RUNS = 3  # of each plan that is simulated too, of which the median counts
 
@@ -42,31 +38,10 @@ def lanes(device: torch.device, count: int) -> list[Device]:
     return [Device(f"{device}/stream:{lane}", device.type, (), 1, str(device), "measured") for lane in range(count)]
 
 
-def timed_pairs(program: Program, device: torch.device, times_us: Times) -> tuple[Pairs, ...]:
-    """Measure the operations alone on a device, and pairs of them at once on two of its streams where graphs can be
-    recorded."""
-    return pairs_of_lanes(program, lanes(device, 2), np.tile(times_us, (2, 1)))
-
-
-def pairs_row(pairs: Sequence[Pairs]) -> dict[str, Any] | None:
-    """Number of pairs of one device, the factors that fit them, and mean relative errors on pairs that were not fitted:
-    of shares by these factors, of a model in which no kernel slows another (free), and of one in which only one runs at
-    a time."""
-    if not pairs:
-        return None
-    (one,), factors = pairs, fit_sharing(pairs, STREAMS).factors
-    return {
-        "count": len(one.pairs), "gb_per_s": one.gb_per_s, "gflops": one.gflops, "factors": factors._asdict(),
-        "held_out": held_out_errors(pairs)._asdict() if len(one.pairs) >= LEAST_PAIRS else None,
-    }  # fmt: skip
-
-
-def task_of(program: Program, device: torch.device, count: int, times_us: Times, pairs: tuple[Pairs, ...] = ()) -> Task:
-    """Placing a program on so many lanes of one accelerator, which slow each other as pairs of operations did; without
-    pairs not at all."""
+def task_of(program: Program, device: torch.device, count: int, times_us: Times) -> Task:
+    """Placing a program on so many lanes of one accelerator."""
     devices = lanes(device, count)
-    costs = replace(profiled_costs(program, devices, np.tile(times_us, (count, 1))), pairs=pairs)
-    return Task.of_program(program, costs, fit_sharing(pairs, STREAMS))
+    return Task.of_program(program, profiled_costs(program, devices, np.tile(times_us, (count, 1))), STREAMS)
 
 
 def lanes_of(task: Task, program: Program) -> LaneExecutor:
@@ -85,26 +60,23 @@ def first_plan(task: Task) -> Plan:
     return plan
 
 
-def simulated_and_measured(
-    program: Program, task: Task, free: Task, count: int, seconds: float = float("inf")
-) -> dict[str, Any]:
-    """Return Spearman's rank correlation of simulated and measured times of plans, for each simulator, and all times.
+def simulated_and_measured(program: Program, task: Task, count: int, seconds: float = float("inf")) -> dict[str, Any]:
+    """Return Spearman's rank correlation of simulated and measured times of plans, and all times.
 
     Plans range from one lane over the schedule of `first_plan` to operations anywhere. Each runs by graphs where those
     can be recorded.
 
     Args:
         program: that is placed.
-        task: on lanes that slow each other.
-        free: the same on lanes that do not.
+        task: on lanes.
         count: of plans.
         seconds: after which no other plan is measured.
 
     Returns:
-        lanes; asked and plans, how many were asked for and done; graphs, how many ran by graphs; spearman, and
-        spearman_free without slowing, None where there is none; simulated_ms, free_ms, measured_ms.
+        lanes; asked and plans, how many were asked for and done; graphs, how many ran by graphs; spearman, None
+        where there is none; simulated_ms, measured_ms.
     """
-    times: dict[str, list[float]] = {"simulated_ms": [], "free_ms": [], "measured_ms": []}
+    times: dict[str, list[float]] = {"simulated_ms": [], "measured_ms": []}
     graphs, ends = 0, time.monotonic() + seconds
     for plan in spread_plans(task, count):
         if time.monotonic() > ends:
@@ -114,11 +86,10 @@ def simulated_and_measured(
         graph.run()
         times["measured_ms"].append(float(np.median([timed(graph.run) for _ in range(RUNS)])))
         times["simulated_ms"].append(task.simulator.run(plan).makespan_us / 1e3)
-        times["free_ms"].append(free.simulator.run(plan).makespan_us / 1e3)
-    simulated, unhindered, measured = times.values()
+    simulated, measured = times.values()
     return {
         "lanes": len(task.devices), "asked": count, "plans": len(measured), "graphs": graphs,
-        "spearman": _rank(simulated, measured), "spearman_free": _rank(unhindered, measured),
+        "spearman": _rank(simulated, measured),
         **{name: [round(each, 4) for each in values] for name, values in times.items()},
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.strangers_program import module_of
-from gst.data.graphnet import FxSource, read_sources
+from experiments.reproductions.graphnet.reader import FxSource, read_sources
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import storages
 from gst.lowering.lower import stream_program

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gst.machine.clocks import read_clocks
+from experiments.bench.gpu.clocks import read_clocks
 
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 LIMIT_S = 10.0  # for an answer of nvidia-smi

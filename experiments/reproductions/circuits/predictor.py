@@ -20,8 +20,8 @@ from experiments.reproductions.circuits import recipes
 from experiments.reproductions.circuits.features import COUNTS
 from experiments.reproductions.circuits.model import SynthesisModel
 from experiments.reproductions.circuits.training import Example, Schedule, predict, train_ensemble
+from experiments.reproductions.timm.step_time.model import Trees
 from experiments.reproductions.trees import train_trees
-from gst.cost.step_time.model import Trees
 from gst.util.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
 from gst.util.writing import atomic_path
 

@@ -114,7 +114,6 @@ def contract(
         costs, edges=edges, computed=costs.computed[origin], kept=kept, times_us=times_us, output_bytes=output_bytes,
         own_bytes=np.where(is_group, written, costs.own_bytes[:, origin]),
         storages=_storages(costs.storages, value, node_of),
-        pairs=tuple(each.contracted(node_of, origin) for each in costs.pairs),
     )  # fmt: skip
     graph = Graph(task.graph.node_features[origin], edges, task.graph.opcodes[origin], name=task.graph.name)
     colocation = np.unique(task.colocation[origin], return_inverse=True)[1].reshape(-1).astype(np.int64)

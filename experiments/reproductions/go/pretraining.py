@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from experiments.reproductions.go.imitation import Example, decisions_of
 from gst.lowering.plan import Plan
 from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.decisions import Decisions, LogProbabilities, decisions_of, draw, plans_of
+from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.go import GO, samples_for
-from gst.placement.policies.imitation import Example
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.policies.ppo import PPO, Lesson
 from gst.placement.search.annealing import anneal

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.strangers_program import module_of
+from experiments.reproductions.graphnet.reader import read_sources
 from experiments.reproductions.groups.segments import convex_segments
-from gst.cost.step_time.estimate import operation_times_us
-from gst.data.graphnet import read_sources
+from experiments.reproductions.timm.step_time.estimate import operation_times_us
 from gst.execution.groups import group_records
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
@@ -32,7 +32,7 @@ def collect(data: Path, names: Sequence[str], devices: Sequence[Device], log: Lo
     """Compile and time groups of the samples that the log does not hold, and append a line for each sample.
 
     Args:
-        data: of the samples, see `gst.data.graphnet.read_sources`.
+        data: of the samples, see `graphnet.reader.read_sources`.
         names: of samples; all if empty.
         devices: sets of cores; groups are compiled for the threads of each.
         log: of lines with `program`, `machine` and `groups`: `nodes` (of the captured program), `threads`, `reason`

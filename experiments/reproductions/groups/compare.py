@@ -11,15 +11,15 @@ import numpy as np
 from jaxtyping import Float64
 
 from experiments.bench.strangers_program import module_of
+from experiments.reproductions.graphnet.reader import read_sources
 from experiments.reproductions.groups.collect import MACHINE
+from experiments.reproductions.timm.step_time.captured import operators_by_node
+from experiments.reproductions.timm.step_time.estimate import TORCH
+from experiments.reproductions.timm.step_time.kernels import kernels_of
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.rows import Setting, kernel_times, row_of
 from gst.cost.metrics import kendall_tau
 from gst.cost.model import CostModel
-from gst.cost.step_time.captured import operators_by_node
-from gst.cost.step_time.estimate import TORCH
-from gst.cost.step_time.kernels import kernels_of
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.rows import Setting, kernel_times, row_of
-from gst.data.graphnet import read_sources
 from gst.graphs.graph import Graph
 from gst.programs import Program, capture_module
 from gst.util.progress import bar
@@ -38,7 +38,7 @@ class Rows:
         group: number of the group in `graphs`.
         threads: of the compiled code.
         compiled, eager: logarithms of microseconds.
-        peak: logarithms of microseconds at peak rates (`gst.cost.step_time`), kernels one after the other.
+        peak: logarithms of microseconds at peak rates (`timm.step_time`), kernels one after the other.
         columns: what trees see: times at peak rates by class of kernels, shapes, and threads.
         graphs: the operations of each group, with what they read; its configurations are numbers of threads.
     """

@@ -21,7 +21,7 @@ from experiments.reproductions.hlsyn.network import LoopTreeNetwork, predict, tr
 from experiments.reproductions.hlsyn.outcomes import OutcomeModel
 from experiments.reproductions.hlsyn.relatives import Relatives, relatives_of, width_of_own
 from experiments.reproductions.hlsyn.splits import by_group
-from gst.cost.step_time.model import Trees
+from experiments.reproductions.timm.step_time.model import Trees
 from gst.util.progress import bar
 
 TREES = ("validity", *RESOURCES)

@@ -15,8 +15,8 @@ from experiments.reproductions.hlsyn.cycles.cycles import LOOP_FEATURES, PROGRAM
 from experiments.reproductions.hlsyn.cycles.resources import RESOURCES, resources
 from experiments.reproductions.hlsyn.source import HlsKernel, canonical
 from experiments.reproductions.hlsyn.splits import by_group
+from experiments.reproductions.timm.step_time.model import Trees
 from experiments.reproductions.trees import train_trees
-from gst.cost.step_time.model import Trees
 from gst.util.progress import bar
 from gst.util.writing import write_json
 

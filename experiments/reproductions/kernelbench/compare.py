@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float64
 
 from experiments.reproductions.kernelbench.programs import Compared
 from experiments.reproductions.kernelbench.timings import Timing
-from gst.cost.step_time.estimate import estimate
-from gst.cost.step_time.kernels import CLASSES
-from gst.cost.step_time.rows import TERMS, Setting, row_of
+from experiments.reproductions.timm.step_time.estimate import estimate
+from experiments.reproductions.timm.step_time.kernels import CLASSES
+from experiments.reproductions.timm.step_time.rows import TERMS, Setting, row_of
 from gst.util.progress import bar
 from gst.util.writing import write_json
 
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     Args:
         timings: one of each row.
         columns: what trees see: shares of kernel classes, times at peak rates and predicted, numbers of kernels.
-        estimates: of `gst.estimate`, eager and compiled: milliseconds, the least and the most of its interval.
+        estimates: of `step_time.estimate`, eager and compiled: milliseconds, the least and the most of its interval.
     """
 
     timings: list[Timing]
@@ -127,7 +127,7 @@ def interval_of_right(timings: Sequence[Timing], answers: Sequence[Bool[np.ndarr
 def compare(
     timings: Sequence[Timing], programs: Mapping[str, Compared], seeds: int, path: Path | None = None
 ) -> dict[str, Any]:
-    """Scores of every method by host, and errors of `gst.estimate` on the same programs.
+    """Scores of every method by host, and errors of `step_time.estimate` on the same programs.
 
     Programs whose kernels are not known count too: `compiled` is what every method but `always eager` says of them.
     """
@@ -144,7 +144,7 @@ def compare(
     methods = {
         "always compiled": [np.ones(len(timings), bool)],
         "always eager": [np.zeros(len(timings), bool)],
-        "gst estimate, eager against compiled": [with_rest(rows.estimates[:, 0, 0] > rows.estimates[:, 1, 0])],
+        "timm estimate, eager against compiled": [with_rest(rows.estimates[:, 0, 0] > rows.estimates[:, 1, 0])],
         "trees over kernels": drawn,
         "measured on the other host (no prediction)": [other],
     }
@@ -178,7 +178,7 @@ def _other_host(timings: Sequence[Timing]) -> Bool[np.ndarray, " rows"]:
 
 
 def _errors(rows: Rows, host: str) -> dict[str, dict[str, Any]]:
-    """Errors of `gst.estimate` by way, of all programs of a host and of each level."""
+    """Errors of `step_time.estimate` by way, of all programs of a host and of each level."""
     levels = np.array([each.program.partition("/")[0] for each in rows.timings])
     of_host = np.array([each.host == host for each in rows.timings])
     return {

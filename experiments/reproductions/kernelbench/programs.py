@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gst.cost.step_time.captured import operators
-from gst.cost.step_time.kernels import Kernels, kernels_of
+from experiments.reproductions.timm.step_time.captured import operators
+from experiments.reproductions.timm.step_time.kernels import Kernels, kernels_of
 from gst.programs import Program, capture_module
 from gst.util.progress import bar
 from gst.util.untrusted import plain

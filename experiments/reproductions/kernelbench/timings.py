@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from gst.util.untrusted import dataset_files, parse_json, shown
+from experiments.reproductions.dataset_files import dataset_files
+from gst.util.untrusted import parse_json, shown
 
 WANTED = re.compile(r"(?:.*/)?([^/]+/baseline_time_torch(?:_compile_inductor_default)?\.json)")
 COMPILED = "baseline_time_torch_compile_inductor_default.json"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from gst.util.untrusted import dataset_files, parse_json, plain, shown
+from experiments.reproductions.dataset_files import dataset_files
+from gst.util.untrusted import parse_json, plain, shown
 
 WANTED = re.compile(r"(?:.*/)?(label/[^/]+/[^/]+\.(?:csv|json)|data/device_configs/[^/]+\.json|summary/summary\.csv)")
 CASE = re.compile(r"(?P<model>\w+)-(?P<mode>inf|train)-(?P<length>\d+)-(?P<batch>\d+)(?:-(?P<option>\w+))?")

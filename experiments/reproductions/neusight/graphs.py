@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.reproductions.dataset_files import files_below
 from experiments.reproductions.neusight.dataset import Case, Machine, Operation, read_neusight
-from gst.data.fx_graphs import files_below
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph
 

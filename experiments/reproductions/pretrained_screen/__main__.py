@@ -56,11 +56,12 @@ from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, machine_record
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate
 from gst.placement.loop import Loop
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.reward import LinearSurrogate, NetworkSurrogate, Surrogate
+from gst.placement.reward import Surrogate
 from gst.placement.search.annealing import anneal
 from gst.placement.search.random_plans import mutate, random_plans
 from gst.placement.task import Task

@@ -17,7 +17,7 @@ from experiments.reproductions.pretrained_screen.process import ErrorProcess, Ro
 from gst.lowering.plan import Plan
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.reward import Answers
+from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES
 from gst.programs.features import FEATURE_NAMES
@@ -158,7 +158,7 @@ def _surprise(
     return (whitened.square().sum(0).mean() / 2 + factor.diagonal().log().sum()) / len(rows)
 
 
-class PretrainedSurrogate:
+class PretrainedSurrogate(Surrogate):
     """`ErrorProcess` on the features of a prior, for a `Reward`."""
 
     def __init__(self, task: Task, prior: Prior) -> None:

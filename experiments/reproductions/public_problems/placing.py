@@ -16,12 +16,13 @@ from experiments.reproductions.public_problems.annealing import anneal, refine
 from experiments.reproductions.public_problems.baselines import baselines
 from experiments.reproductions.public_problems.bounds import lower_bound
 from experiments.reproductions.public_problems.certificate import Certificate, certify, certify_published, words
-from experiments.reproductions.public_problems.cost_graphs import read_cost_graph, task_of_cost_graph
+from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, task_of_cost_graph
 from experiments.reproductions.public_problems.formats import read_public_graph
 from experiments.reproductions.public_problems.problem import Problem, public_problem
 from experiments.reproductions.public_problems.proofs import prove
 from experiments.reproductions.public_problems.published import PublishedObjective, search_published
 from experiments.reproductions.public_problems.schedules import Schedule
+from experiments.reproductions.public_problems.task_file import TaskFile, is_task_file
 from gst.lowering.plan import Plan, priority_of
 from gst.machine.devices import machine_record, parse_bytes
 from gst.placement.api.plan_trace import trace_of, trace_of_task
@@ -153,8 +154,10 @@ def add_place(commands: Any, command: Callable[..., ArgumentParser]) -> None:
         f"{name} chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
         f"{name} bert24_inference.json --json runs/bert24.json",
     )  # fmt: skip
-    place.add_argument("file", type=Path, help="of DOPPLER, Moirai (.xls), PipeDream, Piper, MSR or WfFormat")
-    place.add_argument("--machine", metavar="NAME:K", help="gpus:4, cores:8, rtx4090:4")
+    place.add_argument(
+        "file", type=Path, help="of DOPPLER, Moirai (.xls), PipeDream, Piper, MSR or WfFormat, or of task_file.py"
+    )
+    place.add_argument("--machine", metavar="NAME:K", help="gpus:4, cores:8")
     place.add_argument("--memory-limit", metavar="BYTES", help="of each device, in place of the limit of the file")
     place.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of search (default: %(default)g)")
     place.add_argument(
@@ -219,18 +222,10 @@ def _place_on_machine(options: Namespace, path: Path, progress: Progress) -> tup
 
 
 def _place_by_latency(options: Namespace, path: Path, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Place a graph of MSR on its own devices by its published latency; with a backward pass, by simulation."""
-    try:
-        graph = read_cost_graph(options.file)
-    except ValueError as error:
-        try:
-            other = read_public_graph(options.file).format
-        except ValueError:
-            raise error from None
-        raise ValueError(
-            f"{options.file} is of the format {other}, which needs a machine; add --machine gpus:4, say"
-        ) from None
-    task, is_published = task_of_cost_graph(graph), not graph.backward.any()
+    """Place a graph on its own devices: of MSR by its published latency, others and backward passes by simulation."""
+    graph = None if is_task_file(options.file) else _msr_graph(options.file)
+    task = TaskFile(options.file).task() if graph is None else task_of_cost_graph(graph)
+    is_published = graph is not None and not graph.backward.any()
     objective: Objective = PublishedObjective(graph) if is_published else SimulatedObjective(task)
     methods = [name for name in options.methods.split(",") if name]
     planned = plan_all(task, objective, methods, options.evaluations, seed=options.seed, progress=progress)
@@ -254,12 +249,23 @@ def _place_by_latency(options: Namespace, path: Path, progress: Progress) -> tup
     }  # fmt: skip
     save_plan(chosen, task, path, certificate=certificate.to_dict())
     return {
-        "graph": graph.name, "format": "msr", "machine": "its own devices", "num_nodes": graph.num_nodes,
-        "num_edges": graph.edges.shape[1], "devices": list(task.names), "unit": "ms",
+        "graph": task.name, "format": "times" if graph is None else "msr", "machine": "its own devices",
+        "num_nodes": task.num_nodes, "num_edges": task.graph.edges.shape[1], "devices": list(task.names), "unit": "ms",
         "notes": ["by the published latency"] if is_published else [], "plans": rows, "best": best,
         "objective": took[best], "lower_bound": bound, "bound_by": certificate.bound_by, "gap": certificate.gap,
         "proved": certificate.proved, "certificate": certificate.to_dict(),
     }, trace_of_task(task, chosen)  # fmt: skip
+
+
+def _msr_graph(path: Path) -> CostGraph:
+    try:
+        return read_cost_graph(path)
+    except ValueError as error:
+        try:
+            other = read_public_graph(path).format
+        except ValueError:
+            raise error from None
+        raise ValueError(f"{path} is of the format {other}, which needs a machine; add --machine gpus:4, say") from None
 
 
 def save_public_plan(

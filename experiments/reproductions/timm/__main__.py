@@ -1,8 +1,10 @@
-"""Step times of image models on machines (timm's benchmark tables, GraphNet's FX sources): a model and its controls.
+"""Step times of image models on machines (timm's benchmark tables, GraphNet's FX sources): a model and its controls,
+and estimates of other programs by it.
 
     python -m experiments.reproductions.timm train --checkpoint runs/timm/model.pt
     python -m experiments.reproductions.timm evaluate --data DIR --json scores.json
     python -m experiments.reproductions.timm compare --json experiments/results/timm.json
+    python -m experiments.reproductions.timm estimate inception --on rtx4090,h100
 
 `--data` is a folder that holds tables `benchmark-*.csv` and samples of GraphNet at any depth, or the archives
 `timm.tar.xz` and `graphnet_timm.tar.xz`; without it, ../shared/data.
@@ -16,7 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproductions.commands import parser_of, run
-from gst.cost import step_time
+from experiments.reproductions.timm import step_time
+from experiments.reproductions.timm.estimate import add_estimate
+from gst.cli import command_line as cli
 from gst.util.writing import write_json
 
 CHECKPOINT = Path(step_time.__file__).with_name("weights.pt")
@@ -47,7 +51,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from experiments.reproductions.timm.model import predict, scores
-    from gst.cost.step_time.model import load
+    from experiments.reproductions.timm.step_time.model import load
 
     model = load(options.checkpoint)
     rows = _rows(options)
@@ -90,13 +94,18 @@ def _parser() -> argparse.ArgumentParser:
         "--splits", default="families,models,random,machines", help="and training (--mode all); default: %(default)s"
     )
     compare.add_argument("--json", type=Path, help="write the tables here")
+    add_estimate(commands, cli.add_command)
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "estimate" in arguments[:1]:
+        return cli.main(arguments, _parser)
     run(_parser(), arguments)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

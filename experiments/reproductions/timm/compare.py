@@ -21,11 +21,11 @@ from experiments.reproductions.timm.model import (
     train,
 )
 from experiments.reproductions.timm.programs import Rows
+from experiments.reproductions.timm.step_time.kernels import CLASSES
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.model import NETWORK
+from experiments.reproductions.timm.step_time.rows import TERMS
 from experiments.reproductions.trees import train_trees
-from gst.cost.step_time.kernels import CLASSES
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.model import NETWORK
-from gst.cost.step_time.rows import TERMS
 from gst.util.progress import bar
 from gst.util.writing import write_json
 

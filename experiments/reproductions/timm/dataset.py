@@ -17,13 +17,21 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from experiments.reproductions.dataset_files import files_below
+from experiments.reproductions.graphnet.fx_graphs import fx_graph
+from experiments.reproductions.graphnet.reader import (
+    FxSource,
+    Operation,
+    is_image_input,
+    operator_graph,
+    sample_names,
+    stream_sources,
+)
+from experiments.reproductions.timm.step_time.kernels import COLUMNS, Kernels, kernels_of
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.rows import kernel_times
+from experiments.reproductions.timm.step_time.steps import NOTHING
 from experiments.reproductions.timm.tables import Measurement, family, read_tables
-from gst.cost.step_time.kernels import COLUMNS, Kernels, kernels_of
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.rows import kernel_times
-from gst.cost.step_time.steps import NOTHING
-from gst.data.fx_graphs import files_below, fx_graph
-from gst.data.graphnet import FxSource, Operation, is_image_input, operator_graph, sample_names, stream_sources
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph
 
@@ -47,7 +55,7 @@ class TimmStepTimes(GraphSource):
     """Step times of timm's image models (its benchmark tables) on the operator graphs that GraphNet has of them.
 
     One graph for each model with a source and at least one measurement, in the order of the sources. Node features are
-    `gst.data.fx_graphs.COLUMNS`, configuration features `CHANNELS`, targets nanoseconds. Names are `FAMILY/MODEL`: a
+    `graphnet.fx_graphs.COLUMNS`, configuration features `CHANNELS`, targets nanoseconds. Names are `FAMILY/MODEL`: a
     split by groups holds out families.
 
     Args:

@@ -1,4 +1,4 @@
-"""Training of the model of step times (`gst.cost.step_time.model`): efficiencies of kernel classes by table (least
+"""Training of the model of step times (`step_time.model`): efficiencies of kernel classes by table (least
 squares), trees on what they leave over, and the widths of intervals."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from jaxtyping import Float64
 
 from experiments.reproductions.timm.networks import examples_of, train_network
 from experiments.reproductions.timm.programs import Rows
+from experiments.reproductions.timm.step_time.kernels import CLASSES
+from experiments.reproductions.timm.step_time.model import Model, Trees, kind_of, network_times, tree_columns
+from experiments.reproductions.timm.step_time.rows import PRODUCTS as WITH_PRODUCTS
+from experiments.reproductions.timm.step_time.rows import TERMS
 from experiments.reproductions.trees import train_trees
-from gst.cost.step_time.kernels import CLASSES
-from gst.cost.step_time.model import Model, Trees, kind_of, network_times, tree_columns
-from gst.cost.step_time.rows import PRODUCTS as WITH_PRODUCTS
-from gst.cost.step_time.rows import TERMS
 from gst.util.progress import bar
 
 COVERED = 0.9  # share of measurements that an interval should hold
@@ -78,7 +78,7 @@ def train(rows: Rows, settings: Settings, seed: int, calibrated: bool = True) ->
 
 
 def save(model: Model, path: Path) -> None:
-    """Write a file that `gst.cost.step_time.model.load` reads without unpickling."""
+    """Write a file that `step_time.model.load` reads without unpickling."""
 
     def small(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int32 if array.dtype.kind == "i" else np.float32))

@@ -1,4 +1,4 @@
-"""Training of networks over kernels (`gst.cost.step_time.model.Network`) on the measured times of programs."""
+"""Training of networks over kernels (`step_time.model.Network`) on the measured times of programs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from experiments.reproductions.timm.programs import Rows
-from gst.cost.step_time.kernels import CLASSES
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.model import LEAST, MOST, Network
-from gst.cost.step_time.rows import TERMS, Setting, kernel_descriptors, kernel_times
+from experiments.reproductions.timm.step_time.kernels import CLASSES
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.model import LEAST, MOST, Network
+from experiments.reproductions.timm.step_time.rows import TERMS, Setting, kernel_descriptors, kernel_times
 
 OUTSIDE = 1e-3  # share of the kernels of training that may lie outside the bounds that a network keeps
 SAMPLED = 100_000  # kernels that the bounds are taken from
@@ -78,7 +78,7 @@ class Examples(NamedTuple):
     Args:
         times: milliseconds at peak rates: (kernels, TERMS).
         kind: class.
-        described: see `gst.cost.step_time.rows.kernel_descriptors`.
+        described: see `step_time.rows.kernel_descriptors`.
         begin, count: where the kernels of each row begin, and how many it has.
     """
 

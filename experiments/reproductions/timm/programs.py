@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from experiments.reproductions.graphnet.reader import (
+    FxSource,
+    Operation,
+    Value,
+    Weight,
+    is_image_input,
+    operator_graph,
+    read_sources,
+)
+from experiments.reproductions.timm.step_time.fusion import runs_channels_last
+from experiments.reproductions.timm.step_time.kernels import COLUMNS, PER_SAMPLE, Kernels, kernels_of
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.rows import Setting, row_of
+from experiments.reproductions.timm.step_time.steps import in_order
 from experiments.reproductions.timm.tables import Measurement, read_tables
-from gst.cost.step_time.fusion import runs_channels_last
-from gst.cost.step_time.kernels import COLUMNS, PER_SAMPLE, Kernels, kernels_of
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.rows import Setting, row_of
-from gst.cost.step_time.steps import in_order
-from gst.data.graphnet import FxSource, Operation, Value, Weight, is_image_input, operator_graph, read_sources
 from gst.data.source import fingerprint_of_files
 from gst.util.progress import bar
 

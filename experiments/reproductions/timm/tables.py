@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from gst.cost.step_time.rows import Setting
-from gst.util.untrusted import dataset_files, plain, shown
+from experiments.reproductions.dataset_files import dataset_files
+from experiments.reproductions.timm.step_time.rows import Setting
+from gst.util.untrusted import plain, shown
 
 WANTED = re.compile(r"(?:.*/)?(benchmark-[^/]+\.csv)")
 NAMES = re.compile(

@@ -41,6 +41,7 @@ from gst.placement.api.trials import (
 from gst.placement.measured import SHARE
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
+from gst.util.untrusted import first_line
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import KERNELS, Bound
@@ -201,7 +202,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
         with settings, compiled_by_threads():
             run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True}, **options)
     except Exception as error:  # any exception of a compiler
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+        return first_line(error)
     return cast(Function, run)
 
 

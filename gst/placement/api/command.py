@@ -28,15 +28,14 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.loop import RAN, Trial
 from gst.placement.machines import machine
 from gst.placement.measured import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
-from gst.placement.planning import PlacementResult, Settings, place_simulated
+from gst.placement.planning import DEFAULT_SETTINGS, PlacementResult, Settings, place_simulated
 from gst.placement.profiling import COSTS, cached_task, profiled_task
 from gst.placement.task import save_plan
-from gst.placement.task_file import task_reader
 from gst.programs import Program, kind_for
 from gst.programs.traces import pinned, traced
 from gst.reporting.placement import render
 from gst.util.process import Stopped
-from gst.util.progress import Progress, notice
+from gst.util.progress import Progress
 from gst.util.writing import atomic_write, write_json
 
 LOGS = (SEARCHES, FUSED_SEARCHES, "measurements.jsonl")
@@ -91,20 +90,12 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
 
 
 def _check(options: Namespace, settings: Settings) -> None:
-    if (options.program is None) == (options.graph is None):
-        raise ValueError("give a program, or a cost graph by --graph FILE (gst place --help)")
-    if options.graph is not None and (options.devices or options.show_streams or "fusion" in settings.tasks):
-        raise ValueError("a cost graph has no program to run or fuse; leave --devices, --program and fusion away")
-    if options.graph is None and options.format:
-        raise ValueError("--format is of the file of --graph")
-    if options.graph is not None and options.memory_limit and options.machine is None:
-        raise ValueError("a cost graph names the limits of its devices; leave --memory-limit away")
     if options.machine is not None and options.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
-    if isinstance(options.workers, str) and (options.graph or options.machine or options.runtime == "simulated"):
-        raise ValueError("--workers names hosts that measure; leave --graph, --machine and --runtime simulated away")
-    measured = options.runtime == "measured" and not (options.graph or options.machine)
-    if settings.cost_model != "linear" and not (measured and settings.budget > 0):
+    if isinstance(options.workers, str) and (options.machine or options.runtime == "simulated"):
+        raise ValueError("--workers names hosts that measure; leave --machine and --runtime simulated away")
+    measured = options.runtime == "measured" and not options.machine
+    if settings.cost_model != DEFAULT_SETTINGS.cost_model and not (measured and settings.budget > 0):
         raise ValueError("--cost-model learns from what the loop measures; leave it away where nothing is")
     if "fusion" in settings.tasks and not measured:
         raise ValueError("fused groups are measured; leave fusion, or --machine and --runtime simulated, away")
@@ -115,17 +106,9 @@ def _check(options: Namespace, settings: Settings) -> None:
 
 def _place(options: Namespace, settings: Settings, progress: Progress) -> PlacementResult:
     limit = parse_bytes(options.memory_limit) if options.memory_limit else None
-    chips = None if options.machine is None else machine(options.machine)
-    if chips is not None:
+    if options.machine is not None:
+        chips = machine(options.machine)
         chips = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
-    if options.graph is not None:
-        reader = task_reader(options.graph, options.format)
-        task = reader.task(chips)
-        for note in getattr(reader, "notes", ()):
-            notice(note)
-        _clear(options)
-        return place_simulated(task, options.out, settings, progress)
-    if chips is not None:
         program = _captured(options, progress)
         return place_simulated(chips.task(program), options.out, settings, progress)
     if isinstance(options.workers, str):

@@ -32,6 +32,7 @@ from gst.programs.structures import special_kind
 from gst.programs.tracing import capture
 from gst.programs.untouched import ATTRIBUTE, TRAINING, Snapshot, untouched, words
 from gst.util.progress import Bars, Progress, notice
+from gst.util.untrusted import plain
 from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed, step_candidates, written_alone
 from gst.whole_model.comparing import repeats
 from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
@@ -152,8 +153,8 @@ def _candidates(
             )
             return found, accelerator
         except Exception as error:  # any exception of an operation; memory may be short
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            notice(f"it does not run on {accelerator} as a whole ({first}); plans are compared with it where it is")
+            reason = f"it does not run on {accelerator} as a whole ({plain(error)})"
+            notice(f"{reason}; plans are compared with it where it is")
         give_back(accelerator)
     if not isinstance(model, Step):
         return candidates(model, inputs, cores, seconds, compiled, progress), None

@@ -21,6 +21,7 @@ from gst.machine.devices import Device, select, with_core_sets
 from gst.placement.fleet.host import Host, RemoteWorker
 from gst.placement.fleet.processes import WorkerLost
 from gst.util.process import DISTRIBUTION, handlers_kept, version
+from gst.util.untrusted import plain
 
 HERE = "ray"  # the cluster on this host
 CLIENT = "ray://"
@@ -61,8 +62,7 @@ def joined(address: str) -> Iterator[None]:
     except Exception as error:  # any exception of Ray
         with suppress(Exception):
             ray.shutdown()
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"cannot join the cluster at {address}: {first}") from error
+        raise ValueError(f"cannot join the cluster at {address}: {plain(error)}") from error
     try:
         yield
     finally:

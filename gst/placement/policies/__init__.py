@@ -1,4 +1,4 @@
-"""Learned policies: ColocRL, HDP, GO, guided search, and the constructive policy.
+"""Learned policies: ColocRL, HDP, GO, and the constructive policy.
 
-A task and a budgeted objective go in; the objective remembers the best plan. Read `guided_search.py` first.
+A task and a budgeted objective go in; the objective remembers the best plan. Read `reinforce.py` first.
 """

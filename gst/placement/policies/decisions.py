@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gst.lowering.fusion import legalise
-from gst.lowering.plan import Plan, ranks
+from gst.lowering.plan import Plan
 from gst.placement.policies.inputs import PolicyInputs
 from gst.placement.task import Task
 
@@ -52,20 +52,6 @@ def plans_of(task: Task, inputs: PolicyInputs, decisions: Decisions) -> list[Pla
         fusion = _fusion(task, inputs, placement, arrays["fusion"][number]) if "fusion" in arrays else None
         plans.append(Plan(task.names, placement, level * len(group) + longest_first, fusion))
     return plans
-
-
-def decisions_of(task: Task, inputs: PolicyInputs, plan: Plan) -> Decisions:
-    """Return the placement and the schedule nearest to a plan: the device with most of the time of each group, and the
-    level of the mean rank of its operations."""
-    group = inputs.group.numpy()
-    times = np.where(np.isfinite(task.times_us), task.times_us, 0.0)
-    taken = times[plan.placement, np.arange(task.num_nodes)] + 1e-3
-    votes = np.zeros((inputs.num_groups, inputs.num_devices))
-    np.add.at(votes, (group, plan.placement), taken)
-    first_runs_highest = task.num_nodes - 1 - ranks(plan)
-    share = np.bincount(group, first_runs_highest / task.num_nodes, inputs.num_groups)
-    level = (share / np.maximum(inputs.sizes.numpy(), 1) * LEVELS).astype(np.int64)
-    return {"placement": torch.from_numpy(votes.argmax(1))[None], "schedule": torch.from_numpy(level)[None]}
 
 
 def _fusion(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -29,19 +28,9 @@ WINDOWS = 0.9  # share of the budget that windows have
 STEPS = 0.1  # steps in windows per node: they take as long as one simulation
 
 
-class Proposer(Protocol):
-    """A policy that proposes steps, and learns from the outcomes of all steps. A gain is the share of its runtime by
-    which a step made the plan faster, -1 if the plan of the trial fails."""
-
-    def step(self, state: State) -> State: ...
-
-    def tell(self, state: State, trial: State, gain: float) -> None: ...
-
-
 def anneal(
-    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, start: Sequence[Plan] = (),
-    proposer: Proposer | None = None,
-) -> None:  # fmt: skip
+    task: Task, objective: Budgeted, seed: int = 0, progress: Progress = no_progress, start: Sequence[Plan] = ()
+) -> None:
     """Simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983) from the best of some plans.
 
     Energy is the runtime in ms. A step moves a few operations (see `Neighbourhood`) or changes their order; kinds of
@@ -56,7 +45,6 @@ def anneal(
     Args:
         objective: asked about `start` first, then until nothing is left, except for the share of windows.
         start: plans to start from; if there are none, the portfolio.
-        proposer: of further steps.
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective
@@ -76,7 +64,7 @@ def anneal(
         if task.num_nodes >= MANY and len(task.devices) > 1 and now < FAILED:
             state, now = _anneal_windows(task, around, energy, state, now, seed, progress)
             total -= int(WINDOWS * total)
-        _search(around, energy, state, now, generator, progress, min(total, objective.left), proposer)
+        _search(around, energy, state, now, generator, progress, min(total, objective.left))
 
 
 def _begin(
@@ -120,10 +108,9 @@ def _anneal_windows(
 
 def _search(
     around: Neighbourhood, energy: _Energy, state: State, now: float, generator: np.random.Generator,
-    progress: Progress, total: int, proposer: Proposer | None,
+    progress: Progress, total: int,
 ) -> None:  # fmt: skip
-    moves = around.moves if proposer is None else {**around.moves, "proposed": proposer.step}
-    chooser = _Chooser(tuple(moves), generator)
+    chooser = _Chooser(tuple(around.moves), generator)
     cooling = _Cooling(total)
     best, least, improved_at = state, now, 0
     looked, looked_at = None, -LOOK_EVERY
@@ -132,12 +119,10 @@ def _search(
             around.look(around.plan(state))
             looked, looked_at = state, step
         kind = chooser.draw()
-        trial = moves[kind](state)
+        trial = around.moves[kind](state)
         result = energy(around.plan(trial), now)
         temperature = cooling(step, now, result)
         chooser.learn(kind, result < now)
-        if proposer is not None:
-            proposer.tell(state, trial, (now - result) / max(now, 1e-300) if result < FAILED else -1.0)
         if result <= now or (result < FAILED and generator.random() < np.exp((now - result) / temperature)):
             state, now = trial, result
         if now < least:

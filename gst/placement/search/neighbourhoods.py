@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -66,7 +67,8 @@ class Neighbourhood:
         self._group_sums = np.append(np.cumsum(weight[:-1]) / weight.sum(), 1.0)
         both = np.concatenate([task.costs.edges, task.costs.edges[::-1]], axis=1)
         self._beside = neighbour_lists(both, task.num_nodes)
-        self._clusters = [_lists(label) for label in _cluster_labels(task)]
+        graph = (each.astype(np.int64).tobytes() for each in (task.costs.edges, together))
+        self._clusters = [_lists(label) for label in _cluster_labels(*graph)]
         self.moves: dict[str, Callable[[State], State]] = {"order": self._order}
         if len(task.devices) > 1:
             self.moves |= {
@@ -233,12 +235,16 @@ def in_order_of_first(colocation: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarr
     return np.unique(_first_of_group(colocation), return_inverse=True)[1].astype(np.int64)
 
 
-def _cluster_labels(task: Task) -> list[Int64[np.ndarray, " nodes"]]:
-    """Return METIS clusters of several sizes, none without pymetis; a group belongs to that of its first node."""
-    labels, first = [in_order_of_first(task.colocation)], _first_of_group(task.colocation)
+@lru_cache(maxsize=2)
+def _cluster_labels(edge_bytes: bytes, colocation_bytes: bytes) -> list[Int64[np.ndarray, " nodes"]]:
+    """Return METIS clusters of several sizes, none without pymetis; a group belongs to that of its first node. They do
+    not depend on costs, so that a loop that corrects costs finds them once."""
+    edges = np.frombuffer(edge_bytes, np.int64).reshape(2, -1)
+    colocation = np.frombuffer(colocation_bytes, np.int64)
+    labels, first = [in_order_of_first(colocation)], _first_of_group(colocation)
     for size in CLUSTER_NODES:
-        if (parts := task.num_nodes // size) > 1 and has_metis():
-            part = partition(task.costs.edges, task.num_nodes, parts, "metis", tolerance=1.0)
+        if (parts := len(colocation) // size) > 1 and has_metis():
+            part = partition(edges, len(colocation), parts, "metis", tolerance=1.0)
             labels.append(np.unique(part[first], return_inverse=True)[1].astype(np.int64))
     return labels
 

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from gst.programs.step import TrainingStep
 from gst.programs.workloads.attention import gpt, moe, transformer_xl
 from gst.programs.workloads.convolution import inception, wavenet
-from gst.programs.workloads.images import inception_v3, nasnet
 from gst.programs.workloads.recurrent import gnmt, rnnlm
 
 WORKLOADS: dict[str, Callable[..., TrainingStep]] = {
     "rnnlm": rnnlm, "gnmt": gnmt, "transformer_xl": transformer_xl, "wavenet": wavenet, "inception": inception,
-    "inception_v3": inception_v3, "nasnet": nasnet, "gpt": gpt, "moe": moe,
+    "gpt": gpt, "moe": moe,
 }  # fmt: skip
 
-__all__ = [
-    "WORKLOADS", "gnmt", "gpt", "inception", "inception_v3", "moe", "nasnet", "rnnlm", "transformer_xl", "wavenet",
-]  # fmt: skip
+__all__ = ["WORKLOADS", "gnmt", "gpt", "inception", "moe", "rnnlm", "transformer_xl", "wavenet"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments.bench import strangers, strangers_runtimes
 from experiments.bench.speedup_score import speedup_score
 from experiments.bench.strangers_program import module_of
-from gst.data.graphnet import FxSource, read_sources
+from experiments.reproductions.graphnet.reader import FxSource, read_sources
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "graphnet"
 ENTRY = 'class A:\n name = "{}"\n shape = {}\n dtype = "torch.float32"\n mean = 2.0\n std = 3.0\n data = {}\n'

@@ -12,14 +12,16 @@ import pytest
 import torch
 from jaxtyping import Float64
 
+from experiments.reproductions.go.imitation import decisions_of
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.decisions import decisions_of, draw, plans_of
+from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, GoTraining, RecurrentAttention
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
 from gst.placement.task import Task
+from tests.relabelling import relabelled_graph
 
 
 def another_order(task: Task, seed: int) -> np.ndarray:
@@ -39,7 +41,7 @@ def another_order(task: Task, seed: int) -> np.ndarray:
 
 def relabelled(task: Task, order: np.ndarray) -> Task:
     """The task with node order[i] renamed to i."""
-    costs, graph = task.costs, task.graph.relabelled(order)
+    costs, graph = task.costs, relabelled_graph(task.graph, order)
     costs = replace(
         costs, edges=graph.edges, computed=costs.computed[order], kept=costs.kept[order],
         times_us=costs.times_us[:, order], output_bytes=costs.output_bytes[order], own_bytes=costs.own_bytes[:, order],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.reproductions.go.imitation import imitate
 from experiments.reproductions.go.pretraining import (
     MAX_STEPS,
     canonical,
@@ -23,7 +24,6 @@ from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.decisions import plans_of
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
-from gst.placement.policies.imitation import imitate
 from gst.placement.policies.inputs import policy_inputs
 from gst.placement.task import Task
 

@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
+from experiments.reproductions.graphnet.reader import operator_graph, read_sources
 from experiments.reproductions.timm import programs
 from experiments.reproductions.timm.__main__ import main
 from experiments.reproductions.timm.model import efficiencies, folds_of, predict, save, scores
 from experiments.reproductions.timm.networks import NetworkSettings, examples_of, train_network
 from experiments.reproductions.timm.programs import load_rows
+from experiments.reproductions.timm.step_time.kernels import CLASSES, COLUMNS, kernels_of
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.model import Model, load, network_times
 from experiments.reproductions.timm.tables import family, read_tables, setting_of
-from gst.cost.step_time.kernels import CLASSES, COLUMNS, kernels_of
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.model import Model, load, network_times
-from gst.data.graphnet import operator_graph, read_sources
 from tests.files import FIXTURES
 
 FIXTURE = FIXTURES / "graphnet"

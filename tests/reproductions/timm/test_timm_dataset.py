@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import timm_made
 
+from experiments.reproductions.graphnet.reader import operator_graph, read_sources
 from experiments.reproductions.timm.dataset import CHANNELS, TimmStepTimes
+from experiments.reproductions.timm.step_time.kernels import kernels_of
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.rows import kernel_times
 from gst.cli import main
-from gst.cost.step_time.kernels import kernels_of
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.rows import kernel_times
-from gst.data.graphnet import operator_graph, read_sources
 from gst.graphs.store import open_store
 from tests.files import FIXTURES
 
@@ -108,7 +108,8 @@ def test_a_truncated_archive_is_one_line_and_leaves_no_store(
     place = archived(tmp_path)
     archive = place / "graphnet_timm.tar.xz"
     archive.write_bytes(archive.read_bytes()[:-150])
-    for arguments in ([*PREPARE, f"--arg=path={place}"], ["prepare", "graphnet", str(archive), "--store", "stores"]):
+    graphs = ["prepare", "experiments.reproductions.graphnet.fx_graphs:FxGraphs", "--store", "stores"]
+    for arguments in ([*PREPARE, f"--arg=path={place}"], [*graphs, f"--arg=path={archive}"]):
         assert main(arguments) == 2
         said = capsys.readouterr().err
         assert "graphnet_timm.tar.xz: not a readable archive" in said and said.strip().count("\n") == 0

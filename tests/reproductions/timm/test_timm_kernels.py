@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.reproductions.graphnet.reader import Operation, Value
 from experiments.reproductions.timm.programs import merged, separate_attention
-from gst.cost.step_time.captured import operators
-from gst.cost.step_time.kernels import CLASSES, COLUMNS, Kernels, kernels_of
-from gst.cost.step_time.machines import machine_of
-from gst.cost.step_time.rows import Setting, kernel_descriptors, kernel_times, row_of
-from gst.data.graphnet import Operation, Value
+from experiments.reproductions.timm.step_time.captured import operators
+from experiments.reproductions.timm.step_time.kernels import CLASSES, COLUMNS, Kernels, kernels_of
+from experiments.reproductions.timm.step_time.machines import machine_of
+from experiments.reproductions.timm.step_time.rows import Setting, kernel_descriptors, kernel_times, row_of
 from gst.programs import capture_module
 
 PRODUCTS = [place for place, name in enumerate(CLASSES) if name.startswith(("conv", "linear", "matmul", "attention"))]

@@ -12,12 +12,13 @@ from xml.parsers import expat
 
 import numpy as np
 
+from experiments.reproductions.dataset_files import dataset_files
 from experiments.reproductions.hlsyn.source.functions import parse_kernel
 from experiments.reproductions.hlsyn.source.loop_tree import Kernel
 from experiments.reproductions.hlsyn.source.pragmas import MODES
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph
-from gst.util.untrusted import dataset_files, parse_json, plain, shown
+from gst.util.untrusted import parse_json, plain, shown
 
 VERSION = 1  # of what is read
 TOOLS = ("v18", "v20")

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from experiments.bench.gpu import child, host_outputs, lines, plans
-from gst.execution.costs import Pair, Pairs
+from experiments.bench.gpu import child, host_outputs, lines
 from gst.execution.on_accelerator import Run, whole
 from gst.lowering.calls import eager
-from gst.placement.machines import STREAMS
-from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 from tests.execution.tf32 import RoundedConvolutions, on_the_host
 
 CPU = torch.device("cpu")
 SMALL_RNNLM = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"
 SHAPES = ((1, 2, 6, 6), (3, 2, 3, 3))  # of an image and of weights
-ONE_AFTER_THE_OTHER = Pair(((1.0, 0.0, 0.0), (1.0, 0.0, 0.0)), (10.0, 10.0), 20.0)
-
-
-def in_turns(program: Program, device: torch.device) -> tuple[Pairs, ...]:
-    """Operations each of which takes all threads of a device."""
-    threads, flops = (1.0,) * program.num_nodes, (0.0,) * program.num_nodes
-    return (Pairs(str(device), 900.0, 1e4, threads, flops, (ONE_AFTER_THE_OTHER,) * 8),)
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
@@ -110,38 +98,17 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
     assert "is off by" in row["wrong"] and "failed on the accelerator: output" in lines.workload(name, row)
 
 
-def test_lanes_of_an_accelerator_slow_each_other_as_pairs_did() -> None:
-    program = capture(convolved())
-    times = np.where([each.kind == "operation" for each in program.operations], 10.0, 0.0)
-    device = torch.device("xpu", 0)
-    slowed, free = (plans.task_of(program, device, 2, times, each) for each in (in_turns(program, device), ()))
-    plan = replace(plans.first_plan(free), placement=np.arange(program.num_nodes) % 2)
-    assert slowed.simulator.run(plan).makespan_us > free.simulator.run(plan).makespan_us
-
-
-def test_simulators_that_know_pairs_and_that_do_not_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = []
-
-    def compared(program: Program, task: Task, free: Task, *rest: Any) -> dict[str, Any]:
-        tasks.append((task, free))
-        return plans.simulated_and_measured(program, task, free, *rest)
-
-    monkeypatch.setattr(plans, "pairs_of_lanes", lambda program, devices, times_us: in_turns(program, CPU))
-    monkeypatch.setattr(child, "simulated_and_measured", compared)
+def test_simulated_and_measured_plans_are_compared() -> None:
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 600}
     first, before, row = child.reports(SMALL_RNNLM, settings, "cpu")
     assert (
         set(first["ways"]) == {"as written", "as written, graph"} and "simulator" not in before
     )  # what was measured before is said before
-    assert row["pairs"]["count"] == 8 and row["pairs"]["held_out"] == {"shares": 0, "free": 0.5, "in_turns": 0}
-    assert row["pairs"]["factors"]["least"] == 1 == tasks[0][0].contention.least_share
-    assert tasks[0][1].contention == STREAMS
     rank = row["simulator"]
     assert rank["plans"] == rank["asked"] == len(rank["simulated_ms"]) == len(rank["measured_ms"]) == 4
     assert rank["lanes"] == 2 and rank["graphs"] == 0 and min(rank["measured_ms"]) > 0
-    assert -1 <= rank["spearman"] <= 1 and -1 <= rank["spearman_free"] <= 1
-    said = lines.workload("rnnlm", row)
-    assert "8 pairs, error 0% held out" in said and "4 of 4 plans, Spearman " in said
+    assert -1 <= rank["spearman"] <= 1
+    assert "4 of 4 plans, Spearman " in lines.workload("rnnlm", row)
     assert json.loads(json.dumps(row)) == row
 
 

@@ -1,0 +1,87 @@
+"""Searches in hidden worlds: the table of experiments/results/worlds.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from experiments.figures.documents import Number, result, table
+
+PAGE = "docs/results.md"
+WORLDS = {
+    "streams": "kernels on four streams",
+    "eight": "eight accelerators of three speeds, slow links",
+    "memory": "a program larger than the accelerator",
+    "giant": "10,000 operations on four devices",
+}
+WAYS = {
+    "random at 50": "any of the proposed plans",
+    "linear at 50": "linear regression",
+    "ten parameters at 50": "simulator, ten parameters fitted",
+    "fitted at 50": "**simulator, all costs fitted**",
+    "fitted at 50, none at 200": "all costs fitted, over none with 200",
+    "gst at 50": "GST network on fitted costs, a quarter of the questions",
+    "gst at 50, as few as gst at 50": "the same, over fitted costs with as few questions",
+}
+PROPOSERS = {
+    "go simulated at 50": "GO, without a cost model",
+    "untrained go at 50": "GO, not trained",
+    "uniform at 50": "plans drawn uniformly",
+    "fitted at 50": "annealing, as many questions",
+    "as long as go at 50": "annealing, as much time",
+}
+
+
+def worlds() -> str:
+    """Return the table of runtimes of the plans found, over those found without a cost model."""
+    found = result("worlds")
+    head = ["50 measurements; runtime over that without a cost model", *(WORLDS[name] for name in found["over_none"])]
+    rows = [
+        [label, *(_interval(ways.get(way), _count(ways)) for ways in found["over_none"].values())]
+        for way, label in WAYS.items()
+    ]  # fmt: skip
+    rows.append(["without measurements", *(_over(found["rows"], name, "start") for name in found["over_none"])])
+    rows.append(["4,000 questions in the world itself",
+                 *(_over(found["rows"], name, "known") for name in found["over_none"])])  # fmt: skip
+    rows.append(["searches compared, if no cell says another number",
+                 *(str(_count(ways)) for ways in found["over_none"].values())])  # fmt: skip
+    return table(head, rows)
+
+
+def proposers() -> str:
+    """Return the table of GO's plans over those of other proposers, with fitted costs if nothing else is said."""
+    ways = result("worlds")["over_none"]["eight"]
+    rows = []
+    for way, label in PROPOSERS.items():
+        found = ways.get(f"go at 50, {way}")
+        rows.append([label, _interval(found), str(int(found[3])) if found else "0"])
+    return table(["50 measurements; runtime with GO and fitted costs, over", "ratio", "searches"], rows)
+
+
+def _interval(each: list[float] | None, usual: int | None = None) -> str:
+    if not each:
+        return ""
+    count = "" if usual in (None, each[3]) else f", {int(each[3])}"
+    return f"{each[0]:.3f}" + (f" ({each[1]:.3f}..{each[2]:.3f})" if each[3] > 1 else "") + count
+
+
+def _count(ways: dict[str, list[float]]) -> int:
+    return int(ways["fitted at 50"][3])
+
+
+def _over(rows: list[dict[str, Any]], name: str, way: str) -> str:
+    """Return the geometric mean of runtimes over those without a cost model, where the plan ran."""
+    ms = {(row["way"], row["program"], row["seed"]): row["ms"] for row in rows
+          if row["world"] == name and row["budget"] in (0, 50)}  # fmt: skip
+    logs = [
+        math.log(one / ms["none", *key[1:]])
+        for key, one in ms.items()
+        if key[0] == way and one and ms.get(("none", *key[1:]))
+    ]
+    total = sum(key[0] == way for key in ms)
+    failed = f", {total - len(logs)} of {total} do not run" if len(logs) < total else ""
+    return (f"{math.exp(sum(logs) / len(logs)):.3f}" if logs else "-") + failed
+
+
+TABLES = {"worlds": worlds, "proposers in worlds": proposers}
+NUMBERS: list[Number] = []

@@ -1,0 +1,240 @@
+"""Cost models of plans, which learn in a search how runtimes differ from those that are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from gst.data.measured_plans import Profiled, plans_graph
+from gst.graphs.segments import BLOCK_NODES, neighbours
+from gst.lowering.plan import Plan, ranks
+from gst.machine.devices import core_use
+from gst.placement.fitted import FittedSimulator
+from gst.placement.reward import DEFAULT_ERROR, Answers, Surrogate
+from gst.placement.task import Task
+
+if TYPE_CHECKING:
+    from gst.cost.rescoring import Change, Rescorer
+
+PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
+PENALTIES = np.logspace(-2, 4, 13)
+EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
+SAME = 1e-9  # logarithms of ratios that differ by less are equal
+
+Sums = Float64[np.ndarray, "plans sums"]
+
+
+class NoSurrogate(Surrogate):
+    """Leaves the simulator as it is."""
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        pass
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        return np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
+
+
+class LinearSurrogate(Surrogate):
+    """Bayesian linear regression on a dozen sums over the operations of a plan, in units of its simulated runtime: of
+    each device the time and the number of operations on it, the time of the core that has least to do, values and bytes
+    that cross threads; and the logarithm of the simulated runtime itself.
+
+    The penalty on the weights is that under which the measurements are likeliest; deviations are those of its posterior
+    and its noise (MacKay, Bayesian Interpolation, 1992).
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._profiled = task.profiled
+        self._computed = task.costs.computed
+        self._use = core_use(task.devices)
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        sums = self._sums(plans, simulated_ms)
+        self._middle, self._scale = sums.mean(0), np.maximum(sums.std(0), 1e-9)
+        self._mean = float(logs.mean())
+        x, y = (sums - self._middle) / self._scale, logs - self._mean
+        _, penalty, self._variance = max(_evidence(x, y, each) for each in PENALTIES.tolist())
+        self._inverse = np.linalg.inv(x.T @ x + penalty * np.eye(x.shape[1]))
+        self._weights = self._inverse @ x.T @ y
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        x = (self._sums(plans, simulated_ms) - self._middle) / self._scale
+        leverage = np.einsum("ij,jk,ik->i", x, self._inverse, x)
+        return self._mean + x @ self._weights, np.sqrt(self._variance * (1 + leverage))
+
+    def _sums(self, plans: Sequence[Plan], simulated_ms: Answers) -> Sums:
+        """Return sums of bytes at 10 GB/s, of operations and values at 1 us each."""
+        return np.stack([self._of_plan(plan, ms * 1e3) for plan, ms in zip(plans, simulated_ms, strict=True)])
+
+    def _of_plan(self, plan: Plan, simulated_us: float) -> Float64[np.ndarray, " sums"]:
+        placement, num_devices = plan.placement, len(self._use)
+        time = np.bincount(placement, self._profiled.times_us[placement, np.arange(len(placement))], num_devices)
+        count = np.bincount(placement, self._computed, num_devices)
+        producers, consumers = self._profiled.graph.edges
+        thread = self._use.argmax(1)[placement]
+        crossing = producers[thread[producers] != thread[consumers]]
+        moved = self._profiled.output_bytes[crossing].sum() / 1e4
+        sums = np.r_[time, count, (time @ self._use).min(), len(crossing), moved]
+        return np.r_[sums / max(simulated_us, 1e-3), np.log(max(simulated_us, 1e-3))]
+
+
+class NetworkSurrogate(Surrogate):
+    """The GST cost model, asked through a `Rescorer`; learning again goes on from the weights it has. Deviations are
+    the disagreement of the members and the error on what was learned. It takes minutes where `LinearSurrogate` takes
+    seconds, and a search of 50 measurements ends about as well by either (`experiments.bench.search_loop`).
+    """
+
+    def __init__(self, task: Task, seed: int = 0, members: int = 3) -> None:
+        from gst.cost import CostModel  # with encoders and tables, which searches by other surrogates do without
+
+        opcodes = int(task.graph.opcodes.max()) + 1
+        self.model = CostModel(num_opcodes=opcodes, log_config=False, seed=seed, members=members)
+        self._profiled = task.profiled
+        self._features = PlanFeatures(self._profiled)
+        self._rescorer: Rescorer | None = None
+        self._base: Plan
+        self._error = 0.0
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        from gst.cost.rescoring import Rescorer
+
+        self._mean_log = float(logs.mean())
+        if np.ptp(logs) < SAME:
+            return
+        epochs = EPOCHS if self._rescorer is None else MORE_EPOCHS
+        self.model.fit([plans_graph(self._profiled, plans, np.exp(logs))], epochs)
+        best = plans[int(np.argmin(simulated_ms * np.exp(logs)))]
+        if self._rescorer is None:
+            self._rescorer = Rescorer(self.model, plans_graph(self._profiled, [best]))
+        else:
+            self._rescorer.rebase(self._features.change(self._base, best))
+        self._base = best
+        self._error = float(np.sqrt(np.square(self(plans, simulated_ms)[0] - logs).mean()))
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        if self._rescorer is None:  # all that was measured is off by the same factor
+            return np.full(len(plans), self._mean_log), np.zeros(len(plans))
+        parts = [plans[start : start + PLANS_AT_ONCE] for start in range(0, len(plans), PLANS_AT_ONCE)]
+        predictions = [
+            self._rescorer.logs([self._features.change(self._base, plan) for plan in part]) for part in parts
+        ]
+        logs, spreads = (np.concatenate(each) for each in zip(*predictions, strict=True))
+        return logs, np.hypot(spreads, self._error)
+
+
+class PlanFeatures:
+    """Configuration features of plans as those of `plans_graph`, for some of the nodes alone."""
+
+    def __init__(self, profiled: Profiled) -> None:
+        self.profiled = profiled
+        self._use = core_use(profiled.devices)
+        self._share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
+        self._thread = self._use.argmax(1)
+        self._turns: tuple[np.ndarray | None, np.ndarray] | None = None
+        self._outgoing, self._incoming = (
+            neighbours(profiled.graph.edges, side, profiled.graph.num_nodes, BLOCK_NODES) for side in (0, 1)
+        )
+
+    def change(self, base: Plan, plan: Plan) -> Change:
+        """Return the rows of `plan` that may differ from those of `base`: of nodes that moved, that read values of one
+        that moved, or that run at another place in the order."""
+        from gst.cost.rescoring import Change
+
+        before = self._turns_of_base(base)
+        later = before if _same_order(base.priority, plan.priority) else _later(plan)
+        moved = base.placement != plan.placement
+        touched = moved | (later != before)
+        touched[self._outgoing.of(np.flatnonzero(moved))] = True
+        nodes = np.flatnonzero(touched)
+        return Change(nodes, self._rows(plan, nodes, later[nodes]))
+
+    def _turns_of_base(self, base: Plan) -> Float64[np.ndarray, " nodes"]:
+        if self._turns is None or not _same_order(self._turns[0], base.priority):
+            self._turns = base.priority, _later(base)
+        return self._turns[1]
+
+    def _rows(
+        self, plan: Plan, nodes: Int64[np.ndarray, " chosen"], later: Float64[np.ndarray, " chosen"]
+    ) -> Float32[np.ndarray, "chosen channels"]:
+        placed = plan.placement[nodes]
+        here = placed[:, None] == np.arange(len(self._use))
+        time = self._share[placed, nodes]
+        reader = np.repeat(np.arange(len(nodes)), self._incoming.degrees(nodes))
+        producers = self._incoming.of(nodes)
+        crossing = self._thread[plan.placement[producers]] != self._thread[placed[reader]]
+        sizes = self.profiled.output_bytes[producers[crossing]].astype(np.float64)
+        received = np.bincount(reader[crossing], sizes, len(nodes))
+        count = np.bincount(reader[crossing], minlength=len(nodes))
+        columns = [here, self._use[placed] * time[:, None]]
+        columns += [each[:, None] for each in (count, np.log1p(received), later)]
+        return np.hstack(columns).astype(np.float32)
+
+
+def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]:
+    """Return the log likelihood of centred `y`, up to a constant; the penalty; and the likeliest variance of the noise.
+    Weights have the variance of the noise / penalty."""
+    covariance = np.eye(len(x)) + x @ x.T / penalty  # of the measurements, in units of the noise
+    variance = float(y @ np.linalg.solve(covariance, y)) / (len(y) - 1)
+    variance = max(variance, SAME**2)
+    return -len(y) / 2 * np.log(variance) - np.linalg.slogdet(covariance)[1] / 2, penalty, variance
+
+
+def _later(plan: Plan) -> Float64[np.ndarray, " nodes"]:
+    """Return how much later than in program order each node comes, as a share of the program."""
+    nodes = np.arange(len(plan.placement))
+    return np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
+
+
+def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
+class NetworkOnFitted(Surrogate):
+    """The GST cost model of what a fitted simulator leaves: it learns how much each measurement exceeds what the others
+    foretell of it. It counts as far as it foretold those of plans that it had not learned from.
+
+    Attributes:
+        weight: of its predictions, 0 .. 1.
+    """
+
+    corrects: bool = True
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        self.fitted, self.network = FittedSimulator(task), NetworkSurrogate(task, seed)
+        self.weight = 0.0
+        self._known: set[str] = set()
+        self._foretold = np.zeros((2, 0))  # predictions, and what came
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        self.fitted.learn(plans, simulated_ms, logs)
+        left = self.fitted.left_out()
+        new = [number for number, plan in enumerate(plans) if plan.key not in self._known]
+        if self._known and new:
+            foretold = self.network.means([plans[number] for number in new], simulated_ms[new])
+            self._foretold = np.hstack([self._foretold, [foretold, left[new]]])
+            predicted, came = self._foretold
+            self.weight = float(np.clip(predicted @ came / max(float(predicted @ predicted), SAME), 0.0, 1.0))
+        self._known |= {plan.key for plan in plans}
+        self.network.learn(plans, simulated_ms, left)
+
+    def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
+        return self.fitted.corrected(task, generator)
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        return self.means(plans, simulated_ms), self.fitted(plans, simulated_ms)[1]
+
+    def means(self, plans: Sequence[Plan], simulated_ms: Answers) -> Answers:
+        return self.weight * self.network.means(plans, simulated_ms) if self.weight else np.zeros(len(plans))
+
+
+COST_MODELS: dict[str, Callable[[Task, int], Surrogate]] = {
+    "fitted": lambda task, seed: FittedSimulator(task),
+    "linear": lambda task, seed: LinearSurrogate(task),
+    "gst": NetworkOnFitted,
+    "none": lambda task, seed: NoSurrogate(),
+}
+"""By name, what makes the cost model of a task with a seed: the simulator with fitted costs, regression on sums of a
+plan, the GST network on what fitted costs leave, or none."""

@@ -1,0 +1,321 @@
+"""A simulator whose costs are fitted to measured runtimes of plans: factors of operations, devices and links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from gst.lowering.plan import Plan, Timeline
+from gst.placement.reward import Answers, Surrogate
+from gst.placement.task import Task
+from gst.programs.features import KINDS, kind_of
+from gst.simulation.copies import Copies, copies_of
+from gst.simulation.simulator import Simulator, neighbour_lists
+from partitioners.compiled import compiled
+
+KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
+"""Standard deviations of logarithms of factors, a priori."""
+LAUNCH_US, REMOTE_NS, SLOWDOWN = 2.0, 0.1, 0.05
+"""The same of the time added to each operation, of that to read a byte that another device has written, and of the
+share of its speed that an operation loses to each other one (`Contention.slowdown`)."""
+SLOWER = 0.01  # step of the derivative by that share
+ERRORS = (0.01, 0.02, 0.04, 0.08, 0.16)  # of the model and a measurement, in logarithms; the likeliest is taken
+STEPS = 4  # of Gauss and Newton
+SHARES = (1.0, 0.5, 0.25)  # of a step that are tried
+
+Rows = Float64[np.ndarray, "plans parameters"]
+
+
+class Layout(NamedTuple):
+    """Positions of the parameters of a task in their vector.
+
+    Args:
+        columns: of the factors of each operation on each device.
+        launch: of the time added to operations of each model of device, by device.
+        remote: of the time to read a byte that another device has written.
+        slowdown: of the loss of speed to others that run; -1 where no devices share a memory.
+        links: of the factors of latency, then of rate, from device to device: that of all links, that of this one.
+        widths: standard deviation of each parameter a priori.
+    """
+
+    columns: Int64[np.ndarray, "devices nodes factors"]
+    launch: Int64[np.ndarray, " devices"]
+    remote: int
+    slowdown: int
+    links: Int64[np.ndarray, "2 devices devices 2"]
+    widths: Float64[np.ndarray, " parameters"]
+
+
+class FittedSimulator(Surrogate):
+    """A cost model (`gst.placement.reward.Surrogate`): the simulator, with the costs that explain the measured plans.
+
+    An operation takes its time times four factors, of its kind, of its class (operations alike in opcode, size and
+    time), of its device, and of its kind on that model of device; and a launch more. Where devices share a memory,
+    operations slow each other down. A copy takes its latency and its bytes times factors of links. Logarithms of
+    factors are normal a priori; the maximum a posteriori is found by Gauss and Newton, with shares of the critical path
+    as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4). Deviations are of the linearised posterior.
+
+    Examples:
+        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> model = FittedSimulator(task)
+        >>> plans = [task.plan(np.full(task.num_nodes, device)) for device in (0, 1)]
+        >>> simulated_ms = task.simulator.makespans(plans) / 1e3
+        >>> model.learn(plans, simulated_ms, np.log([1.5, 1.5]))  # all takes half as long again
+        >>> corrected_ms = model.corrected(task).simulator.makespans(plans) / 1e3
+        >>> bool((np.abs(np.log(corrected_ms / simulated_ms / 1.5)) < 0.02).all())
+        True
+    """
+
+    corrects: bool = True
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._layout = layout(task)
+        self.parameters = np.zeros(len(self._layout.widths))
+        self._fitted = Fitted(task, self._layout, self.parameters)
+        self._prior = self._layout.widths**2
+        self._rows = np.zeros((0, len(self._prior)))
+        self._values = np.zeros(0)
+        self._inverse, self.error = np.zeros((0, 0)), ERRORS[1]
+
+    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
+        """Fit the parameters to logarithms of measured / simulated runtimes, from those that were found before."""
+        want = np.log(simulated_ms) + logs
+        for _ in range(STEPS):
+            now, rows = self._fitted.logs_and_rows(plans)
+            values = want - now + rows @ self.parameters
+            self._condition(rows, values)
+            target = self._prior * (rows.T @ (self._inverse @ values))
+            if not self._move(target - self.parameters, plans, want, now):
+                break
+        now, rows = self._fitted.logs_and_rows(plans)
+        self._condition(rows, want - now + rows @ self.parameters)
+
+    def left_out(self) -> Answers:
+        """Return by how much each measured logarithm exceeds what the others foretell of it (Rasmussen and Williams,
+        Gaussian Processes for Machine Learning, 2006, equation 5.12)."""
+        return (self._inverse @ self._values) / np.diag(self._inverse)
+
+    def _condition(self, rows: Rows, values: Answers) -> None:
+        """Take the rows of measured plans, and the error under which their values are likeliest."""
+        covariance = (rows * self._prior) @ rows.T
+        likelihoods = []
+        for error in ERRORS:
+            whole = covariance + error**2 * np.eye(len(rows))
+            likelihoods.append(-np.linalg.slogdet(whole)[1] - values @ np.linalg.solve(whole, values))
+        self.error = ERRORS[int(np.argmax(likelihoods))]
+        self._rows, self._values = rows, values
+        self._inverse = np.linalg.inv(covariance + self.error**2 * np.eye(len(rows)))
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        rows = self._fitted.logs_and_rows(plans)[1]
+        spread = rows * self._prior
+        known = spread @ self._rows.T
+        variance = (spread * rows).sum(1) - ((known @ self._inverse) * known).sum(1)
+        return np.zeros(len(plans)), np.sqrt(np.maximum(variance, 0.0) + self.error**2)
+
+    def means(self, plans: Sequence[Plan], simulated_ms: Answers) -> Answers:
+        return np.zeros(len(plans))
+
+    def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
+        fitted = self._fitted
+        if generator is not None:
+            fitted = Fitted(self._task, self._layout, self._drawn(generator))
+        return replace(task, costs=replace(fitted.costs, devices=task.devices), contention=fitted.contention)
+
+    def _drawn(self, generator: np.random.Generator) -> Float64[np.ndarray, " parameters"]:
+        """Return parameters drawn from the posterior: a draw from the prior, moved by what it misses of the measured
+        values (Journel and Huijbregts, Mining Geostatistics, 1978: conditioning by kriging)."""
+        drawn = np.sqrt(self._prior) * generator.standard_normal(len(self._prior))
+        noise = self.error * generator.standard_normal(len(self._rows))
+        missed = self._values + noise - self._rows @ drawn
+        return drawn + self._prior * (self._rows.T @ (self._inverse @ missed))
+
+    def _move(self, step: np.ndarray, plans: Sequence[Plan], want: Answers, now: Answers) -> bool:
+        """Go as far along a step as it lowers the loss; return False if it does not."""
+        before = self._loss(self.parameters, now, want)
+        for share in SHARES:
+            parameters = self.parameters + share * step
+            fitted = Fitted(self._task, self._layout, parameters)
+            if self._loss(parameters, np.log(fitted.simulator.makespans(plans) / 1e3), want) < before:
+                self.parameters, self._fitted = parameters, fitted
+                return True
+        return False
+
+    def _loss(self, parameters: np.ndarray, now: Answers, want: Answers) -> float:
+        return float(np.sum(((now - want) / self.error) ** 2) + np.sum(parameters**2 / self._prior))
+
+
+class Fitted:
+    """The simulator of a task with factors of its costs."""
+
+    def __init__(self, task: Task, places: Layout, parameters: Float64[np.ndarray, " parameters"]) -> None:
+        costs, self._places = task.costs, places
+        self._scaled = costs.times_us * np.exp(parameters[places.columns].sum(-1))
+        self._launched = costs.computed & (costs.times_us.min(0) > 0)
+        more = parameters[places.launch][:, None] * self._launched
+        times_us = np.maximum(self._scaled + more, 0.0)
+        latency, rate = np.exp(parameters[places.links].sum(-1))
+        self.costs = replace(
+            costs, times_us=times_us, latency_us=costs.latency_us * latency, bytes_per_us=costs.bytes_per_us * rate
+        )
+        remote = max(task.contention.remote_ns_per_byte + float(parameters[places.remote]), 0.0)
+        self.contention = task.contention._replace(remote_ns_per_byte=remote)
+        if places.slowdown >= 0:
+            lost = max(task.contention.slowdown + float(parameters[places.slowdown]), 0.0)
+            self.contention = self.contention._replace(slowdown=lost)
+        names = list(dict.fromkeys(device.memory for device in costs.devices))
+        self._memory = np.array([names.index(device.memory) for device in costs.devices])
+        self._num_memories = len(names)
+
+    @cached_property
+    def simulator(self) -> Simulator:
+        return Simulator(self.costs, self.contention)
+
+    @cached_property
+    def _slower(self) -> Simulator:
+        """The simulator where operations slow each other down more, for a derivative."""
+        return Simulator(self.costs, self.contention._replace(slowdown=self.contention.slowdown + SLOWER))
+
+    @cached_property
+    def _producers(self) -> tuple[np.ndarray, np.ndarray]:
+        return neighbour_lists(self.costs.edges[::-1], self.costs.num_nodes)
+
+    def logs_and_rows(self, plans: Sequence[Plan]) -> tuple[Answers, Rows]:
+        """Return logarithms of milliseconds, and their derivatives by the parameters."""
+        rows = np.zeros((len(plans), len(self._places.widths)))
+        logs = np.zeros(len(plans))
+        for number, plan in enumerate(plans):
+            run = self.simulator.run(plan)
+            logs[number] = np.log(run.makespan_us / 1e3)
+            rows[number] = self._row(run) / max(run.makespan_us, 1e-9)
+            if self._places.slowdown >= 0:
+                more = np.log(self._slower.run(plan).makespan_us / 1e3) - logs[number]
+                rows[number, self._places.slowdown] = more / SLOWER
+        return logs, rows
+
+    def _row(self, run: Timeline) -> Float64[np.ndarray, " parameters"]:
+        costs, copies = self.costs, copies_of(self.costs, run)
+        on_path, is_copied, remote_bytes = self.critical(run, copies)
+        nodes = np.flatnonzero(on_path & self._launched)
+        home, row = run.device[nodes], np.zeros(len(self._places.widths))
+        for column in self._places.columns[home, nodes].T:
+            np.add.at(row, column, self._scaled[home, nodes])
+        np.add.at(row, self._places.launch[home], 1.0)
+        row[self._places.remote] = remote_bytes / 1e3
+        sent = np.flatnonzero(is_copied)
+        here, there = run.device[copies.node[sent]], copies.device[sent]
+        latency = costs.latency_us[here, there]
+        took = costs.output_bytes[copies.node[sent]] / costs.bytes_per_us[here, there]
+        for columns, values in zip(self._places.links[:, here, there], (latency, -took), strict=True):
+            for column in columns.T:
+                np.add.at(row, column, values)
+        return row
+
+    def critical(
+        self, run: Timeline, copies: Copies
+    ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " copies"], float]:
+        """Mark the operations and copies of a simulated run that each waited for the one before, up to its end.
+
+        Count also the bytes that these operations read from other devices."""
+        costs, memory = self.costs, self._memory
+        copy_of = np.full((costs.num_nodes, self._num_memories), -1)
+        copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
+        lane = memory[run.device[copies.node]] if costs.copies_queue else np.full(len(copies.node), -1)
+        return _critical(
+            run.end_us, run.device, run.order, costs.computed, self.simulator.worker, *self._producers, memory, copy_of,
+            copies.node, copies.end_us, lane, costs.output_bytes, self._num_memories, len(self.simulator.leader),
+        )  # fmt: skip
+
+
+def layout(task: Task) -> Layout:
+    """Return the parameters of a task."""
+    costs, count = task.costs, task.num_nodes
+    kinds = kinds_of(task)
+    finite = np.where(np.isfinite(costs.times_us), costs.times_us, -1.0)
+    sizes = np.log(np.maximum(np.vstack([finite, costs.output_bytes]), 1e-3)).round(2)
+    classes = np.unique(np.vstack([task.graph.opcodes, sizes]), axis=1, return_inverse=True)[1].reshape(-1)
+    models = np.unique(finite, axis=0, return_inverse=True)[1].reshape(-1)
+    sizes_of = (int(kinds.max()) + 1, int(classes.max()) + 1, len(costs.devices), int(models.max()) + 1)
+    num_kinds, num_classes, num_devices, num_models = sizes_of
+    is_shared = len({device.memory for device in costs.devices}) < num_devices
+    first = np.cumsum([0, num_kinds, num_classes, num_devices, num_models * num_kinds, num_models, 1, is_shared])
+    shape = (num_devices, count)
+    columns = np.stack([
+        np.broadcast_to(first[0] + kinds, shape), np.broadcast_to(first[1] + classes, shape),
+        np.broadcast_to(first[2] + np.arange(num_devices)[:, None], shape),
+        first[3] + models[:, None] * num_kinds + kinds,
+    ], axis=-1)  # fmt: skip
+    pairs = np.arange(2 * num_devices**2).reshape(2, num_devices, num_devices)
+    links = np.stack([np.broadcast_to(first[7] + np.arange(2)[:, None, None], pairs.shape), first[7] + 2 + pairs], -1)
+    widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, REMOTE_NS, SLOWDOWN, LINK, ONE_LINK)
+    numbers = [*np.diff(first), 2, pairs.size]
+    widths = np.repeat(widths_of, numbers)
+    return Layout(columns, first[4] + models, int(first[5]), int(first[6]) if is_shared else -1, links, widths)
+
+
+def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
+    """Return the kind of each operation, a position in `KINDS`; of a task without a program by its opcodes."""
+    if task.program is None:
+        return task.graph.opcodes.astype(np.int64) % len(KINDS)
+    return np.array([KINDS.index(kind_of(each)) for each in task.program.operations], np.int64)
+
+
+@compiled
+@no_type_check
+def _critical(
+    end, home, order, computed, worker, indptr, producers, memory, copy_of, copy_node, copy_end, lane, num_bytes,
+    num_memories, num_threads,
+):  # fmt: skip
+    """See `Fitted.critical`; walks back from what ended last to what ended last of all that it waited for.
+
+    Args:
+        order: nodes in the order in which they began.
+        indptr, producers: of each node, in compressed rows.
+        copy_of: int64 (nodes, memories); number of the copy of each value there, -1 without one.
+        lane: of each copy where copies queue, otherwise -1.
+    """
+    nodes, copies = len(end), len(copy_node)
+    before, last = np.full(nodes, -1), np.full(num_threads, -1)
+    node = -1
+    for each in order:
+        if computed[each]:
+            before[each] = last[worker[home[each]]]
+            last[worker[home[each]]] = each
+            if node < 0 or end[each] > end[node]:
+                node = each
+    copy_before, copy_last = np.full(copies, -1), np.full(num_memories, -1)
+    for copy in range(copies):
+        if lane[copy] >= 0:
+            copy_before[copy] = copy_last[lane[copy]]
+            copy_last[lane[copy]] = copy
+    on_path, is_copied, remote = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_), 0.0
+    while node >= 0:
+        on_path[node] = True
+        latest, cause, copy = -1.0, before[node], -1
+        if cause >= 0:
+            latest = end[cause]
+        for position in range(indptr[node], indptr[node + 1]):
+            producer = producers[position]
+            if not computed[producer]:
+                continue
+            if worker[home[producer]] != worker[home[node]]:
+                remote += num_bytes[producer]
+            number = -1
+            if memory[home[producer]] != memory[home[node]]:
+                number = copy_of[producer, memory[home[node]]]
+            arrived = copy_end[number] if number >= 0 else end[producer]
+            if arrived >= latest:
+                latest, cause, copy = arrived, producer, number
+        while copy >= 0:
+            is_copied[copy] = True
+            cause, earlier = copy_node[copy], copy_before[copy]
+            copy = earlier if earlier >= 0 and copy_end[earlier] > end[cause] else -1
+        node = cause
+    return on_path, is_copied, remote

@@ -1,0 +1,149 @@
+"""The fitted simulator: its derivatives are those of the simulator, and its posterior is that of a linear model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gst.execution.measure import Log
+from gst.lowering.plan import Plan
+from gst.placement.baselines.portfolio import portfolio, single
+from gst.placement.cost_models import NetworkOnFitted
+from gst.placement.fitted import Fitted, FittedSimulator, layout
+from gst.placement.loop import Loop
+from gst.placement.machines import machine
+from gst.placement.objectives import SimulatedObjective
+from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.reward import Reward, limits
+from gst.placement.search.random_plans import mutate
+from gst.placement.task import Task
+from gst.programs import traced
+from tests.placement.pretended import Pretended
+
+
+def plans_of(task: Task, count: int) -> list[Plan]:
+    rng, plans = np.random.default_rng(0), list(portfolio(task).values())
+    while len(plans) < count:
+        plans.append(mutate(task, plans[int(rng.integers(len(plans)))], rng))
+    return plans[:count]
+
+
+def task_of(name: str) -> Task:
+    if name == "queues":  # copies wait for each other, in lanes
+        return machine("gpus:3").task(traced("rnnlm:layers=1,hidden=32,steps=4", kind="cuda"))
+    if name == "cores":
+        return machine("cores:3").task(traced("rnnlm:layers=1,hidden=32,steps=4"))
+    if name == "core sets":  # devices that use several cores
+        return next(task for task in map(generated_task, range(100)) if "-" in task.names[-1] and task.num_nodes < 200)
+    return generated_task(3, num_nodes=120, num_devices=3)
+
+
+@pytest.mark.parametrize("name", ["generated", "queues", "cores", "core sets"])
+def test_derivatives_are_shares_of_the_critical_path(name: str) -> None:
+    task = task_of(name)
+    places, plans = layout(task), plans_of(task, 24)
+    begin = 0.05 * np.random.default_rng(1).standard_normal(len(places.widths))
+    logs, rows = Fitted(task, places, begin).logs_and_rows(plans)
+    right, step = [], 1e-6
+    for number in np.flatnonzero(np.abs(rows).max(0) > 0.01):
+        there = begin.copy()
+        there[number] += step
+        numeric = (np.log(Fitted(task, places, there).simulator.makespans(plans) / 1e3) - logs) / step
+        right += (np.abs(numeric - rows[:, number]) < 1e-3 + 1e-2 * np.abs(numeric)).tolist()
+    assert len(right) > 200 and np.mean(right) > (0.8 if name == "core sets" else 0.97)  # sets also wait for helpers
+
+
+def test_costs_are_found_from_runtimes_of_other_plans() -> None:
+    task = task_of("queues")
+    rng, places, plans = np.random.default_rng(2), layout(task), plans_of(task, 100)
+    true = Fitted(task, places, 0.7 * places.widths * rng.standard_normal(len(places.widths))).simulator
+    measured, believed = true.makespans(plans) / 1e3, SimulatedObjective(task)(plans)
+    noisy = np.log(measured / believed) + 0.01 * rng.standard_normal(len(plans))
+    model = FittedSimulator(task)
+    model.learn(plans[:50], believed[:50], noisy[:50])
+    corrected = SimulatedObjective(model.corrected(task))(plans)
+    errors = np.log(corrected / measured)[50:]
+    assert np.std(errors) < 0.03 < 0.1 < np.std(np.log(believed / measured)[50:])
+    deviations = model(plans[50:], believed[50:])[1]
+    assert 0.3 < np.sqrt(np.mean(np.square(errors / deviations))) < 2.0, "errors are as large as they are said to be"
+    rows = model._fitted.logs_and_rows(plans[50:])[1]
+    drawn = np.array([model._drawn(np.random.default_rng(seed)) for seed in range(400)]) @ rows.T
+    said = np.sqrt(np.square(deviations) - model.error**2)
+    np.testing.assert_allclose(drawn.std(0), said, rtol=0.15)  # parameters drawn differ as the deviations say
+    others = [SimulatedObjective(model.corrected(task, np.random.default_rng(seed)))(plans[50:]) for seed in (0, 1)]
+    assert (others[0] != others[1]).all()
+
+
+def test_what_is_left_out_is_what_the_others_do_not_foretell() -> None:
+    task = task_of("generated")
+    plans, rng = plans_of(task, 20), np.random.default_rng(3)
+    model, places = FittedSimulator(task), layout(task)
+    rows = Fitted(task, places, np.zeros(len(places.widths))).logs_and_rows(plans)[1]
+    values = rows @ (0.3 * rng.standard_normal(rows.shape[1])) + 0.02 * rng.standard_normal(20)
+    model._condition(rows, values)
+    covariance = (rows * model._prior) @ rows.T + model.error**2 * np.eye(20)
+    for number, found in enumerate(model.left_out()):
+        others = np.delete(np.arange(20), number)
+        foretold = covariance[number, others] @ np.linalg.solve(covariance[np.ix_(others, others)], values[others])
+        assert found == pytest.approx(values[number] - foretold, abs=1e-9)
+
+
+def test_a_network_counts_only_as_far_as_it_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of("generated")
+    plans = plans_of(task, 60)
+    believed = SimulatedObjective(task)(plans)
+    busy = np.array([task.times_us[plan.placement, np.arange(task.num_nodes)].sum() for plan in plans])
+    logs = 0.3 * (busy - busy.mean()) / busy.std()  # no cost of the simulator expresses it
+    for told, is_used in ((lambda each: 0.0 * each, False), (lambda each: each, True)):
+        model = NetworkOnFitted(task)
+        monkeypatch.setattr(model.network, "learn", lambda *_: None)
+        model.fitted.learn(plans, believed, logs)
+        left = dict(zip([plan.key for plan in plans], model.fitted.left_out(), strict=True))
+
+        def means(plans: list[Plan], ms: np.ndarray, told: Any = told, left: dict[str, float] = left) -> np.ndarray:
+            return told(np.array([left[each.key] for each in plans]))
+
+        monkeypatch.setattr(model.network, "means", means)
+        model.learn(plans[:20], believed[:20], logs[:20])
+        assert model.weight == 0.0, "it has foretold nothing"
+        model.learn(plans, believed, logs)
+        assert (model.weight > 0.5) == is_used
+        assert bool(np.any(model.means(plans, believed))) == is_used
+
+
+def test_limits_of_memories_tell_plans_that_fail_from_those_that_run() -> None:
+    task = task_of("generated")
+    devices = tuple(replace(each, memory_limit=10**12) for each in task.devices)
+    task = replace(task, costs=replace(task.costs, devices=devices))
+    plans = [single(task, 0), single(task, 1)]
+    use = task.memory_use(task.simulator.run(plans[0]))[task.devices[0].memory]
+    found = limits(task, plans[:1], plans[1:])
+    assert found[task.devices[0].memory] == use - 1 and found[task.devices[1].memory] == 10**12
+    assert limits(task, plans[:1], plans[:1] * 3) == task.memories, "it ran three times and failed once"
+    reward = Reward(task, FittedSimulator(task))
+    reward.learn(plans[1:], np.array([5.0]), plans[:1])
+    assert np.isnan(reward(plans[:1])[0]) and reward(plans[1:])[0] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("killed_after", [1, 9, 16, 27, 36])
+def test_a_loop_that_was_killed_finds_the_same_plan(tmp_path: Path, killed_after: int) -> None:
+    """In each phase: among the first plans, after them, in a round, and among those measured again."""
+    task = generated_task(3, num_nodes=50, num_devices=3)
+
+    def loop(name: str, measurer: Pretended) -> Loop:
+        log = Log(tmp_path / name)
+        model = FittedSimulator(task)
+        return Loop(task, measurer, log, portfolio(task), 38, 64, surrogate=model, methods=["annealing", "colocrl"])
+
+    whole = loop("whole", Pretended(task))
+    plan = whole.run()
+    lines = (tmp_path / "whole").read_text().splitlines(keepends=True)
+    (tmp_path / "killed").write_text("".join(lines[:killed_after]))
+    again = loop("killed", Pretended(task))
+    assert again.run().key == plan.key
+    assert [each.plan.key for each in again.trials] == [each.plan.key for each in whole.trials]
+    assert len((tmp_path / "killed").read_text().splitlines()) == len(lines) == 38
