@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -34,6 +35,7 @@ settings.register_profile(
 )  # the first example waits for libraries
 settings.load_profile("unhurried")
 
+from gst.util.progress import LogLines  # noqa: E402
 from tests.checks import check_again, without_checks  # noqa: E402, by the path that was added above
 from tests.files import shared_or_fixture  # noqa: E402
 
@@ -74,6 +76,12 @@ def _process() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "gradients": torch.is_grad_enabled(),
     }
+
+
+@pytest.fixture(autouse=True)
+def a_log_gets_no_line_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar prints a line into a log if none was printed for long: not by the seconds since the process began."""
+    monkeypatch.setattr(LogLines, "_printed", time.monotonic())
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,8 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_work_of_one_item_is_named_in_a_log_when_it_begins(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(LogLines, "_printed", time.monotonic())  # so that no bar prints its line
     with Bars() as bars:
         for what in ("compiling, which takes minutes", "compiling, which takes minutes", "measuring"):
             bars.show(what, 0, 1)
@@ -39,11 +38,8 @@ def test_work_of_one_item_is_named_in_a_log_when_it_begins(
         assert bars._bar is not first and bars._bar.initial == 8 and "it/s" not in str(bars._bar)
 
 
-def test_a_log_gets_one_line_of_a_wait_of_less_than_a_second(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_gets_one_line_of_a_wait_of_less_than_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     """Its words hold shares that change ten times a second."""
-    monkeypatch.setattr(LogLines, "_printed", time.monotonic())  # so that no bar prints its line
     now = 0.0
 
     def sleep(seconds: float) -> None:
