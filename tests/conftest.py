@@ -57,6 +57,7 @@ def leaves_its_process_as_it_was() -> Iterator[None]:
     Lightning, Ray and W&B write to the environment; W&B's service keeps the directory that it was started in."""
     environment, before = dict(os.environ), _process()
     check_again()
+    LogLines._printed = time.monotonic()  # else a log gets a line by the seconds since the process began
     yield
     if "wandb" in sys.modules:
         sys.modules["wandb"].teardown()
@@ -76,12 +77,6 @@ def _process() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "gradients": torch.is_grad_enabled(),
     }
-
-
-@pytest.fixture(autouse=True)
-def a_log_gets_no_line_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar prints a line into a log if none was printed for long: not by the seconds since the process began."""
-    monkeypatch.setattr(LogLines, "_printed", time.monotonic())
 
 
 @pytest.fixture(scope="session")

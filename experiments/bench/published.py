@@ -17,9 +17,13 @@ from torch import Tensor, nn
 
 from gst.data.tpugraphs import TpuGraphs
 from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.method.fixed_step import Sizes
 from gst.method.readouts import pool_nodes
-from gst.nn.sharing import Sharing
+from gst.nn.bounds import PlanOptions
+from gst.nn.plans import FixedPlans, planned
+from gst.nn.sharing import Plan
 from gst.nn.sparse import by_rows, product
 
 SIZES = (4000, 7500, 5500, 9000, 6000, 7000)
@@ -87,8 +91,18 @@ class PublishedSAGE(nn.Module):
         self.hidden, self.score = nn.Linear(channels, channels), nn.Linear(channels, 1)
         self.share = share
 
+    reads_plan_tensors = True
+
+    @property
+    def _plan(self) -> PlanOptions:
+        return PlanOptions(len(self.mix), ("backward",), self.share)
+
+    def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
+        """Plans for training steps of fixed shapes."""
+        return FixedPlans.made_for([self], [self._plan], sizes, graphs, num_fresh)
+
     def forward(self, batch: SegmentBatch) -> Float[Tensor, "segments configs 1"]:
-        sharing = Sharing.of(batch, len(self.mix), ("backward",), self.share)
+        sharing = planned(batch, self._plan, [self])
         rows = _of_length_one(self.widen(self._inputs(batch, sharing)))
         for number, (mix, bias) in enumerate(zip(self.mix, self.bias, strict=True)):
             parts = sharing.matrix(number, ("own", "backward"), "mean", stacked=True)
@@ -98,7 +112,7 @@ class PublishedSAGE(nn.Module):
         pooled = _of_length_one(pool_nodes(states, batch, "max") + pool_nodes(states, batch, "mean"))
         return self.score(_of_length_one(self.hidden(pooled).relu())).float()
 
-    def _inputs(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows 128"]:
+    def _inputs(self, batch: SegmentBatch, sharing: Plan) -> Float[Tensor, "rows 128"]:
         known = by_rows(self.static, torch.cat([batch.node_features, SCALE * self.opcode(batch.opcodes)], dim=1))
         nodes, rows, (slots, configs) = sharing.inputs()
         given = by_rows(self.config, SCALE * batch.config_features[slots, configs])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gst.graphs.graph import DATA, NAMES_TAKEN
 from gst.graphs.segments import SegmentedGraph
+from gst.util.packing import sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +60,16 @@ class SegmentBatch:
         return self.config_features.shape[1]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SegmentBatch:
-        """The same batch on `device`, its features as `dtype`."""
+        """The same batch on `device`, its features as `dtype`. An accelerator gets it by one copy; no host waits."""
 
-        def move(tensor: Tensor) -> Tensor:
+        def move(tensor: Tensor, device: torch.device = device) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
 
-        moved = self._each(move)
-        if device.type != "cpu":
-            object.__setattr__(moved, "host", self.on_host)
+        if device.type == "cpu" or self.edge_index.device.type != "cpu":
+            return self._each(move)
+        here = self._each(partial(move, device=self.edge_index.device))
+        moved = here.placed(sent(here.tensors(), device).values())
+        object.__setattr__(moved, "host", self)
         return moved
 
     @property
@@ -74,16 +77,12 @@ class SegmentBatch:
         """This batch, if it is in memory of the host, or the one it was copied from."""
         return self.host or self
 
-    def pinned(self) -> SegmentBatch:
-        """The same batch in memory that an accelerator can fetch from while the host goes on."""
-        return self._each(Tensor.pin_memory)
-
     def copied_by(self, stream: Any, like: Any) -> tuple[SegmentBatch, torch.Event]:
         """Copy the batch to where `like` is, on a stream of its own; return the copy and the event of its end."""
         # The same stream by an object of its own: PyTorch notes on the object what to go back to, for one thread.
         own = torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
         with own as copies:
-            return self.pinned().to(like.device, like.dtype), copies.record_event()
+            return self.to(like.device, like.dtype), copies.record_event()
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that work on `stream` uses these tensors, though another one made them."""
@@ -104,6 +103,11 @@ class SegmentBatch:
             elif value is not None:
                 every[entry.name] = value
         return every
+
+    def placed(self, tensors: Iterable[Tensor]) -> SegmentBatch:
+        """The same batch, made of these copies of its `tensors()`, in their order."""
+        each = iter(tensors)
+        return self._each(lambda _: next(each))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> SegmentBatch:
         """A batch of what `change` makes of each tensor."""

@@ -50,6 +50,7 @@ from gst.method.loading import after_loading, before_loading, restore, state_of
 from gst.method.readouts import GraphPool, ReadoutName, Rows, readout_of
 from gst.method.regression import RowRegression, composite_weights, stale_sum
 from gst.method.rows import Known, ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients, row_chunks
+from gst.util.packing import sent
 
 
 class GraphSegmentTraining(nn.Module):
@@ -390,9 +391,9 @@ class GraphSegmentTraining(nn.Module):
         return GraphPool(catalogue.graph_node_counts.to(self.like().device, non_blocking=True), self.pooling)
 
     def _add(self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, embedded: Tensor, weights: Tensor) -> None:
-        counts = catalogue.node_counts[segments].to(embedded.device, non_blocking=True)
-        graphs = catalogue.graph[segments].to(embedded.device, non_blocking=True)
-        pool.add(embedded, weights.to(embedded, non_blocking=True), counts, graphs)
+        weights = weights.to(embedded.dtype)
+        given = {"weights": weights, "counts": catalogue.node_counts[segments], "graph": catalogue.graph[segments]}
+        pool.add(embedded, *sent(given, embedded.device).values())
 
     def _add_encoded(
         self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor,

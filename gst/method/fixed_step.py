@@ -24,6 +24,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import GraphPool
 from gst.method.regression import stale_sum
 from gst.method.rows import StepRows
+from gst.util.packing import Packed
 
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -36,13 +37,13 @@ class NoFixedShapes(ValueError):
 
 @runtime_checkable
 class Plans(Protocol):
-    """Makes what an encoder works out from a batch on the host (`SegmentBatch.plans`), in tensors of fixed shapes."""
+    """Makes what an encoder works out from a batch (`SegmentBatch.plans`), in tensors of fixed shapes."""
 
-    def of(self, batch: SegmentBatch, pinned: bool = False) -> Mapping[Any, Any]:
-        """Return the plans of a batch that is on the host and not padded; ValueError if they do not fit the sizes."""
+    def check(self, batch: SegmentBatch) -> None:
+        """Raise ValueError if the plans of a batch, which is on the host and not padded, may not fit the sizes."""
 
-    def put(self, plans: Mapping[Any, Any], batch: SegmentBatch) -> None:
-        """Make them the plans of the padded `batch`; later ones are copied into the tensors of the first."""
+    def of(self, padded: SegmentBatch) -> Mapping[Any, Any]:
+        """Return the plans of a padded batch, by operations of fixed shapes on its device."""
 
 
 class Sizes(NamedTuple):
@@ -106,16 +107,16 @@ def largest_sums(
 
 @dataclass(frozen=True, eq=False)
 class PaddedStep:
-    """A draw and its fresh segments, read and padded, with the encoder's plans, in memory of the host."""
+    """A draw and its fresh segments, read and padded, in memory of the host; `packed` is what goes to the device."""
 
     draw: Draw
     batch: SegmentBatch
-    plans: Mapping[Any, Any]
+    packed: Packed
 
 
 class FixedStep:
     """Steps of one model in five parts: `draw` decides which segments are fresh, `load` reads and pads them, `fill`
-    copies them into the tensors that `compute` reads, `compute` is the arithmetic, and `finish` writes rows.
+    copies them, at once, into the tensors that `compute` reads, `compute` is the arithmetic, and `finish` writes rows.
 
     Args:
         model: in training mode, on its device, with its lazy layers made. A module of its encoder with a method
@@ -144,9 +145,16 @@ class FixedStep:
         self.value = self._embedded = self._is_finite = torch.empty(0)
         self._inputs: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
-        self._plans: set[Any] = set()
+        self._packed: Packed | None = None
+        self._kind = torch.float64  # of targets
         self._done: tuple[StepRows | None, Tensor] | None = None
         self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
+        fresh, per_graph = (sizes.segments - 1, sizes.configs), (sizes.graphs, sizes.configs)
+        self._nothing = {
+            "weights": torch.zeros(fresh, dtype=torch.float64), "graph": torch.zeros(fresh[0], dtype=torch.int64),
+            "graph_node_counts": torch.ones(sizes.graphs, dtype=torch.int64),
+            "targets": torch.full(per_graph, torch.nan, dtype=torch.float64),
+        }  # fmt: skip
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
         """Draw the next step, or the one `ahead` steps after it; ValueError if it does not fit into `sizes`."""
@@ -159,13 +167,14 @@ class FixedStep:
 
     def load(self, draw: Draw) -> PaddedStep:
         """Read and pad the fresh segments of a draw; a thread may do it ahead. ValueError if they do not fit."""
-        batch = self.model.fresh_batch(draw)
+        batch, like = self.model.fresh_batch(draw), self.model.like()
         for module in self._checked:
             module.check_batch(batch)
-        is_ahead, plans = self.model.like().device.type != "cpu", self.sizes.plans
-        made = {} if plans is None else plans.of(batch, pinned=is_ahead)
-        padded = batch.padded_to(*self.sizes[:4])
-        return PaddedStep(draw, padded.pinned() if is_ahead else padded, made)
+        if self.sizes.plans is not None:
+            self.sizes.plans.check(batch)
+        padded = batch.padded_to(*self.sizes[:4]).to(torch.device("cpu"), like.dtype)
+        packed = Packed.of({**padded.tensors(), **self._nothing}, like.device)
+        return PaddedStep(draw, padded, packed)
 
     def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:
         """Copy what a step reads into the tensors of the first step, which `compute` reads.
@@ -175,27 +184,25 @@ class FixedStep:
         """
         if reason := _refusal_of_state(self.model):
             raise NoFixedShapes(f"a step of fixed shapes {reason}")
-        model, draw, device = self.model, step.draw, self.model.like().device
-        catalogue, sizes = draw.catalogue, self.sizes
-        model.step = draw.number
+        model, draw = self.model, step.draw
+        catalogue = draw.catalogue
+        model.step, self._kind = draw.number, targets.dtype
         rows, chosen = model.rows_of(draw), draw.fresh.nonzero().squeeze(1)
         weights, rest = self._weights(draw, rows)
-        graphs, segments = sizes.graphs - len(catalogue.graphs), sizes.segments - 1 - len(chosen)
-        configs = sizes.configs - targets.shape[1]
-        inputs = {
-            "weights": pad(weights[chosen], (0, 0, 0, segments)), "graph": pad(catalogue.graph[chosen], (0, segments)),
-            "graph_node_counts": pad(catalogue.graph_node_counts, (0, graphs), value=1),
-            "targets": pad(targets, (0, configs, 0, graphs), value=torch.nan) if graphs or configs else targets,
+        given = {
+            "weights": weights[chosen], "graph": catalogue.graph[chosen],
+            "graph_node_counts": catalogue.graph_node_counts, "targets": targets,
         }  # fmt: skip
-        inputs = {name: each.to(device, non_blocking=True) for name, each in inputs.items()}
+        is_here = targets.device.type == "cpu"
+        _write(step.packed.tensors(), {name: each for name, each in given.items() if is_here or name != "targets"})
+        self._keep(step)
+        if not is_here:
+            _write(self._inputs, {"targets": targets})
         if rest is not None:
             nothing = -torch.inf if model.pooling == "max" else 0.0
-            inputs["rest"] = pad(rest, (0, 0, 0, 0, 0, graphs), value=nothing)
-        self._keep(step.batch.to(device, model.like().dtype), inputs)
-        assert self._batch is not None
-        if sizes.plans is not None:
-            sizes.plans.put(step.plans, self._batch)
-            self._plans = set(step.plans)
+            rest = pad(rest, (0, 0, 0, 0, 0, self.sizes.graphs - len(rest)), value=nothing)
+            kept = self._inputs.setdefault("rest", torch.empty_like(rest))
+            kept.copy_(rest)
         self._done = rows, chosen
 
     def compute(self) -> None:
@@ -208,8 +215,14 @@ class FixedStep:
         assert batch is not None, "fill it first"
         for parameter in model.parameters():
             parameter.grad = None
-        embedded = embed_segments(model.encoder, batch, model._call, model.pooling)[:-1]
-        if more := set(batch.plans) - self._plans:
+        plans = {} if self.sizes.plans is None else self.sizes.plans.of(batch)
+        batch.plans.clear()
+        batch.plans.update(plans)
+        kind = batch.edge_index.device.type
+        # The caller's autocast, without its cache: a recording would read casts that were made before it.
+        with torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
+            embedded = embed_segments(model.encoder, batch, model._call, model.pooling)[:-1]
+        if more := set(batch.plans) - set(plans):
             raise NoFixedShapes(f"a step of fixed shapes has no plans but those of its sizes; the encoder made {more}")
         self._is_finite = torch.ones((), dtype=torch.bool, device=embedded.device)
         if embedded.requires_grad:
@@ -219,8 +232,9 @@ class FixedStep:
         pool = GraphPool(inputs["graph_node_counts"], model.pooling, inputs.get("rest"))
         pool.add(present, weights, batch.node_counts[:-1], inputs["graph"])
         scores = apply_head(model.head, pool.result())
-        scores = scores.squeeze(-1) if scores.dim() > inputs["targets"].dim() else scores  # some heads have done that
-        value = self.loss(scores, inputs["targets"])
+        targets = inputs["targets"].to(self._kind)
+        scores = scores.squeeze(-1) if scores.dim() > targets.dim() else scores  # some heads have done that
+        value = self.loss(scores, targets)
         value.backward()
         if self.optimizer is not None:
             self.optimizer.step()
@@ -255,20 +269,27 @@ class FixedStep:
         model.add_rows(pool, draw.catalogue, (weights.stale > 0).any(1).nonzero().squeeze(1), rows, weights.stale)
         return weights.fresh, pool.total
 
-    def _keep(self, batch: SegmentBatch, inputs: dict[str, Tensor]) -> None:
+    def _keep(self, step: PaddedStep) -> None:
         """Copy into the tensors of the first step."""
-        if self._batch is None:
-            self._batch = batch
-            self._inputs = {name: each.clone() for name, each in inputs.items()}  # targets are the caller's
-            return
-        new, old = {**batch.tensors(), **inputs}, {**self._batch.tensors(), **self._inputs}
-        for name in sorted(new.keys() | old.keys()):
-            now, first = (tuple(each[name].shape) if name in each else None for each in (new, old))
-            if now != first:
-                raise NoFixedShapes(f"{name} of a step has the shape {now}, and had {first} at the first step")
-        for name, tensor in new.items():
-            old[name].copy_(tensor, non_blocking=True)
-        object.__setattr__(self._batch, "host", batch.host)
+        if self._packed is None:
+            self._packed = step.packed.to(self.model.like().device)
+            places = self._packed.tensors()
+            self._inputs = {name: places[name] for name in self._nothing}
+            self._batch = step.batch.placed(places.values())
+        else:
+            new, old = step.packed.layout, self._packed.layout
+            for name in sorted(new.keys() | old.keys()):
+                now, first = (each[name][1] if name in each else None for each in (new, old))
+                if now != first:
+                    raise NoFixedShapes(f"{name} of a step has the shape {now}, and had {first} at the first step")
+            self._packed.buffer.copy_(step.packed.buffer, non_blocking=True)
+        object.__setattr__(self._batch, "host", step.batch)
+
+
+def _write(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Write tensors to the beginnings of larger ones."""
+    for name, value in values.items():
+        places[name][tuple(map(slice, value.shape))] = value
 
 
 def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None = None) -> str | None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_step import Sizes
-from gst.nn.bounds import Direction, PlanOptions
-from gst.nn.sharing import FixedPlans, Part, Sharing
+from gst.nn.bounds import Direction, Part, PlanOptions
+from gst.nn.plans import FixedPlans, planned, reads_tensors
+from gst.nn.sharing import Plan
 from gst.nn.sparse import by_rows, check_heads, neighbour_attention, neighbour_max, product
 
 
@@ -45,7 +46,7 @@ class InputProjection(nn.Module):
         self.static = LazyLinear(channels)
         self.config = nn.LazyLinear(channels, bias=False)
 
-    def forward(self, batch: SegmentBatch, sharing: Sharing) -> Float[Tensor, "rows channels"]:
+    def forward(self, batch: SegmentBatch, sharing: Plan) -> Float[Tensor, "rows channels"]:
         nodes, rows, (slots, configs) = sharing.inputs()
         common = self.of_nodes(batch)
         given = self.of_configurations(batch.config_features[slots, configs])
@@ -117,9 +118,9 @@ class Encoder(nn.Module):
             rows = layer(rows, sharing, number)
         return NodeStates(rows, sharing.row_of())
 
-    def sharing(self, batch: SegmentBatch) -> Sharing:
+    def sharing(self, batch: SegmentBatch) -> Plan:
         """Return the groups of equal states of `batch`, computed once for each batch."""
-        return planned(batch, self._plan)
+        return planned(batch, self._plan, self.layers)
 
     @property
     def _plan(self) -> PlanOptions:
@@ -128,13 +129,6 @@ class Encoder(nn.Module):
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
         """Return plans for training steps of fixed shapes, or raise `NoFixedShapes`."""
         return FixedPlans.made_for(self.layers, [self._plan], sizes, graphs, num_fresh)
-
-
-def planned(batch: SegmentBatch, options: PlanOptions) -> Sharing:
-    """`Sharing.of` these options, found once for each batch."""
-    if options not in batch.plans:
-        batch.plans[options] = Sharing.of(batch, *options)
-    return batch.plans[options]
 
 
 class ResidualLayer(nn.Module):
@@ -147,9 +141,9 @@ class ResidualLayer(nn.Module):
     @property
     def reads_plan_tensors(self) -> bool:
         """As its convolution."""
-        return getattr(self.convolution, "reads_plan_tensors", False)
+        return reads_tensors(self.convolution)
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         message = self.convolution(rows, sharing, number)
         return product(sharing.matrix(number, ("own",)), rows) + self.norm(message).relu()
 
@@ -167,7 +161,7 @@ class NodeNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
         self.eps = eps
 
-    def forward(self, rows: Float[Tensor, "rows channels"], sharing: Sharing, number: int) -> Tensor:
+    def forward(self, rows: Float[Tensor, "rows channels"], sharing: Plan, number: int) -> Tensor:
         """Rows after layer `number`."""
         group = sharing.groups(number)
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -223,13 +217,13 @@ class SAGELayer(nn.Module):
         self.norm = nn.LayerNorm(channels) if normalise_over == "channels" else NodeNorm(channels)
         self.attention = ChannelAttention(channels) if channel_attention else nn.Identity()
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         message = self._message(self.project(rows), sharing, number)
         message.add_(self.bias.to(message.dtype))
         message = self.norm(message, sharing, number) if isinstance(self.norm, NodeNorm) else self.norm(message)
         return product(sharing.matrix(number, ("own",)), self.attention(rows)).add_(message.relu_())
 
-    def _message(self, projected: Float[Tensor, "before parts_channels"], sharing: Sharing, number: int) -> After:
+    def _message(self, projected: Float[Tensor, "before parts_channels"], sharing: Plan, number: int) -> After:
         by_part = projected.unflatten(1, (len(self.parts), -1))
         if self.aggregation != "max":
             return product(sharing.matrix(number, self.parts, self.aggregation, stacked=True), by_part.flatten(0, 1))
@@ -275,7 +269,7 @@ class GCNConvolution(nn.Module):
         self.parts: tuple[Part, ...] = ("own", *directions)
         self.project = nn.Linear(channels, channels, bias=False)
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         return product(sharing.matrix(number, self.parts, "symmetric"), self.project(rows))
 
 
@@ -306,7 +300,7 @@ class GINConvolution(nn.Module):
         self.eps = nn.Parameter(torch.zeros(1))
         self.mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         own = product(sharing.matrix(number, ("own",)), rows)
         return self.mlp((1 + self.eps) * own + product(sharing.matrix(number, self.parts), rows))
 
@@ -340,7 +334,7 @@ class GATConvolution(nn.Module):
         for weight in (self.project.weight, self.sent, self.heard):
             nn.init.xavier_uniform_(weight)
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         heard = product(sharing.matrix(number, ("own",)), self._scores(rows, self.heard))
         matrix = sharing.matrix(number, self.parts)
         return neighbour_attention(matrix, self.project(rows), self._scores(rows, self.sent), heard)

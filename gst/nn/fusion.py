@@ -11,8 +11,9 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_step import Sizes
 from gst.nn.bounds import Direction, PlanOptions
-from gst.nn.encoders import BOTH, InputProjection, SAGELayer, planned
-from gst.nn.sharing import FixedPlans, Sharing
+from gst.nn.encoders import BOTH, InputProjection, SAGELayer
+from gst.nn.plans import FixedPlans, planned
+from gst.nn.sharing import Plan
 from gst.nn.sparse import by_rows, product
 
 
@@ -59,7 +60,7 @@ class FusedSAGE(nn.Module):
         self.share = share
 
     def forward(self, batch: SegmentBatch) -> NodeStates:
-        sharing = planned(batch, self._plans[1])
+        sharing = planned(batch, self._plans[1], self.after)
         rows = self._fuse(self._without_configurations(batch), batch, sharing)
         for number, layer in enumerate(self.after):
             rows = layer(rows, sharing, number)
@@ -76,14 +77,14 @@ class FusedSAGE(nn.Module):
         return FixedPlans.made_for([*self.before, *self.after], self._plans, sizes, graphs, num_fresh)
 
     def _without_configurations(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
-        sharing = planned(batch, self._plans[0])
+        sharing = planned(batch, self._plans[0], self.before)
         rows = product(sharing.inputs()[0], self.inputs.of_nodes(batch))
         for number, layer in enumerate(self.before):
             rows = layer(rows, sharing, number)
         return rows[: batch.num_nodes]
 
     def _fuse(
-        self, states: Float[Tensor, "nodes channels"], batch: SegmentBatch, sharing: Sharing
+        self, states: Float[Tensor, "nodes channels"], batch: SegmentBatch, sharing: Plan
     ) -> Float[Tensor, "rows channels"]:
         nodes, rows, (slots, configs) = sharing.inputs()
         configurations = self.inputs.of_configurations(batch.config_features[slots, configs])

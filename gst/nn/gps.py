@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gst.nn.bounds import Direction
 from gst.nn.encoders import BOTH, After, Before, Encoder, InputProjection, SAGELayer
-from gst.nn.sharing import Sharing
+from gst.nn.sharing import Plan, Sharing
 from gst.nn.sparse import check_heads, product
 
 Attention = Literal["softmax", "linear"]
@@ -30,7 +30,8 @@ class SegmentAttention(nn.Module):
         self.heads, self.attend = heads, ATTENTIONS[attention]
         self.project, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
+        assert isinstance(sharing, Sharing), "of the host: it has no `reads_plan_tensors`"
         order, grids = _grids(sharing, number)
         projected = product(sharing.matrix(number, ("own",)), self.project(rows))
         pieces = projected.index_select(0, order).split([nodes * classes for nodes, classes in grids])
@@ -78,7 +79,7 @@ class GPSLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.ReLU(), nn.Linear(2 * channels, channels))
         self.mlp_norm = nn.LayerNorm(channels)
 
-    def forward(self, rows: Before, sharing: Sharing, number: int) -> After:
+    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         own = product(sharing.matrix(number, ("own",)), rows)
         everywhere = self.attention_norm(own + self.attention(rows, sharing, number))
         both = self.local(rows, sharing, number) + everywhere

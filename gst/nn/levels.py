@@ -18,35 +18,26 @@ class Level(NamedTuple):
     Args:
         alike: for each node and configuration, the row of the node that stands for it, counted from 0.
         config_of_row: one configuration that each row stands for.
-        padded_to: rows of a tensor that holds them, if that is fixed.
     """
 
     first: Int64[np.ndarray, " nodes_plus_one"]
     alike: Int32[np.ndarray, "nodes configs"]
     config_of_row: Int64[np.ndarray, " rows"]
-    padded_to: int | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows of a tensor that holds them, the last ones unused: see `gst.nn.sparse`."""
-        return rounded(len(self.config_of_row)) if self.padded_to is None else self.padded_to
-
-    def unused(self, count: int) -> Int64[np.ndarray, " count"]:
-        """So many numbers of unused rows, each as often as any other."""
-        rows = len(self.config_of_row)
-        return rows + np.arange(count) % max(self.num_rows - rows, 1)
+        return rounded(len(self.config_of_row))
 
     def node_of_row(self) -> Int64[np.ndarray, " rows"]:
         return np.repeat(np.arange(len(self.alike)), np.diff(self.first))
 
     @staticmethod
-    def of(alike: Int32[np.ndarray, "nodes configs"], padded_to: int | None = None) -> Level:
-        """Return the rows of labels numbered in order of appearance at each node; ValueError if too many."""
+    def of(alike: Int32[np.ndarray, "nodes configs"]) -> Level:
+        """Return the rows of labels numbered in order of appearance at each node."""
         first = np.zeros(len(alike) + 1, np.int64)
         np.cumsum(alike.max(axis=1, initial=-1) + 1, out=first[1:])
-        if padded_to is not None and first[-1] >= padded_to:
-            raise ValueError(f"a plan of {first[-1]} rows does not fit into {padded_to}; were its graphs in the sizes?")
-        return Level(first, alike, _representatives(first, alike), padded_to)
+        return Level(first, alike, _representatives(first, alike))
 
 
 class Adjacency(NamedTuple):

@@ -31,8 +31,8 @@ class RecordedStep:
     """Trains step by step: the first `WARM_RUNS` steps run eagerly, the next one is recorded, and the recording is
     replayed for it and for all later ones.
 
-    A recording holds numbers of the optimizer (a learning rate, unless it is a tensor as with `capturable=True`),
-    addresses of parameters and buffers, and which of them and of the modules are trained. When one of these changes,
+    A recording holds numbers of the optimizer (a learning rate, unless it is a tensor as with `capturable=True`), the
+    dtype of autocast, addresses of parameters and buffers, and which of them and of the modules are trained. When one of these changes,
     the step is recorded anew; if it is one of the model, after further eager steps.
 
     Args:
@@ -118,7 +118,9 @@ class RecordedStep:
 
     def _look_at_constants(self) -> None:
         """Drop the graph if something has changed that it holds as a constant; new tensors need warm runs, too."""
-        if (numbers := optimizer_numbers(self.step.optimizer)) != self._numbers:
+        kind = self._device.type
+        short = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if (numbers := [*optimizer_numbers(self.step.optimizer), {"autocast": short}]) != self._numbers:
             self._graph, self._numbers = None, numbers
         if (places := model_places(self.step.model)) != self._places:
             self._graph, self._places, self._warm_runs = None, places, 0
@@ -250,6 +252,7 @@ class PaddedSteps:
         rank_zero_info(f"steps are no longer padded: {reason}")
 
 
+PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales losses by numbers that change from step to step
 ACCUMULATES = "each padded step begins with new gradients, and the trainer accumulates them"
 
 
@@ -267,8 +270,8 @@ def _refusal_of_training(trainer: L.Trainer, loader: StepLoader, overridden: lis
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     if loader.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy):
         return f"they are for one process on one device, not for strategy {type(trainer.strategy).__name__}"
-    if trainer.precision != "32-true":
-        return f"they compute in float32, and --trainer.precision is {trainer.precision}"
+    if trainer.precision not in PRECISIONS:
+        return f"they compute in {' or '.join(PRECISIONS)}, and --trainer.precision is {trainer.precision}"
     if trainer.accumulate_grad_batches != 1 or any(
         isinstance(each, GradientAccumulationScheduler) for each in callbacks
     ):

@@ -29,11 +29,10 @@ from embedding_cache import EmbeddingTable
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.batch import SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import FixedStep, Sizes
 from gst.method.rows import PrefetchedStep
-from gst.nn.sharing import Sharing
+from gst.nn.plans import set_sharing
 from gst.programs.described import DEVICE, run_described
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +164,6 @@ def known_rows_padded(model: GraphSegmentTraining, where: HostWaits) -> int:
         model(data, configs).sum().backward()
     model.zero_grad()
     with described_streams(), where:
-        SegmentBatch.pinned = Sharing.pinned = lambda self: self  # type: ignore  # of the host either way
         model = model.to(DEVICE)
         optimizer = torch.optim.Adam(model.parameters(), capturable=True)
         step = FixedStep(model, pairwise_hinge, optimizer, Sizes.of(data, 2, model.num_fresh, 3, model.encoder))
@@ -206,6 +204,7 @@ CASES: dict[str, Any] = {
     "padded, SAGE, maxima": lambda: (gst.nn.SAGE(16, 2, 4, aggregation="max"), {"table": table()}),
     "padded, GAT": lambda: (gst.nn.GAT(16, 2, num_opcodes=4), {"table": table()}),
     "padded, FusedSAGE": lambda: (gst.nn.FusedSAGE(16, 1, 1, num_opcodes=4), {"table": table()}),
+    "rows found on the device": lambda: (gst.nn.SAGE(16, 2, num_opcodes=4), {"table": table()}),
     "waiting for a number": lambda: (Waiting(), {"estimate": "fresh"}),
     "waiting for a copy": lambda: (Masking(), {"estimate": "fresh"}),
 }
@@ -216,6 +215,7 @@ def of_case(name: str, path: Path) -> None:
     torch.set_default_device("cpu")
     where, failure, known = HostWaits(), None, 0
     encoder, options = CASES[name]()
+    set_sharing("auto" if name == "rows found on the device" else "host")
     pooling = options.pop("pooling", "mean")
     rows = known_rows_padded if name.startswith("padded") else known_rows
     try:

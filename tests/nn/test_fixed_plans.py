@@ -22,7 +22,7 @@ from gst.method.fixed_step import Sizes
 from gst.nn import SAGE
 from gst.nn.bounds import PlanOptions
 from gst.nn.encoders import Encoder, InputProjection
-from gst.nn.sharing import FixedPlans, Sharing
+from gst.nn.plans import FixedPlans
 
 DOUBLE = torch.device("cpu"), torch.float64
 FIXED = [name for name in CASES if not name.startswith("GPS")]
@@ -42,15 +42,12 @@ def batch_of(graphs: Sequence[SegmentedGraph], picks: list[tuple[int, int]], con
     return assemble(graphs, picks, torch.tensor([configs] * len(graphs))).to(*DOUBLE)
 
 
-def padded(batch: SegmentBatch, sizes: Sizes, into: SegmentBatch | None = None) -> SegmentBatch:
-    """The batch with its plans, in the tensors of another one if it is given."""
+def padded(batch: SegmentBatch, sizes: Sizes) -> SegmentBatch:
+    """The batch with its plans."""
     assert sizes.plans is not None
-    plans, new = sizes.plans.of(batch), batch.padded_to(*sizes[:4])
-    if into is not None:
-        for name, tensor in new.tensors().items():
-            into.tensors()[name].copy_(tensor)
-        new = into
-    sizes.plans.put(plans, new)
+    sizes.plans.check(batch)
+    new = batch.padded_to(*sizes[:4])
+    new.plans.update(sizes.plans.of(new))
     return new
 
 
@@ -73,31 +70,16 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.parametrize("pooling", ["sum", "max"])
 @pytest.mark.parametrize("case", FIXED)
 def test_a_padded_plan_changes_neither_embeddings_nor_gradients(case: str, pooling: str, share: bool) -> None:
-    """Nor does what the tensors held before: the second batch is put into those of the first."""
     graphs = cut_graphs()
     steps = [([(0, 0), (0, 1), (1, 2)], [0, 1, 2]), ([(1, 0), (1, 3)], [2, 2, 0]), ([(0, 2), (1, 1)], [1, 0, 1])]
     batches = [batch_of(graphs, *step) for step in steps]
     encoder = made(case, batches[0], share=share)
-    sizes, kept = Sizes.of(graphs, 2, 2, CONFIGS, encoder), None
+    sizes, shapes = Sizes.of(graphs, 2, 2, CONFIGS, encoder), set[Any]()
     for batch in batches:
-        want = outcome(encoder, batch, batch.num_segments, pooling)
-        kept = padded(batch, sizes, kept)
-        assert_same(outcome(encoder, kept, batch.num_segments, pooling), want)
-
-
-def test_a_plan_stays_in_the_tensors_of_the_first() -> None:
-    graphs = cut_graphs()
-    first = batch_of(graphs, [(0, 0), (1, 1)], [0, 1, 2])
-    encoder = made("SAGE mean", first)
-    sizes = Sizes.of(graphs, 2, 1, CONFIGS, encoder)
-    kept = padded(first, sizes)
-    outcome(encoder, kept, 2)
-    (plan,) = kept.plans.values()
-    places = {key: [each.data_ptr() for each in made_of] for key, made_of in plan._tensors.items()}
-    assert len(places) == 7  # two matrices of each layer, one of the inputs, what is given, rows of nodes
-    padded(batch_of(graphs, [(0, 1), (1, 0)], [2, 1, 1]), sizes, kept)
-    (plan,) = kept.plans.values()
-    assert {key: [each.data_ptr() for each in made_of] for key, made_of in plan._tensors.items()} == places
+        want, larger = outcome(encoder, batch, batch.num_segments, pooling), padded(batch, sizes)
+        assert_same(outcome(encoder, larger, batch.num_segments, pooling), want)
+        shapes.add(str([{k: [t.shape for t in each] for k, each in p._tensors.items()} for p in larger.plans.values()]))
+    assert len(shapes) == 1, "so that a recording fits all"
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -113,34 +95,41 @@ def test_every_step_fits_and_no_unused_row_has_much_padding(
     plans = FixedPlans.made_for([], [options], sizes, [cut], num_fresh)
     for start in range(0, cut.num_segments, num_fresh):
         picks = [(0, j) for j in range(start, min(start + num_fresh, cut.num_segments))]
-        (plan,) = plans.of(assemble([cut], picks, torch.tensor([chosen]))).values()
+        batch = assemble([cut], picks, torch.tensor([chosen]))
+        plans.check(batch)
+        (plan,) = plans.of(batch.padded_to(*sizes[:4])).values()
         for layer in range(options.num_layers):
-            matrix, level = plan.matrix(layer, ("own", *options.directions)), plan.levels[layer + 1]
-            entries = matrix.row_ptr.diff()[len(level.config_of_row) :]
-            assert level.num_rows > len(level.config_of_row) and int(entries.max()) <= 64 + 1
-            assert not matrix.weights[int(matrix.row_ptr[len(level.config_of_row)]) :].any()
+            matrix, used = plan.matrix(layer, ("own", *options.directions)), int(plan.levels[layer + 1].used)
+            entries = matrix.row_ptr.diff()[used:]
+            assert len(entries) and int(entries.max()) <= 64 + 1
+            assert not matrix.weights[int(matrix.row_ptr[used]) :].any()
+            assert int(matrix.row_ptr[-1]) == len(matrix.columns) and int(matrix.columns.max()) < matrix.shape[1]
 
 
 def test_bounds_are_reached_where_all_configurations_differ() -> None:
-    """Of a single segment: so many messages, and not one more."""
+    """Of a single segment: so many rows and messages, and not one more."""
     features = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     path = np.stack([np.arange(9), np.arange(1, 10)])
     graph = Graph(np.ones((10, 1), np.float32), path, config_nodes=np.array([0, 6]), config_features=features)
     cut, options = segment(graph, 10), PlanOptions(2, ("forward", "backward"))
-    (bounds,) = FixedPlans.made_for([], [options], Sizes.of([cut], 1, 1, 3), [cut], 1).bounds.values()
-    plan = Sharing.of(assemble([cut], [(0, 0)], torch.tensor([[0, 1, 2]])), *options)
-    assert [len(level.config_of_row) for level in plan.levels] == [10 + 2 * 2, 10 + 2 * 5, 10 + 2 * 8]
+    sizes = Sizes.of([cut], 1, 1, 3)
+    plans = FixedPlans.made_for([], [options], sizes, [cut], 1)
+    (bounds,) = plans.bounds.values()
+    assert bounds.most == (2, 5, 8, 5, 4, 5, 8, 7, 8)  # rows of three levels; messages of two layers, by part
+    padded = assemble([cut], [(0, 0)], torch.tensor([[0, 1, 2]])).padded_to(*sizes[:4])
+    (plan,) = plans.of(padded).values()
+    assert [int(level.used) for level in plan.levels] == [sizes.nodes + 2 * more for more in (2, 5, 8)]
     for layer, entries in enumerate(bounds.entries):
         for part, count in entries.items():
-            assert len(plan.matrix(layer, (part,)).columns) == count
+            assert int((plan.matrix(layer, (part,)).weights != 0).sum()) == count
 
 
 def test_a_plan_of_other_graphs_that_does_not_fit_is_refused() -> None:
     small, large = segment(random_graph(1, 8, 9, 2), 8), segment(random_graph(2, 60, 90, 20), 60)
     plans = Sizes.of([small], 1, 1, CONFIGS, SAGE(8, 1)).plans
     assert plans is not None
-    with pytest.raises(ValueError, match=r"a plan of \d+ rows does not fit into \d+"):
-        plans.of(assemble([large], [(0, 0)], torch.tensor([[0, 1, 2]])))
+    with pytest.raises(ValueError, match=r"a plan of \d+ further rows does not fit into \d+"):
+        plans.check(assemble([large], [(0, 0)], torch.tensor([[0, 1, 2]])))
 
 
 class OfAnother(nn.Module):

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gst.method.batch import SegmentBatch
-from gst.nn.bounds import Direction
+from gst.nn import SAGE, fingerprints, plans
+from gst.nn.bounds import Direction, PlanOptions
+from gst.nn.fingerprints import DeviceSharing
 from gst.nn.levels import Level
 from gst.nn.sharing import Sharing
 
@@ -129,3 +131,56 @@ def test_names_of_nodes_and_configurations_do_not_matter(
     theirs = by_rows(Sharing.of(batch, 2, directions, whole_segments=whole_segments))
     for a, b in zip(ours, theirs, strict=True):
         assert np.array_equal(a, b[np.ix_(nodes, configs, configs)])
+
+
+@pytest.mark.parametrize("whole_segments", [False, True])
+@pytest.mark.parametrize("directions", DIRECTIONS, ids=str)
+@given(batches())
+def test_fingerprints_tell_apart_what_differs_and_nothing_else(
+    directions: tuple[Direction, ...], whole_segments: bool, batch: SegmentBatch
+) -> None:
+    """Also where two nodes of different values exchange them: which of them has which counts."""
+    options = PlanOptions(3, directions, whole_segments=whole_segments)
+    ours, exact = DeviceSharing(batch, options), Sharing.of(batch, *options)
+    plans.check_equal(ours, exact)
+    for mine, level in zip(ours.levels, exact.levels, strict=True):
+        assert mine.first.tolist() == level.first.tolist() and len(mine.node_of_row) == level.num_rows
+        rows = torch.arange(int(mine.used))
+        assert torch.equal(mine.row_of[mine.node_of_row[: len(rows)], mine.config_of_row[: len(rows)]], rows)
+
+
+def exchanged() -> SegmentBatch:
+    """Two nodes of other values under each of two configurations, which a third hears."""
+    three, one = torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)
+    values = torch.tensor([[[1.0], [2.0]], [[2.0], [1.0]]])
+    edges = torch.tensor([[0, 1], [2, 2]])
+    return SegmentBatch(three, one, edges, one, torch.ones(3).bool(), torch.tensor([3]), torch.tensor([0, 1]), values)
+
+
+def test_values_that_two_nodes_exchange_are_told_apart() -> None:
+    options = PlanOptions(1, ("forward",))
+    assert DeviceSharing(exchanged(), options).levels[1].row_of[2].unique().numel() == 2
+
+
+def test_a_collision_is_found_where_both_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = SAGE(4, 1)
+    monkeypatch.setattr(plans, "_where", "auto")
+    for where, kind in (("both", DeviceSharing), ("host", Sharing), ("auto", Sharing)):
+        plans.set_sharing(where)
+        assert isinstance(encoder.sharing(exchanged()), kind)
+    monkeypatch.setattr(fingerprints, "mixed", torch.zeros_like)
+    plans.set_sharing("device")
+    encoder.sharing(exchanged())  # silently wrong
+    plans.set_sharing("both")
+    with pytest.raises(ValueError, match=r"after layer 0, node 0 has fingerprints .* 0 and 1 that agree, unlike its"):
+        encoder.sharing(exchanged())
+
+
+def test_a_place_that_does_not_exist_is_refused(unchecked: None) -> None:
+    with pytest.raises(ValueError, match=r"sharing 'gpu'\? equal states are found by one of auto, host, device, both"):
+        plans.set_sharing("gpu")  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=2))
+def test_mixing_is_a_permutation_of_the_integers(numbers: list[int]) -> None:
+    assert len(fingerprints.mixed(torch.tensor(numbers)).unique()) == len(numbers)

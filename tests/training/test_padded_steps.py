@@ -184,7 +184,7 @@ class OwnForward(SegmentTrainingModule):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "precision": ({"precision": "bf16-mixed"}, "float32, and --trainer.precision is bf16-mixed"),
+    "precision": ({"precision": "64-true"}, "32-true or bf16-mixed, and --trainer.precision is 64-true"),
     "accumulation": ({"accumulate_grad_batches": 2}, "the trainer accumulates them"),
     "attention": ({"encoder": lambda: GPS(8, 1, num_opcodes=8, config_symbols=7)}, "GPSLayer has other shapes"),
     "ddp": ({"strategy": "ddp"}, "on one device, not for strategy DDPStrategy"),
@@ -207,6 +207,14 @@ def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     torch.set_num_threads(threads)  # ddp sets it
     assert not any(watch.was_padded) and len(watch.losses) == EPOCHS
     assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
+
+
+def test_padded_steps_in_bf16_are_those_of_the_estimator_in_bf16(tmp_path: Path) -> None:
+    padded, unpadded = (fit(tmp_path / str(each), each, precision="bf16-mixed") for each in (True, False))
+    assert all(padded.was_padded) and not any(unpadded.was_padded)
+    assert padded.losses == pytest.approx(unpadded.losses, rel=2e-2)
+    exact = fit(tmp_path / "exact", True)
+    assert padded.losses != exact.losses and padded.losses == pytest.approx(exact.losses, rel=0.1)
 
 
 def test_nobody_pads_unasked_and_the_reason_for_not_recording_is_said_once(

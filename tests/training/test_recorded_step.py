@@ -22,6 +22,7 @@ from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_step import LOOPS_A_NODE, FixedStep, NoFixedShapes, Sizes
 from gst.training.recorded_step import RecordedStep
+from gst.util.packing import Packed
 from tests.choices import rest_in_e2e
 from tests.execution.recorded import RecordedGraph
 from tests.method.host_waits import Messages, graphs
@@ -119,7 +120,7 @@ class Replayed(RecordedGraph):
     def replay(self) -> None:
         self.replays += 1
         self.spoil()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # kernels are launched as they were recorded
             super().replay()
 
 
@@ -250,6 +251,19 @@ def test_a_learning_rate_that_changes_is_recorded_anew(monkeypatch: pytest.Monke
         moves = any(not torch.equal(a, b) for a, b in zip(before, training.model.parameters(), strict=True))
         assert moves == (number < 4), "a rate of zero moves nothing"
     assert len(made) == 2 and step.reason == ""
+
+
+def test_autocast_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses in short numbers are those of eager steps in short numbers."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    want, training = (Training("one", "mean", encoder="SAGE") for _ in range(2))
+    made, new = new_graphs(training)
+    recorded, eager = RecordedStep(training.fixed(), new, True), RecordedStep(want.fixed())
+    for number in range(2 * STEPS):
+        with torch.autocast("cpu", torch.bfloat16, enabled=number >= STEPS):
+            losses = [step(*training.step(number)).item() for step in (recorded, eager)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(made) == 2 and recorded.reason == ""
 
 
 def test_a_graph_may_be_in_a_step_several_times() -> None:
@@ -551,7 +565,7 @@ def test_a_step_of_other_shapes_is_refused() -> None:
     for other in (replace(padded.batch, opcodes=padded.batch.opcodes[1:]),
                   replace(padded.batch, node_data={"more": torch.ones(padded.batch.num_nodes)})):  # fmt: skip
         with pytest.raises(NoFixedShapes, match=r"(opcodes|node_data\.more) of a step has the shape .* first step"):
-            step.run(replace(padded, batch=other), targets)
+            step.run(replace(padded, packed=Packed.of(other.tensors() | step.step._nothing)), targets)
     step.run(padded, targets)
 
 
