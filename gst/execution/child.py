@@ -90,7 +90,7 @@ class Runner:
         if isinstance(self.executor, NativeExecutor):
             return measure_costs(self.executor, repetitions)
         program, devices = self.executor.program, self.executor.devices
-        times = profile_devices(program, self.executor, repetitions)
+        times = profile_devices(self.executor, repetitions)
         return profiled_costs(program, devices, times, measured_links(devices))
 
     def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[list[Timeline]]:
@@ -154,12 +154,15 @@ class Runner:
                     limit_memory(device, None)
 
 
-def profile_devices(program: Program, executor: AnyExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
+def profile_devices(executor: GraphExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
     """Return profiled microseconds of each operation on each device; devices of one kind and thread count share
     times."""
     kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
-    first = {kind: executor.devices[kinds.index(kind)].name for kind in kinds}
-    times = {kind: profile(program, executor, name, repetitions) for kind, name in first.items()}
+    times = {}
+    for kind in dict.fromkeys(kinds):
+        device = executor.devices[kinds.index(kind)]
+        measured = partial(profile, executor.program, device.torch_device, repetitions)
+        times[kind] = executor.submit(device.name, measured)
     return np.stack([times[kind] for kind in kinds])
 
 

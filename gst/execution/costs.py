@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -13,11 +12,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from gst.execution.event_times import event_times_us
-from gst.execution.executor import AnyExecutor
 from gst.execution.native import NativeExecutor
 from gst.lowering.calls import Call, Step, Storages, Values, bind, fixed_values, steps_in_order, storages
 from gst.lowering.plan import Plan, Timeline
-from gst.machine.devices import Device, select
+from gst.machine.devices import Device
 from gst.programs import Program, Reference
 
 Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
@@ -161,39 +159,6 @@ def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
     return np.min([each.end_us - each.begin_us for each in runs], axis=0)
 
 
-def profile(
-    program: Program, executor: AnyExecutor | None = None, device: str | None = None, repetitions: int = 5
-) -> Float64[np.ndarray, " nodes"]:
-    """Return the median time of each operation in program order, in microseconds; 0 for inputs and constants.
-
-    On a CPU the time includes the call. On an accelerator it is the time by its own events (`event_times_us`), infinite
-    where the operation cannot run there.
-
-    Args:
-        program: the program to run.
-        executor: of the device; the calling thread with all its threads if None.
-        device: name of the device, the executor's first if None.
-        repetitions: passes, of which the median counts.
-
-    Raises:
-        ValueError: the executor has no such device, or there are no repetitions.
-
-    Examples:
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.ReLU(), (torch.zeros(1000),))
-        >>> (profile(program) > 0).tolist()  # the input, and relu
-        [False, True]
-    """
-    if repetitions < 1:
-        raise ValueError(f"want repetitions >= 1, got {repetitions}")
-    if executor is None:
-        return _profile(program, torch.device("cpu"), repetitions)
-    chosen: Device = select([device or executor.devices[0].name], executor.devices)[0]
-    if isinstance(executor, NativeExecutor):
-        return np.median([each.end_us - each.begin_us for each in alone(executor, chosen.name, repetitions)], axis=0)
-    return executor.submit(chosen.name, partial(_profile, program, chosen.torch_device, repetitions))
-
-
 def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timeline]:
     """Run the whole program on one device several times, after one run that is not counted."""
     plan = Plan((device,), np.zeros(executor.program.num_nodes, np.int64))
@@ -204,7 +169,17 @@ def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timel
     return timelines[1:]
 
 
-def _profile(program: Program, device: torch.device, repetitions: int) -> Float64[np.ndarray, " nodes"]:
+def profile(program: Program, device: torch.device, repetitions: int) -> Float64[np.ndarray, " nodes"]:
+    """Return the median time of each operation in program order on this thread, in microseconds; 0 for inputs and
+    constants. On an accelerator it is the time by its own events (`event_times_us`), infinite where the operation
+    cannot run there.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.zeros(1000),))
+        >>> (profile(program, torch.device("cpu"), 2) > 0).tolist()  # the input, and relu
+        [False, True]
+    """
     if device.type != "cpu":
         return event_times_us(program, device, repetitions)
     calls: Sequence[Call | None] = bind(program, device)

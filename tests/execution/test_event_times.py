@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gst.execution import event_times as module
-from gst.execution.costs import profile, profiled_costs
+from gst.execution.child import profile_devices
+from gst.execution.costs import profiled_costs
 from gst.execution.event_times import (
     BUDGET_US,
     Graphs,
@@ -21,6 +22,7 @@ from gst.execution.event_times import (
     span_us,
 )
 from gst.execution.executor import executor
+from gst.execution.graph_executor import GraphExecutor
 from gst.lowering.calls import bind
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
@@ -231,5 +233,6 @@ def test_a_product_on_an_accelerator_takes_the_time_that_the_device_says() -> No
     assert times.max() > 50  # 137 GFLOP
     gpus = [each for each in discover() if each.kind != "cpu"]
     with executor(program, gpus) as running:
-        profiled = profile(program, running)
+        assert isinstance(running, GraphExecutor)
+        profiled = profile_devices(running, 5)
     assert profiled.max() == pytest.approx(times.max(), rel=0.5)

@@ -109,14 +109,14 @@ def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], mon
     """Where the executor does not write down when operations begin."""
     asked = []
 
-    def profile(program: Program, executor: GraphExecutor, device: str, repetitions: int) -> np.ndarray:
-        asked.append((device, repetitions))
+    def profile(program: Program, device: torch.device, repetitions: int) -> np.ndarray:
+        asked.append((device.type, repetitions))
         return np.ones(program.num_nodes)
 
     monkeypatch.setattr(child, "profile", profile)
     with GraphExecutor(programs["rnnlm"], pair(separate_memory=True)) as executor:
         costs = child.Runner(executor, None, None).costs(2)
-    assert asked == [("cpu:0", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
+    assert asked == [("cpu", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
 
 
 def test_the_time_of_a_child_is_not_that_of_others(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.execution.costs import profile
+from gst.execution.child import profile_devices
 from gst.execution.graph_executor import GraphExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
 from gst.machine.load import LoadGate
@@ -130,9 +130,9 @@ def test_the_gate_is_asked_before_every_round_and_its_patience_is_for_all() -> N
 
 
 def test_profile_times_operations_and_only_those(program: Program) -> None:
-    with GraphExecutor(program, pair(separate_memory=False)) as executor:
-        one = profile(program, executor, "cpu:1", repetitions=3)
-    for times in (one, profile(program, repetitions=2)):
-        is_operation = np.array([each.kind == "operation" for each in program.operations])
-        assert times.shape == (program.num_nodes,) and times.dtype == np.float64
-        assert (times[is_operation] > 0).all() and (times[~is_operation] == 0).all()
+    devices = pair(separate_memory=False)
+    with GraphExecutor(program, devices) as executor:
+        times = profile_devices(executor, repetitions=3)
+    is_operation = np.array([each.kind == "operation" for each in program.operations])
+    assert times.shape == (len(devices), program.num_nodes) and times.dtype == np.float64
+    assert (times[:, is_operation] > 0).all() and (times[:, ~is_operation] == 0).all()
