@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.plan import Plan, Timeline
+from gst.lowering.stream_program import rows
 from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from gst.simulation.copies import Copies, copies_of
-from gst.simulation.simulator import Simulator, neighbour_lists
+from gst.simulation.simulator import Simulator
 from partitioners.compiled import compiled
 
 KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
@@ -185,7 +186,7 @@ class Fitted:
 
     @cached_property
     def _producers(self) -> tuple[np.ndarray, np.ndarray]:
-        return neighbour_lists(self.costs.edges[::-1], self.costs.num_nodes)
+        return rows(self.costs.edges[1], self.costs.edges[0], self.costs.num_nodes)
 
     def logs_and_rows(self, plans: Sequence[Plan]) -> tuple[Answers, Rows]:
         """Return logarithms of milliseconds, and their derivatives by the parameters."""

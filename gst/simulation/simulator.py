@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64, UInt64
 
 from gst.execution.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
+from gst.lowering.stream_program import rows
 from gst.machine.devices import MOST_CORES, core_numbers
 from gst.simulation.event_kernel import Cores, Work, simulate
 
@@ -95,8 +96,8 @@ class Simulator:
 
 def _work(costs: Costs) -> Work:
     edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-    indptr, consumers = neighbour_lists(edges, costs.num_nodes)
-    producer_indptr, producers = neighbour_lists(edges[::-1], costs.num_nodes)
+    indptr, consumers = rows(edges[0], edges[1], costs.num_nodes)
+    producer_indptr, producers = rows(edges[1], edges[0], costs.num_nodes)
     return Work(
         indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
         costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
@@ -114,7 +115,8 @@ def _machine(costs: Costs) -> Cores:
     worker = np.array([thread_of[mine[0]] for mine in numbers], np.int64)
     pairs = [(device, core) for device, mine in enumerate(numbers) for core in mine[1:]]
     covered = [(device, thread_of[core]) for device, core in pairs if core in thread_of]
-    covers = neighbour_lists(np.array(covered, np.int64).reshape(-1, 2).T, len(numbers))
+    takes, taken = np.array(covered, np.int64).reshape(-1, 2).T
+    covers = rows(takes, taken, len(numbers))
     threads = np.array([device.threads for device in costs.devices])
     leader = np.array(leaders, np.int64)
     memories = list(dict.fromkeys(device.memory for device in costs.devices))
@@ -139,23 +141,3 @@ def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices 
         for core in mine:
             words[device, core // 64] |= np.uint64(1) << np.uint64(core % 64)
     return words
-
-
-def neighbour_lists(
-    edges: Int64[np.ndarray, "2 edges"], num_nodes: int
-) -> tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " edges"]]:
-    """Return the bounds of each node's list, and the heads of its edges one list after the other.
-
-    Args:
-        edges: from a node to one of its list; reversed (`edges[::-1]`) they give the lists of the heads.
-        num_nodes: of the graph; the first result has one number more.
-
-    Examples:
-        >>> indptr, heads = neighbour_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
-        >>> indptr.tolist(), heads.tolist()
-        ([0, 2, 3, 3], [1, 2, 2])
-    """
-    order = np.argsort(edges[0], kind="stable")
-    indptr = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(edges[0], minlength=num_nodes), out=indptr[1:])
-    return indptr, np.ascontiguousarray(edges[1][order])

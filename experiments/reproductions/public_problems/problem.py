@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.formats import PublicGraph
+from gst.lowering.stream_program import rows
 from gst.placement.baselines.arrays import Arrays, Scheduled, edge_lists, mean_times, scheduled
 from gst.placement.machines import machine
-from gst.simulation.simulator import neighbour_lists
 
 MOST_DEVICES = 1024
 
@@ -108,7 +108,7 @@ def public_problem(graph: PublicGraph, name: str, memory_limit: int | None = Non
     arrays = Arrays(
         *edge_lists(graph.edges, graph.num_nodes), np.ascontiguousarray(times),
         graph.amounts, fixed, per_amount, table, kind, graph.groups,
-        *neighbour_lists(np.stack([graph.groups, np.arange(graph.num_nodes)]), groups),
+        *rows(graph.groups, np.arange(graph.num_nodes), groups),
         np.bincount(graph.groups, graph.sizes, groups), np.arange(len(names)), limits, graph.file_rank,
     )  # fmt: skip
     return Problem(graph, name, tuple(names), kind, arrays, tuple(notes))

@@ -14,8 +14,8 @@ from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, refusal
 from gst.lowering.plan import Plan
+from gst.lowering.stream_program import rows
 from gst.placement.search.moves import uniform
-from gst.simulation.simulator import neighbour_lists
 from partitioners.compiled import compiled
 
 
@@ -113,7 +113,7 @@ class LatencyArrays(NamedTuple):
 def latency_arrays(graph: CostGraph) -> LatencyArrays:
     """Arrays of a graph for `published_latency`."""
     (indptr, consumers), (producer_indptr, producers) = (
-        neighbour_lists(graph.edges[::direction], graph.num_nodes) for direction in (1, -1)
+        rows(*graph.edges[::direction], graph.num_nodes) for direction in (1, -1)
     )
     return LatencyArrays(
         indptr, consumers, producer_indptr, producers, graph.cpu_ms, graph.accelerator_ms, graph.transfer_ms,
@@ -218,7 +218,7 @@ def cut_homes(graph: CostGraph) -> list[Int64[np.ndarray, " nodes"]]:
 
 def orders(graph: CostGraph) -> Int64[np.ndarray, "2 nodes"]:
     """The topological order of the graph, and one that goes deep before it goes wide."""
-    indptr, consumers = neighbour_lists(graph.edges, graph.num_nodes)
+    indptr, consumers = rows(*graph.edges, graph.num_nodes)
     waiting = np.bincount(graph.edges[1], minlength=graph.num_nodes)
     stack = [int(node) for node in np.flatnonzero(waiting == 0)[::-1]]
     deep = []
@@ -236,9 +236,7 @@ def _cuts(graph: CostGraph, order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndar
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
     edges = position[graph.edges]
-    (indptr, _), (producer_indptr, producers) = (
-        neighbour_lists(edges[::direction], len(order)) for direction in (1, -1)
-    )
+    (indptr, _), (producer_indptr, producers) = (rows(*edges[::direction], len(order)) for direction in (1, -1))
     home = np.empty(len(order), np.int64)
     home[order] = _best_cuts(
         np.diff(indptr), producer_indptr, producers, graph.cpu_ms[order], graph.accelerator_ms[order],
@@ -346,7 +344,7 @@ class _GroupArrays(NamedTuple):
 
 def _group_arrays(graph: CostGraph) -> _GroupArrays:
     groups = int(graph.colocation.max()) + 1
-    indptr, members = neighbour_lists(np.stack([graph.colocation, np.arange(graph.num_nodes)]), groups)
+    indptr, members = rows(graph.colocation, np.arange(graph.num_nodes), groups)
     return _GroupArrays(graph.colocation, indptr, members, graph.sizes, float(graph.memory_limit), orders(graph))
 
 

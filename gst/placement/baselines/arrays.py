@@ -7,7 +7,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.simulation.simulator import neighbour_lists
+from gst.lowering.stream_program import rows
 from partitioners.compiled import compiled
 
 
@@ -36,10 +36,10 @@ def edge_lists(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, by_node: boo
         ([1, 2, 2], [0, 1, 2], [0, 1, 2])
     """
     number = edges[0] if by_node else np.arange(edges.shape[1])
-    rows = []
+    lists: list[Int64[np.ndarray, " _"]] = []
     for ends in (edges, edges[::-1]):
-        rows += [*neighbour_lists(ends, num_nodes), neighbour_lists(np.stack([ends[0], number]), num_nodes)[1]]
-    return EdgeLists(*rows)
+        lists += [*rows(ends[0], ends[1], num_nodes), rows(ends[0], number, num_nodes).items]
+    return EdgeLists(*lists)
 
 
 class Arrays(NamedTuple):

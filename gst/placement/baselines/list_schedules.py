@@ -13,6 +13,7 @@ from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan, priority_of
+from gst.lowering.stream_program import rows
 from gst.placement.baselines.arrays import (
     Arrays,
     Places,
@@ -37,7 +38,6 @@ from gst.placement.baselines.units import (
     smallest_units,
 )
 from gst.placement.task import Task
-from gst.simulation.simulator import neighbour_lists
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
 
@@ -73,7 +73,7 @@ def in_groups(arrays: Arrays, groups: Order, sizes: Float64[np.ndarray, " groups
 
 
 def _grouped(groups: Order, count: int) -> tuple[Order, Order, Order]:
-    return groups, *neighbour_lists(np.stack([groups, np.arange(len(groups))]), count)
+    return groups, *rows(groups, np.arange(len(groups)), count)
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:

@@ -10,14 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.plan import Plan, ranks
+from gst.lowering.stream_program import Rows, rows
 from gst.machine.devices import overlap
 from gst.placement.search.timelines import BUSY, CROSSING, Timelines, Waits
 from gst.placement.task import Task
-from gst.simulation.simulator import neighbour_lists
 from partitioners import has_metis, partition
-
-Lists = tuple[Int64[np.ndarray, " bounds"], Int64[np.ndarray, " members"]]
-"""Members of several lists, one list after the other, and the bounds of each."""
 
 CLUSTER_NODES = (6, 20, 60, 180)
 """Nodes in a cluster of each level, about."""
@@ -66,7 +63,7 @@ class Neighbourhood:
         weight = weight if weight.sum() > 0 else np.ones(len(group_us))
         self._group_sums = np.append(np.cumsum(weight[:-1]) / weight.sum(), 1.0)
         both = np.concatenate([task.costs.edges, task.costs.edges[::-1]], axis=1)
-        self._beside = neighbour_lists(both, task.num_nodes)
+        self._beside = rows(both[0], both[1], task.num_nodes)
         graph = (each.astype(np.int64).tobytes() for each in (task.costs.edges, together))
         self._clusters = [_lists(label) for label in _cluster_labels(*graph)]
         self.moves: dict[str, Callable[[State], State]] = {"order": self._order}
@@ -249,11 +246,11 @@ def _cluster_labels(edge_bytes: bytes, colocation_bytes: bytes) -> list[Int64[np
     return labels
 
 
-def _lists(label: Int64[np.ndarray, " nodes"]) -> Lists:
+def _lists(label: Int64[np.ndarray, " nodes"]) -> Rows:
     """Return the nodes by label."""
-    return neighbour_lists(np.stack([label, np.arange(len(label))]), int(label.max()) + 1)
+    return rows(label, np.arange(len(label)), int(label.max()) + 1)
 
 
-def _list(lists: Lists, number: int) -> Int64[np.ndarray, " members"]:
+def _list(lists: Rows, number: int) -> Int64[np.ndarray, " members"]:
     indptr, members = lists
     return members[indptr[number] : indptr[number + 1]]

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.execution.costs import Costs
 from gst.lowering.plan import Timeline
+from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use
 from gst.simulation.copies import copies_of
-from gst.simulation.simulator import neighbour_lists
 from partitioners.compiled import compiled
 
 FIRST, VALUE, CROSSING, BUSY = range(4)
@@ -48,8 +48,8 @@ class Timelines:
         edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
         self._all_costs = costs
         self._costs = _CostArrays(
-            *neighbour_lists(edges, costs.num_nodes),
-            *neighbour_lists(edges[::-1], costs.num_nodes),
+            *rows(edges[0], edges[1], costs.num_nodes),
+            *rows(edges[1], edges[0], costs.num_nodes),
             computed=costs.computed,
             times_us=costs.times_us,
             num_bytes=costs.output_bytes.astype(np.float64),
