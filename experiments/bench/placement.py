@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,24 @@ def bench(
     }  # fmt: skip
 
 
+def _on(task: Task, names: Sequence[str]) -> Task:
+    """Return the same task on some of its devices."""
+    chosen, costs = [task.names.index(name) for name in names], task.costs
+    links = np.ix_(chosen, chosen)
+    fewer = replace(
+        costs, devices=tuple(task.devices[each] for each in chosen), times_us=costs.times_us[chosen],
+        own_bytes=costs.own_bytes[chosen], latency_us=costs.latency_us[links], bytes_per_us=costs.bytes_per_us[links],
+    )  # fmt: skip
+    return replace(task, costs=fewer)
+
+
 def _one(
     name: str, out: Path, budget: int, evaluations: int, seeds: int, repetitions: int, compiled: bool, gate: LoadGate
 ) -> dict[str, Any]:
     program, devices = traced(name), select(SETS, discover())
     with IsolatedExecutor(name, devices) as isolated, ExitStack() as stack:
         moldable = measured_task(program, isolated, 0)
-        cores = moldable.on(CORES)
+        cores = _on(moldable, CORES)
         fused = fused_task(moldable, isolated, chains(moldable)) if compiled else None
 
         def search(

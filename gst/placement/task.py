@@ -155,17 +155,6 @@ class Task:
         """Return the plan with every colocation group as a whole on the device assigned to it."""
         return self.plan(assignment[self.colocation], priority)
 
-    def on(self, names: Sequence[str]) -> Task:
-        """Return the same task on some of its devices."""
-        chosen, costs = [self.names.index(name) for name in names], self.costs
-        links = np.ix_(chosen, chosen)
-        fewer = replace(
-            costs, devices=tuple(self.devices[each] for each in chosen), times_us=costs.times_us[chosen],
-            own_bytes=costs.own_bytes[chosen], latency_us=costs.latency_us[links],
-            bytes_per_us=costs.bytes_per_us[links],
-        )  # fmt: skip
-        return replace(self, costs=fewer)
-
     def memory_use(self, simulation: Timeline) -> dict[str, int]:
         """Return the peak of each memory in bytes over a simulated run, resident bytes included."""
         use = peak_bytes(self.costs, simulation)

@@ -157,7 +157,8 @@ def test_a_group_that_ends_its_process_is_left_alone(
     monkeypatch.undo()
     again = fused_task(task, isolated, chains(task), cache=kept)
     assert again is not None and again.task.key == found.task.key, "a search goes on with the groups it began with"
-    other = task.on(task.names[:1])
+    assert task.program is not None
+    other = Task.of_profile(task.program, task.devices[:1], task.times_us[:1])
     with pytest.raises(ValueError, match=r"groups\.json was made with devices .*, now it is"):
         fused_task(other, isolated, chains(other), cache=kept)
 
