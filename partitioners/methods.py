@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from partitioners.balance import Problem
 from partitioners.communities import communities
 from partitioners.csr import check_num_parts, check_tolerance, checked_edges, checked_weights
-from partitioners.orders import contiguous, fennel, linear_deterministic_greedy, topological, uniform
+from partitioners.orders import contiguous, fennel, linear_deterministic_greedy, uniform
 
 
 def has_metis() -> bool:
@@ -64,7 +64,7 @@ def auto(problem: Problem) -> Int64[np.ndarray, " nodes"]:
     best = problem.balanced(contiguous(problem))
     least = problem.csr.cut(best)
     cut_of: dict[Method, int] = {}
-    for method in (communities, linear_deterministic_greedy, fennel, topological, metis):
+    for method in (communities, linear_deterministic_greedy, fennel, metis):
         if least == 0 or (method is fennel and cut_of[linear_deterministic_greedy] > HOPELESS * least):
             continue
         parts = problem.balanced(method(problem))
@@ -83,7 +83,6 @@ METHODS: dict[str, Method] = {
     "communities": communities,
     "ldg": linear_deterministic_greedy,
     "fennel": fennel,
-    "topological": topological,
     "contiguous": contiguous,
     "random": uniform,
 }
@@ -104,8 +103,7 @@ def partition(
     """Cut a graph into parts: the part of each node, none empty and none larger than `largest_part` allows.
 
     Args:
-        edges: node ids; direction, order, repetition, self-loops and connectedness do not matter, but for
-            "topological" and "auto", which heed directions.
+        edges: node ids; direction, order, repetition, self-loops and connectedness do not matter.
         num_nodes: at least 1; nodes without edges belong to a part too.
         num_parts: 1..num_nodes; `num_parts_for` gives it from the most nodes a part may hold.
         method: a key of `METHODS`. "auto" tries the others and keeps the least cut; "communities" cuts about as little

@@ -1,4 +1,4 @@
-"""Partitions that follow an order of the nodes: ranges by id, topological or random, and streams (LDG, Fennel)."""
+"""Partitions that follow an order of the nodes: ranges by id or random, and streams (LDG, Fennel)."""
 
 from __future__ import annotations
 
@@ -39,71 +39,6 @@ def uniform(problem: Problem) -> Int64[np.ndarray, " nodes"]:
     parts = np.empty(problem.num_nodes, np.int64)
     parts[order] = ranges(problem.weights[order], problem.num_parts)
     return parts
-
-
-def topological(problem: Problem) -> Int64[np.ndarray, " nodes"]:
-    """Return the part of each node, ascending along directed edges, in the reverse postorder of a depth-first search.
-
-    The search takes children and starting nodes by ascending id. Depth first, chains and subtrees stay together.
-    """
-    order = _reverse_postorder(problem.edges[0], problem.edges[1], problem.num_nodes)
-    parts = np.empty(problem.num_nodes, np.int64)
-    parts[order] = ranges(problem.weights[order], problem.num_parts)
-    return parts
-
-
-@compiled
-@no_type_check
-def _reverse_postorder(sources, targets, num_nodes):
-    starts, successors = _sorted_successors(sources, targets, num_nodes)
-    order = np.empty(num_nodes, np.int64)
-    reached = np.zeros(num_nodes, np.bool_)
-    upcoming = starts[:-1].copy()  # the next successor of each node to look at
-    path = np.empty(num_nodes, np.int64)
-    remaining = num_nodes
-    for root in range(num_nodes):
-        if reached[root]:
-            continue
-        reached[root] = True
-        path[0], depth = root, 1
-        while depth:
-            node = path[depth - 1]
-            while upcoming[node] < starts[node + 1] and reached[successors[upcoming[node]]]:
-                upcoming[node] += 1
-            if upcoming[node] < starts[node + 1]:
-                path[depth] = successors[upcoming[node]]
-                reached[path[depth]] = True
-                depth += 1
-            else:
-                remaining -= 1
-                order[remaining] = node
-                depth -= 1
-    return order
-
-
-@compiled
-@no_type_check
-def _sorted_successors(sources, targets, num_nodes):
-    """Return the start of each node's successors, and the successors, ascending for any order of the edges."""
-    starts, sources_by_target = _grouped(targets, sources, num_nodes)
-    targets_ascending = np.repeat(np.arange(num_nodes), np.diff(starts))
-    return _grouped(sources_by_target, targets_ascending, num_nodes)
-
-
-@compiled
-@no_type_check
-def _grouped(keys, values, num_keys):
-    """A stable counting sort of `values` by `keys` in 0..num_keys-1: where each key starts, and the values."""
-    starts = np.zeros(num_keys + 1, np.int64)
-    for key in keys:
-        starts[key + 1] += 1
-    starts = np.cumsum(starts)
-    ends = starts[:-1].copy()
-    grouped = np.empty(len(values), np.int64)
-    for index in range(len(keys)):
-        grouped[ends[keys[index]]] = values[index]
-        ends[keys[index]] += 1
-    return starts, grouped
 
 
 def linear_deterministic_greedy(problem: Problem) -> Int64[np.ndarray, " nodes"]:
