@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -109,31 +109,37 @@ class Actions(NamedTuple):
 def order_of(work: Work) -> Ints:
     """Return the place of each group in an order in which every value is made before it is read. Of the groups that can
     come next the one of least rank does."""
-    num_groups = len(work.rank)
     both = (work.group[work.edges[0]] >= 0) & (work.group[work.edges[1]] >= 0)
-    producer, consumer = work.group[work.edges[0, both]], work.group[work.edges[1, both]]
-    crosses = producer != consumer
-    producer, consumer = producer[crosses], consumer[crosses]
     # By rank, groups often are in such an order already.
     by_rank = np.argsort(work.rank)
     place = inverse(by_rank)
-    if (place[producer] < place[consumer]).all():
+    edges = place[work.group[work.edges[:, both]]]
+    if (edges[0] <= edges[1]).all():
         return place
-    consumers = rows(producer, consumer, num_groups).lists()
-    waiting = np.bincount(consumer, minlength=num_groups).tolist()
-    number, group_of = place.tolist(), by_rank.tolist()
-    ready = [number[group] for group in range(num_groups) if not waiting[group]]
-    heapify(ready)
+    return inverse(by_rank[least_first(edges, len(place))])
+
+
+def least_first(edges: Int64[np.ndarray, "2 edges"], count: int) -> Ints:
+    """Return the numbers 0 .. count - 1 in an order in which each edge leads to a later one; of those that can come
+    next the least does. Edges from a number to itself do not count.
+
+    Examples:
+        >>> least_first(np.array([[2, 2, 3], [0, 2, 1]]), 4).tolist()
+        [2, 0, 3, 1]
+    """
+    producer, consumer = edges[:, edges[0] != edges[1]]
+    consumers = rows(producer, consumer, count).lists()
+    waiting = np.bincount(consumer, minlength=count).tolist()
+    ready = [number for number in range(count) if not waiting[number]]  # ascending, which is a heap
     order = []
     while ready:
-        group = group_of[heappop(ready)]
-        order.append(group)
-        for each in consumers[group]:
+        order.append(heappop(ready))
+        for each in consumers[order[-1]]:
             waiting[each] -= 1
             if not waiting[each]:
-                heappush(ready, number[each])
-    assert len(order) == num_groups, "groups depend on each other in a circle"
-    return inverse(np.array(order, np.int64))
+                heappush(ready, each)
+    assert len(order) == count, "groups depend on each other in a circle"
+    return np.array(order, np.int64)
 
 
 def anchors(work: Work, values: Values, place: Ints, ahead: Ints) -> Ints:

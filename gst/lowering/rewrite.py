@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.graphs.graph import Graph
+from gst.lowering.common_order import least_first
 from gst.lowering.fusion import Group
 from gst.programs import Operation, Program, Reference
 from gst.programs.features import node_features, opcode
@@ -122,28 +122,10 @@ def _item(operation: Operation, made: int, position: int) -> Operation:
 
 def _order(program: Program, group_of: Mapping[int, Group]) -> list[int]:
     """Return nodes outside of groups and the first node of each group, none before its inputs."""
-
-    def stands_for(node: int) -> int:
-        return group_of[node].nodes[0] if node in group_of else node
-
-    readers: dict[int, set[int]] = {stands_for(node): set() for node in range(program.num_nodes)}
-    for producer, node in program.graph.edges.T.tolist():
-        if stands_for(producer) != stands_for(node):
-            readers[stands_for(producer)].add(stands_for(node))
-    waiting = dict.fromkeys(readers, 0)
-    for reader in (each for some in readers.values() for each in some):
-        waiting[reader] += 1
-    ready = [node for node, count in waiting.items() if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        order.append(heappop(ready))
-        for reader in readers[order[-1]]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heappush(ready, reader)
-    assert len(order) == len(readers), "groups that wait for each other"
-    return order
+    nodes = range(program.num_nodes)
+    stands_for = np.array([group_of[node].nodes[0] if node in group_of else node for node in nodes], np.int64)
+    order = least_first(stands_for[program.graph.edges], program.num_nodes)
+    return order[stands_for[order] == order].tolist()
 
 
 def _graph(operations: Sequence[Operation]) -> Graph:
