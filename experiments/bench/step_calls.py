@@ -2,10 +2,10 @@
 
     python -m experiments.bench.step_calls --json experiments/results/step_calls.json
 
-The step runs on a described CUDA device: tensors of the device are fake, those of the host are real. Counted are
-operators on the device (a launch or a few each, views left out), copies between host and device, and what makes the host
-wait. `eager` is the estimator's step; `padded` is one of fixed shapes, in three parts: `before` and `after` run in every
-step, `recorded` is launched as one graph.
+The step runs on a described CUDA device: its tensors are fake, those of the host are real. Counted are operators on the
+device (a launch or a few each, views left out), copies between host and device, and what makes the host wait. `eager`
+is the estimator's step. `padded` is one of fixed shapes, in three parts: `before` and `after` run in every step, and
+`recorded` is launched as one graph.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class DeviceCalls(TorchDispatchMode):
         self.counts.clear()
         return found
 
+    def forget(self) -> None:
+        self.counts.clear()
+        self.waits.clear()
+
 
 def waits(name: str, args: Any, kwargs: Any, is_copy: bool) -> bool:
     """Whether the host waits in an operator, some of whose tensors are on the device."""
@@ -138,7 +142,7 @@ def eager(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Device
     optimizer = torch.optim.Adam(model.parameters())
     draw = model.draw(data, configs)
     rows = model.rows_of(draw)
-    calls.counted()
+    calls.forget()
     batch = model.fresh_batch(draw)
     step = PrefetchedStep(draw, batch.to(DEVICE, torch.float32), rows)
     read = calls.counted()
@@ -157,9 +161,9 @@ def padded(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Devic
     step = FixedStep(model, pairwise_hinge, optimizer, Sizes.of(data, GRAPHS, 1, CONFIGS, model.encoder))
     counts = dict[str, dict[str, int]]()
     for _ in range(2):
+        calls.forget()
         if isinstance(model.table, EmbeddingTable):
             model.table._staged = None  # its rows are fake: they could not be written
-        calls.counted()
         step.fill(step.load(step.draw(data, configs)), targets)
         counts["before"] = calls.counted()
         step.compute()
@@ -193,7 +197,7 @@ def count(case: str, path: Path) -> None:
     model.zero_grad()
     with described_streams(), (calls := DeviceCalls()):
         found = steps(model.to(DEVICE), data, calls)
-    write_json(path, found | {"waits": sorted(set(calls.waits))})
+    write_json(path, found | {"places_of_waits": sorted(set(calls.waits))})
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ class RecordedStep:
     replayed for it and for all later ones.
 
     A recording holds numbers of the optimizer (a learning rate, unless it is a tensor as with `capturable=True`), the
-    dtype of autocast, addresses of parameters and buffers, and which of them and of the modules are trained. When one of these changes,
-    the step is recorded anew; if it is one of the model, after further eager steps.
+    dtype of autocast, addresses of parameters and buffers, and which of them and of the modules are trained. When one
+    of these changes, the step is recorded anew; if it is one of the model, after further eager steps.
 
     Args:
         step: what is to be recorded; its model, loss and optimizer.

@@ -54,8 +54,7 @@ class Packed:
 
 
 def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return tensors of the host on a device: as they are on the host, and by one copy, for which it does not wait, on an
-    accelerator.
+    """Return tensors of the host on a device, brought there by one copy, for which the host does not wait.
 
     Examples:
         >>> sent({"one": torch.ones(2)}, torch.device("cpu"))

@@ -10,22 +10,17 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gst
 from embedding_cache import EmbeddingTable
+from experiments.bench.step_calls import DeviceCalls, described_streams
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
@@ -36,56 +31,6 @@ from gst.nn.plans import set_sharing
 from gst.programs.described import DEVICE, run_described
 
 ROOT = Path(__file__).parents[2]
-
-
-class HostWaits(TorchDispatchMode):
-    """Runs operations on tensors of `DEVICE` as fakes and all others for real.
-
-    Attributes:
-        waits: operator and place of each that makes the host wait.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self.waits: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)  # of the host either way
-        before = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        wanted = kwargs.get("device")
-        is_there = wanted is not None and torch.device(wanted).type == DEVICE.type
-        if not is_there and not any(isinstance(each, FakeTensor) for each in before):
-            return function(*args, **kwargs)
-        with self.fake:
-            result = function(*args, **kwargs)
-        after = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        if waits(str(function), args, kwargs, before, after):
-            places = [each for each in traceback.extract_stack() if each.filename.startswith(str(ROOT))]
-            own = [each for each in places if "/tests/" not in each.filename][-1:] or places[-2:]
-            self.waits.append(f"{function} at {', '.join(f'{Path(e.filename).name}:{e.lineno}' for e in own)}")
-        return result
-
-
-def waits(name: str, args: Any, kwargs: Any, before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether the host waits in an operator, some of whose tensors are on the device."""
-    if name in ("aten._to_copy.default", "aten.copy_.default"):
-        is_ahead = kwargs.get("non_blocking", False) or args[2:3] == (True,)
-        return len({each.device.type for each in before + after}) > 1 and not is_ahead
-    if name.startswith(("aten.index.", "aten.index_put", "aten._index_put", "aten._unsafe_index")):
-        indices = [each for each in pytree.tree_leaves(args[1]) if isinstance(each, Tensor)]
-        return any(each.device.type == "cpu" or each.dtype in (torch.bool, torch.uint8) for each in indices)
-    return False
-
-
-@contextmanager
-def described_streams() -> Iterator[None]:
-    """Python asks about streams of CUDA before the dispatcher is asked: events of the described device are none."""
-    torch.cuda._lazy_init = lambda: None
-    torch.cuda.current_stream = lambda device=None: SimpleNamespace(record_event=lambda: None)  # type: ignore
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # fake parameters are other objects
-    yield
 
 
 class Messages(nn.Module):
@@ -132,7 +77,7 @@ def graphs() -> list[SegmentedGraph]:
     ]
 
 
-def known_rows(model: GraphSegmentTraining, where: HostWaits) -> int:
+def known_rows(model: GraphSegmentTraining, where: DeviceCalls) -> int:
     """A training step, all of it but the draw and the reading of segments, which are of the host; how many rows of the
     table it finds."""
     data, configs = graphs(), torch.tensor([[0, 1, 2], [1, 2, 3]])
@@ -157,7 +102,7 @@ def known_rows(model: GraphSegmentTraining, where: HostWaits) -> int:
     return known
 
 
-def known_rows_padded(model: GraphSegmentTraining, where: HostWaits) -> int:
+def known_rows_padded(model: GraphSegmentTraining, where: DeviceCalls) -> int:
     """The same of a step of padded batches, which puts its inputs where the first one left them."""
     data, configs = graphs(), torch.tensor([[0, 1, 2], [1, 2, 3]])
     for _ in range(10):
@@ -213,7 +158,7 @@ CASES: dict[str, Any] = {
 def of_case(name: str, path: Path) -> None:
     """Write the waits of a case, and why it failed if it did."""
     torch.set_default_device("cpu")
-    where, failure, known = HostWaits(), None, 0
+    where, failure, known = DeviceCalls(), None, 0
     encoder, options = CASES[name]()
     set_sharing("auto" if name == "rows found on the device" else "host")
     pooling = options.pop("pooling", "mean")

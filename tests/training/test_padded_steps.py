@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -184,7 +186,6 @@ class OwnForward(SegmentTrainingModule):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "precision": ({"precision": "64-true"}, "32-true or bf16-mixed, and --trainer.precision is 64-true"),
     "accumulation": ({"accumulate_grad_batches": 2}, "the trainer accumulates them"),
     "attention": ({"encoder": lambda: GPS(8, 1, num_opcodes=8, config_symbols=7)}, "GPSLayer has other shapes"),
     "ddp": ({"strategy": "ddp"}, "on one device, not for strategy DDPStrategy"),
@@ -207,6 +208,13 @@ def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     torch.set_num_threads(threads)  # ddp sets it
     assert not any(watch.was_padded) and len(watch.losses) == EPOCHS
     assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
+
+
+def test_losses_that_a_scaler_scales_are_not_padded() -> None:
+    """Lightning makes a scaler on a GPU alone."""
+    trainer: Any = SimpleNamespace(precision="16-mixed", callbacks=[], strategy=SingleDeviceStrategy("cpu"))
+    said = recorded_step._refusal_of_training(trainer, SimpleNamespace(world_size=1), [])  # type: ignore[arg-type]
+    assert said == "they compute in 32-true or bf16-mixed, and --trainer.precision is 16-mixed"
 
 
 def test_padded_steps_in_bf16_are_those_of_the_estimator_in_bf16(tmp_path: Path) -> None:
@@ -284,7 +292,7 @@ def prune_weights(trainer: L.Trainer, module: Any) -> None:
 def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
     """As if the graphs of the third step had other data."""
     if (fixed := module._padded and module._padded.step) is not None:
-        del fixed.step._inputs["weights"]
+        del fixed.step._packed.layout["weights"]
 
 
 CHANGES: dict[Callable[[L.Trainer, Any], None], str] = {
