@@ -1,4 +1,4 @@
-"""What the host asks of an accelerator in one training step, counted without one.
+"""Launches, copies and waits of one training step on an accelerator, counted without one.
 
     python -m experiments.bench.step_calls --json experiments/results/step_calls.json
 
@@ -85,7 +85,7 @@ class DeviceCalls(TorchDispatchMode):
         return result
 
     def counted(self) -> dict[str, int]:
-        """What was counted since the last call."""
+        """Return the counts since the last call."""
         found = {name: self.counts[name] for name in ("operators", "copies", "waits")}
         self.counts.clear()
         return found
@@ -96,7 +96,7 @@ class DeviceCalls(TorchDispatchMode):
 
 
 def waits(name: str, args: Any, kwargs: Any, is_copy: bool) -> bool:
-    """Whether the host waits in an operator, some of whose tensors are on the device."""
+    """Return True if the host waits in an operator, some of whose tensors are on the device."""
     if is_copy:
         return not (kwargs.get("non_blocking", False) or args[2:3] == (True,))
     if name.startswith(("aten.index.", "aten.index_put", "aten._index_put", "aten._unsafe_index")):

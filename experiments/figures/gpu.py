@@ -96,6 +96,18 @@ def on_cpu() -> str:
     return table(head, rows)
 
 
+def step_calls() -> str:
+    """Return the table of operators, copies and waits of a training step."""
+    rows = []
+    for name, found in result("step_calls")["cases"].items():
+        parts = [each for part, each in found.items() if part != "places_of_waits"]
+        copies, waits = (str(sum(each[key] for each in parts)) for key in ("copies", "waits"))
+        recorded = found.get("recorded", {}).get("operators", 0)
+        launched = sum(each["operators"] for each in parts) - recorded
+        rows.append([name, str(launched), f"{recorded:,}" if recorded else "-", copies, waits])
+    return table(["training step", "operators", "operators of the graph", "copies", "waits"], rows)
+
+
 def _programs() -> dict[str, Any]:
     found = result("gpu/h200_make_gpu")["workloads"]
     return {"gpt": found["gpt"], "inception": result("gpu/h200_inception_lanes")}
@@ -138,6 +150,7 @@ TABLES = {
     "gpu fused kernels": fused,
     "calls of a step": calls,
     "kernels on cpu": on_cpu,
+    "calls of a training step": step_calls,
 }
 NUMBERS: list[Number] = [
     (PAGE, "takes {:.1f} ms by a plan over GPU and CPU and {:.1f} ms by Accelerate's offload ({:.2f} times as long)",

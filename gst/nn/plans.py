@@ -1,4 +1,4 @@
-"""Which plan an encoder computes with: rows found on the host or on the device, or padded ones of fixed shapes."""
+"""Plans for encoders: rows found on the host or on the device, or padded ones of fixed shapes."""
 
 from __future__ import annotations
 

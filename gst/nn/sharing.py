@@ -28,8 +28,8 @@ over all directions in use, the own part included (Kipf and Welling 2017, equati
 
 
 class Plan:
-    """What the layers of an encoder read of a batch: rows before the first layer and after each, and messages among
-    them. Tensors are made once, when a layer asks for them."""
+    """The rows of a batch before the first layer of an encoder and after each, and the messages among them, as tensors.
+    They are made once, when a layer asks for them."""
 
     levels: Sequence[Any]
     num_groups: int
@@ -39,7 +39,7 @@ class Plan:
         self._tensors: dict[tuple, tuple[Tensor, ...]] = {}
 
     def tensors(self, name: str, *arguments: Any) -> tuple[Tensor, ...]:
-        """What the method `_name(*arguments)` returns."""
+        """Return what the method `_name(*arguments)` makes."""
         key = (name, *arguments)
         if key not in self._tensors:
             self._tensors[key] = tuple(map(self._placed, getattr(self, f"_{name}")(*arguments)))

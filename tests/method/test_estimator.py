@@ -614,8 +614,7 @@ def test_two_threads_copy_at_once_on_the_stream_of_copies(monkeypatch: pytest.Mo
     """A reader loads ahead while the step loads what was not read ahead."""
     meeting = Barrier(2, timeout=10)
     monkeypatch.setattr(torch, "Stream", OneAtATime)
-    monkeypatch.setattr(SegmentBatch, "pinned", lambda self: meeting.wait() < 0 or self)
-    monkeypatch.setattr(SegmentBatch, "to", lambda self, *_: self)
+    monkeypatch.setattr(SegmentBatch, "to", lambda self, *_: meeting.wait() < 0 or self)
     model = GraphSegmentTraining(features_of, as_it_is, "sum", num_fresh=1, estimate="fresh")
     like = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
     monkeypatch.setattr(GraphSegmentTraining, "like", lambda self: like)

@@ -1,0 +1,37 @@
+"""What a training step asks of its host is counted: nothing of a padded one grows unseen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.bench import step_calls
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="there is a CUDA device: calls of a described one are not counted"
+)
+def test_a_padded_step_is_one_graph_few_copies_and_no_wait(tmp_path: Path) -> None:
+    file = tmp_path / "calls.json"
+    subprocess.run(
+        [sys.executable, "-m", "experiments.bench.step_calls", "--json", str(file)], check=True, cwd=step_calls.ROOT
+    )
+    cases = json.loads(file.read_text())["cases"]
+    assert set(cases) == set(step_calls.CASES)
+    for name, found in cases.items():
+        parts = [each for part, each in found.items() if part != "places_of_waits"]
+        copies, waits = (sum(each[key] for each in parts) for key in ("copies", "waits"))
+        assert waits == name.endswith("on the device"), "for the number of rows"
+        if name.endswith("padded"):
+            assert found["recorded"]["copies"] == 0 and found["recorded"]["operators"] > 500
+            assert copies <= 7 and found["before"]["operators"] + found["after"]["operators"] < 25
+        elif name.endswith("on the device"):
+            assert copies < 10
+        else:
+            assert copies > 30
