@@ -89,7 +89,8 @@ def _pattern(sentence: str) -> re.Pattern[str]:
 
 
 PAGES = (
-    "architecture", "results", "reproductions", "explanation/method", "reference/commands", "reference/public_names",
+    "architecture", "results", "performance", "reproductions", "explanation/method", "reference/commands",
+    "reference/public_names",
 )  # fmt: skip
 
 
