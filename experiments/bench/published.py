@@ -109,7 +109,8 @@ class PublishedSAGE(nn.Module):
             rows = product(parts, mix(rows).view(-1, rows.shape[1]))
             rows.add_(bias.to(rows.dtype))
         states = NodeStates(rows, sharing.row_of())
-        pooled = _of_length_one(pool_nodes(states, batch, "max") + pool_nodes(states, batch, "mean"))
+        largest = pool_nodes(states, batch, "max").nan_to_num(neginf=0.0)  # of a segment that is padding
+        pooled = _of_length_one(largest + pool_nodes(states, batch, "mean"))
         return self.score(_of_length_one(self.hidden(pooled).relu())).float()
 
     def _inputs(self, batch: SegmentBatch, sharing: Plan) -> Float[Tensor, "rows 128"]:

@@ -17,6 +17,7 @@ from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.levels import Level
 from gst.nn.sharing import Sharing
+from gst.nn.sparse import product
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]
 VALUES = [-1.0, -0.0, 0.0, 1.0, 1.0000001, 3.0]  # the first layer has to see that 1.0000001 is not 1.0, and -0.0 is 0.0
@@ -184,3 +185,18 @@ def test_a_place_that_does_not_exist_is_refused(unchecked: None) -> None:
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=2))
 def test_mixing_is_a_permutation_of_the_integers(numbers: list[int]) -> None:
     assert len(fingerprints.mixed(torch.tensor(numbers)).unique()) == len(numbers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: fingerprints are compared on the CPU")
+@pytest.mark.parametrize("directions", DIRECTIONS, ids=str)
+@given(batches())
+def test_a_gpu_finds_the_rows_of_the_host(directions: tuple[Direction, ...], batch: SegmentBatch) -> None:
+    options = PlanOptions(3, directions)
+    there = batch.to(torch.device("cuda"), torch.float32)
+    ours, exact = DeviceSharing(there, options), Sharing.of(batch, *options)
+    plans.check_equal(ours, exact)
+    x = torch.randn(exact.matrix(0, directions).shape[1], 3, dtype=torch.float64)
+    on_cpu = DeviceSharing(batch, options)
+    found = product(ours.matrix(0, directions, "mean"), x.cuda()).cpu()
+    torch.testing.assert_close(found, product(on_cpu.matrix(0, directions, "mean"), x))

@@ -3,7 +3,7 @@
     python -m experiments.bench.gpu.gst_jobs step|recorded|table|score SETTINGS.json    # out: lines of JSON
 
 `step` times the training step, computed copy by copy as the published code does, with equal states computed once, and
-that in bf16; `recorded` a step of padded batches beside replays of its recording; `table` moves rows of an embedding
+that in bf16; `recorded` steps of padded batches beside replays of their recordings; `table` moves rows of an embedding
 table while the device computes; `score` scores configurations of one giant program. What a job computes is compared
 with the CPU, or with eager steps; `wrong` says where it differs, and is empty if it does not.
 """
@@ -23,7 +23,7 @@ import torch
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
 from experiments.bench.gpu.record import clocks_of
-from experiments.bench.published import layout_program, standardised
+from experiments.bench.published import PublishedSAGE, layout_program, standardised
 from experiments.bench.step import VARIANTS, WARM_UP, Setting, Trainer
 from gst.cost.losses import pairwise_hinge
 from gst.execution.lanes import synchronise
@@ -35,7 +35,13 @@ from gst.training.recorded_step import RecordedStep
 
 JOBS: dict[str, dict[str, Any]] = {
     "step": {"sizes": [4000, 7500, 5500, 9000, 6000, 7000], "setting": {"steps": 16}},
-    "recorded": {"sizes": [4000, 7500, 5500, 9000], "configs": 8, "channels": 128, "steps": 40},
+    "recorded": {
+        "sizes": [4000, 7500, 5500, 9000],
+        "configs": 8,
+        "channels": 128,
+        "published_configs": 32,
+        "steps": 30,
+    },
     "table": {"keys": 1 << 18, "channels": 256, "rows": 1 << 15, "width": 4096, "repetitions": 25},
     "score": {"nodes": 40_000, "configurable": 2000, "configs": 1000},
 }
@@ -94,40 +100,64 @@ def _trained(trainer: Trainer) -> dict[str, Any]:
 
 
 def recorded(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A training step of PyG's GraphSAGE with a table, as the estimator runs it, and as replays of one recording.
+    """A training step with a table, padded and eager, and as replays of one recording: of PyG's GraphSAGE and, under
+    `published`, of the published network, which computes equal states once.
 
     Args:
-        settings: `sizes` of made programs, all of which are in each step; `configs` of a step, `channels`, and `steps`.
+        settings: `sizes` of made programs, all of which are in each step; `configs` of a step and `channels` of
+            GraphSAGE; `published_configs` of the other; and `steps`.
 
     Returns:
-        eager_ms and recorded_ms, medians with draws and reading, and their intervals; speedup; reason why it ran
-        eagerly, if it did; wrong.
+        eager_ms, recorded_ms and bf16_ms (recorded, in bf16), medians with draws and reading, and their intervals;
+        speedup; reason why it ran eagerly, if it did; wrong; published, the same.
     """
+    found = _recorded(settings, device, _sage)
+    other = _recorded({**settings, "configs": settings["published_configs"]}, device, _published)
+    return found | {"published": other, "wrong": "; ".join(filter(None, (found["wrong"], other["wrong"])))}
+
+
+Network = tuple[torch.nn.Module, torch.nn.Module, int, dict[str, Any]]
+"""Encoder, head, width of the rows of the table, and options of the estimator."""
+
+
+def _recorded(settings: Mapping[str, Any], device: torch.device, network: Callable[[int], Network]) -> dict[str, Any]:
     times, losses, reason = dict[str, list[float]](), dict[str, list[float]](), ""
-    for name, is_recorded in (("eager", False), ("recorded", None)):
-        times[f"{name}_ms"], losses[name], reason = _padded(settings, device, is_recorded)
-    rows = medians(times)
-    error = _difference(losses["recorded"][: WARM_UP + COMPARED], losses["eager"][: WARM_UP + COMPARED])
-    wrong = f"losses of replays are {error:.2g} off" if error > TOLERANCE else ""
+    for name, is_recorded in (("eager", False), ("recorded", None), ("bf16", None)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
+            times[f"{name}_ms"], losses[name], reason = _padded(settings, device, is_recorded, network)
+    rows, first = medians(times), slice(WARM_UP + COMPARED)
+    wrong = list[str]()
+    for name, most in (("recorded", TOLERANCE), ("bf16", SHORT)):
+        if (error := _difference(losses[name][first], losses["eager"][first])) > most:
+            wrong.append(f"losses of replays ({name}) are {error:.2g} off")
     if reason and device.type != "cpu":
-        wrong = f"no recording: {reason}"
-    return rows | {"speedup": rows["eager_ms"] / rows["recorded_ms"], "reason": reason, "wrong": wrong}
+        wrong.append(f"no recording: {reason}")
+    return rows | {"speedup": rows["eager_ms"] / rows["recorded_ms"], "reason": reason, "wrong": "; ".join(wrong)}
+
+
+def _sage(channels: int) -> Network:
+    from torch_geometric.nn import GraphSAGE  # here: the other jobs run without it, too
+
+    return GraphSAGE(140 + 18, channels, 3), torch.nn.Linear(channels, 1), channels, {"keep_probability": 0.5}
+
+
+def _published(channels: int) -> Network:
+    encoder = PublishedSAGE(2 * channels)
+    return encoder, torch.nn.Flatten(2), 1, {"pooling": "sum", "estimate": "dropout", "keep_probability": 0.5}
 
 
 def _padded(
-    settings: Mapping[str, Any], device: torch.device, is_recorded: bool | None
+    settings: Mapping[str, Any], device: torch.device, is_recorded: bool | None, network: Callable[[int], Network]
 ) -> tuple[list[float], list[float], str]:
     """Times of steps of padded batches behind the first, their losses, and why they are no replays."""
-    from torch_geometric.nn import GraphSAGE  # here: the other jobs run without it, too
-
     torch.manual_seed(0)
     graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(settings["sizes"])])
-    segmented, channels = [segment(graph, 1000, "contiguous") for graph in graphs], settings["channels"]
-    table = EmbeddingTable(1, channels, device=device)
-    encoder, head = GraphSAGE(140 + 18, channels, 3), torch.nn.Linear(channels, 1)
-    model = GraphSegmentTraining(encoder, head, keep_probability=0.5, table=table).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-    sizes = Sizes.of(segmented, len(segmented), model.num_fresh, settings["configs"])
+    segmented = [segment(graph, 1000, "contiguous") for graph in graphs]
+    encoder, head, width, options = network(settings["channels"])
+    table = EmbeddingTable(1, width, device=device)
+    model = GraphSegmentTraining(encoder, head, table=table, **options).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4, capturable=device.type != "cpu")
+    sizes = Sizes.of(segmented, len(segmented), model.num_fresh, settings["configs"], model.encoder)
     step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, sizes), is_recorded=is_recorded)
     times, losses = list[float](), list[float]()
 
@@ -264,7 +294,9 @@ def _beside(fetch: Callable[[], Any], compute: Callable[[], object]) -> None:
 
 
 def _difference(got: list[float], want: list[float]) -> float:
-    return max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, want, strict=True))
+    """The largest relative difference; infinite if a number is none."""
+    largest = np.max([abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, want, strict=True)])
+    return float(np.nan_to_num(largest, nan=np.inf))
 
 
 def _ms(run: Callable[[], object], device: torch.device) -> float:
