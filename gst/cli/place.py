@@ -42,8 +42,7 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
     patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
     add("--patience", type=float, default=20.0, metavar="S", help=patience)
-    workers = "processes that measure, or a Ray cluster: ray or ray://HOST:PORT (default: %(default)s)"
-    add("--workers", type=_workers, default=1, metavar="N|ADDRESS", help=workers)
+    add("--workers", metavar="ADDRESS", help="measure on the hosts of a Ray cluster: ray or ray://HOST:PORT")
     add("--no-compile", action="store_true", help="do not compare with torch.compile, which takes a minute")
     tasks = "decisions to make, of placement, schedule, fusion (default: %(default)s)"
     add("--tasks", default="placement,schedule", help=tasks)
@@ -58,15 +57,11 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     place.set_defaults(anew=False)
 
 
-def _workers(text: str) -> int | str:
-    return int(text) if text.removeprefix("-").isdecimal() else text
-
-
 def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.seconds is not None and options.seconds < 0:
         raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
     measured = options.runtime == "measured" and options.machine is None
-    here = measured and isinstance(options.workers, int)
+    here = measured and not options.workers
     if options.seconds is not None and not here:
         raise ValueError("--seconds is for plans measured on this machine; give --evaluations")
     methods = _names(options.methods)
@@ -82,8 +77,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     settings = Settings(
         budget=options.budget, evaluations=options.evaluations, methods=methods,
         tasks=_names(options.tasks), seed=options.seed, patience_s=options.patience,
-        workers=options.workers if isinstance(options.workers, int) else 1, cost_model=options.cost_model,
-        compile_step=not options.no_compile,
+        cost_model=options.cost_model, compile_step=not options.no_compile,
     )  # fmt: skip
     with Bars() as bars:
         result = place_by_options(options, settings, bars.show)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,10 @@ from gst.machine.load import LoadGate
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
-from gst.placement.fleet.processes import Workers
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
 from gst.placement.loop import Loop
-from gst.placement.objectives import MeasuredObjective, Measurer, Planned, SimulatedObjective
+from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import (
     DEFAULT_SETTINGS,
     LOOP,
@@ -116,9 +114,8 @@ def place_measured(
 
         search = None
         if settings.budget > 0:
-            with _measurer(source, runner, settings, progress) as measurer:
-                search = _search(task, fused, measurer, starts, out, settings, progress, fleet is not None)
-                extra[LOOP] = _unfolded(search.planned(), fused)
+            search = _search(task, fused, runner, starts, out, settings, progress)
+            extra[LOOP] = _unfolded(search.planned(), fused)
 
         final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
         plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
@@ -190,27 +187,13 @@ def _plans(task: Task, settings: Settings, log: Path, progress: Progress) -> dic
     return plan_by(replace(settings, tasks=tasks), task, SimulatedObjective(task), log, progress)
 
 
-@contextmanager
-def _measurer(
-    source: Path | str, runner: IsolatedExecutor | FleetWorkers, settings: Settings, progress: Progress
-) -> Iterator[Measurer]:
-    """Measure plans of a search by the process that profiled, by several others, or by the hosts of a fleet."""
-    if isinstance(runner, FleetWorkers):
-        yield runner
-        return
-    gate = LoadGate(patience_s=settings.patience_s, progress=progress)
-    if settings.workers == 1:
-        yield MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
-        return
-    make = partial(IsolatedExecutor, source, runner.devices)
-    with Workers(make, settings.workers, SEARCH_RUNS, gate=gate) as workers:
-        yield workers
-
-
 def _search(
-    task: Task, fused: FusedTask | None, measurer: Measurer, starts: Mapping[str, Planned], out: Path,
-    settings: Settings, progress: Progress, on_fleet: bool,
+    task: Task, fused: FusedTask | None, runner: IsolatedExecutor | FleetWorkers, starts: Mapping[str, Planned],
+    out: Path, settings: Settings, progress: Progress,
 ) -> Loop:  # fmt: skip
+    gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+    on_fleet = isinstance(runner, FleetWorkers)
+    measurer = runner if isinstance(runner, FleetWorkers) else MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
     searched = task if fused is None else fused.task
     return Loop(
         searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -49,22 +48,13 @@ class PlanRunner(Protocol):
 
 
 class Measurer(Protocol):
-    """Times batches of plans for a search: in a child process, in several, or on other hosts.
+    """Times batches of plans for a search: in a child process, or on other hosts.
 
     The plans of a batch run alternately. `measure_batches` yields (position of the batch, its measurements) as each
     batch ends, in any order.
     """
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]: ...
-
-
-def as_completed_batches(
-    submit: Callable[[Sequence[Plan]], Future[list[Measurement]]], batches: Batches
-) -> Iterator[tuple[int, list[Measurement]]]:
-    """Submit all batches at once to workers that answer by futures, as `Measurer.measure_batches`."""
-    positions = {submit(plans): position for position, plans in enumerate(batches)}
-    for future in as_completed(positions):
-        yield positions[future], future.result()
 
 
 class MeasuredObjective:

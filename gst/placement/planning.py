@@ -58,7 +58,6 @@ class Settings:
         tasks: the decisions to make, some of `TASKS`.
         repetitions: runs of each plan at the end.
         patience_s: seconds to wait for quiet cores.
-        workers: processes that measure for the search.
         cost_model: one of `gst.placement.cost_models.COST_MODELS`; it learns from measurements how the simulator errs.
         compile_step: also measure the step compiled and frozen, on all cores and on one; each takes up to a minute.
         compile_s: no such variant is begun after half of these seconds, and none is compiled beyond them.
@@ -72,7 +71,6 @@ class Settings:
     repetitions: int = 25
     seed: int = 0
     patience_s: float = 20.0
-    workers: int = 1
     cost_model: str = "fitted"
     compile_step: bool = True
     compile_s: float = 120.0
@@ -83,9 +81,8 @@ class Settings:
         for what in ("budget", "evaluations"):
             if getattr(self, what) < 0:
                 raise ValueError(f"{what} is {getattr(self, what)}; 0 = the portfolio alone")
-        for what in ("repetitions", "workers"):
-            if getattr(self, what) < 1:
-                raise ValueError(f"{what} is {getattr(self, what)}; want 1 or more")
+        if self.repetitions < 1:
+            raise ValueError(f"repetitions is {self.repetitions}; want 1 or more")
         if self.cost_model not in COST_MODELS:
             raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
 

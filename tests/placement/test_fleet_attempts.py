@@ -240,15 +240,17 @@ def test_a_search_stays_on_the_kind_of_host_it_began_on(tmp_path: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], address: str, words: str, out: Path) -> None:
-    assert main(["measure", "rnnlm", "--workers", address, "--out", str(out)]) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("gst: error: ") and words in last, last
-    assert not out.exists()
+    for command in ("measure", "place"):
+        assert main([command, "rnnlm", "--workers", address, "--out", str(out)]) == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("gst: error: ") and words in last, last
+        assert not out.exists()
 
 
 def test_addresses_that_are_none_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    refused(capsys, "4", "want 'ray' or 'ray://HOST:PORT'", tmp_path / "out")
     refused(capsys, "http://x", "want 'ray' or 'ray://HOST:PORT'", tmp_path / "out")
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     refused(capsys, "ray", 'pip install "graph-segment-training[ray]"', tmp_path / "out")

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gst.cli import main
@@ -16,7 +15,6 @@ from gst.execution.measure import Log
 from gst.graphs.store import open_store
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.fleet.processes import Workers
 from gst.placement.loop import NUM_AGAIN, Loop
 from gst.placement.objectives import MeasuredObjective
 from gst.placement.task import Task
@@ -140,22 +138,6 @@ def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: P
         runtime = MeasuredObjective(isolated, repetitions=2)
         assert [each.plan_key for each in runtime.measure(plans)] == [plan.key for plan in plans]
         assert (runtime(plans) > 0).all()
-
-
-@pytest.mark.e2e
-def test_workers_measure_while_the_caller_goes_on(task: Task, tmp_path: Path) -> None:
-    assert task.program is not None
-    task.program.save(tmp_path / "program")
-    plans = list(portfolio(task).values())
-    with Workers(lambda: IsolatedExecutor(tmp_path / "program", task.devices), count=2, repetitions=2) as workers:
-        answers = [workers.submit([plan]) for plan in plans[:4]]
-        assert [answer.result(120)[0].plan_key for answer in answers] == [plan.key for plan in plans[:4]]
-        foreign = workers.submit([Plan(("tpu:0",), np.zeros(task.num_nodes, np.int64))])
-        with pytest.raises(ValueError, match="tpu:0"):
-            foreign.result(120)
-        assert workers.submit(plans[:1]).result(120)[0].outcome == "ok"  # the worker goes on
-        search = Loop(task, workers, Log(tmp_path / "log.jsonl"), portfolio(task), 6, evaluations=20, rounds=1)
-        assert search.run().key in {trial.plan.key for trial in search.trials} and len(search.trials) == 6
 
 
 @pytest.mark.e2e

@@ -92,7 +92,7 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
 def _check(options: Namespace, settings: Settings) -> None:
     if options.machine is not None and options.devices:
         raise ValueError("--machine names a simulated machine, --devices those of this one; give one of them")
-    if isinstance(options.workers, str) and (options.machine or options.runtime == "simulated"):
+    if options.workers and (options.machine or options.runtime == "simulated"):
         raise ValueError("--workers names hosts that measure; leave --machine and --runtime simulated away")
     measured = options.runtime == "measured" and not options.machine
     if settings.cost_model != DEFAULT_SETTINGS.cost_model and not (measured and settings.budget > 0):
@@ -111,7 +111,7 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
         chips = replace(chips, chips=tuple(replace(chip, memory_bytes=limit) for chip in chips.chips))
         program = _captured(options, progress)
         return place_simulated(chips.task(program), options.out, settings, progress)
-    if isinstance(options.workers, str):
+    if options.workers:
         return _place_by_fleet(options, limit, settings, progress)
     devices = usable_devices(_names(options), limit)
     if options.runtime == "measured":

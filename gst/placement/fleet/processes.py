@@ -1,20 +1,14 @@
-"""Worker processes that measure plans in the background, one measurement at a time on each core and GPU."""
+"""Pool of workers that take jobs from one queue, and are replaced if they are lost."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
-
-from gst.execution.isolated import IsolatedExecutor, measure_plans
-from gst.execution.measure import Measurement
-from gst.lowering.plan import Plan
-from gst.machine.load import LoadGate
-from gst.placement.objectives import Batches, as_completed_batches
 
 Worker = TypeVar("Worker")
 Answer = TypeVar("Answer")
@@ -136,36 +130,3 @@ class Pool(Generic[Worker]):
                 self._jobs.clear()
         for answer in left:
             answer.set_exception(ValueError(reason))
-
-
-class Workers:
-    """Child processes that run plans of one program, each driven by a thread. Use it as a context manager.
-
-    A measurement waits until its devices are free (`gst.machine.load`). A worker whose child dies starts another.
-
-    Args:
-        make: makes an executor, which a thread enters and keeps.
-        count: number of processes.
-        repetitions, gate: of each measurement, see `gst.execution.measure.measure`.
-    """
-
-    def __init__(
-        self, make: Callable[[], IsolatedExecutor], count: int = 1, repetitions: int = 5, gate: LoadGate | None = None
-    ) -> None:
-        self._pool, self._repetitions, self._gate = Pool(make, count), repetitions, gate
-
-    def __enter__(self) -> Self:
-        self._pool.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._pool.__exit__(*error)
-
-    def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
-        """See `gst.placement.objectives.Measurer`."""
-        return as_completed_batches(self.submit, batches)
-
-    def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans alternately when a worker is free; a plan that fails gets a measurement with the reason. The
-        future raises ValueError if one of them is no plan for the program, or no child starts."""
-        return self._pool.call(lambda executor: measure_plans(executor, plans, self._repetitions, gate=self._gate))

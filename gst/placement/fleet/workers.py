@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from gst.machine.devices import Device, least_memory_limit
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker
 from gst.placement.fleet.host import RemoteWorker, digest_of, pack
 from gst.placement.fleet.processes import NoWorker, Pool, Worker, WorkerLost
-from gst.placement.objectives import Batches, as_completed_batches
+from gst.placement.objectives import Batches
 from gst.programs import Program
 
 SLACK_S = 60.0  # of every limit
@@ -172,7 +172,9 @@ class FleetWorkers:
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
         """See `gst.placement.objectives.Measurer`."""
-        return as_completed_batches(self.submit, batches)
+        positions = {self.submit(plans): position for position, plans in enumerate(batches)}
+        for future in as_completed(positions):
+            yield positions[future], future.result()
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
         """Measure plans alternately when a worker is free; a plan that fails, or loses two workers, has an outcome. The
