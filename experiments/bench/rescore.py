@@ -17,7 +17,7 @@ from gst.data.measured_plans import Profiled, plans_graph
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, machine_record
-from gst.placement.cost_models import PlanFeatures
+from gst.placement.cost_models import PlanChanges
 from gst.util.progress import Progress, no_progress
 
 SMALL = 1_000  # nodes of the program that the model learns from
@@ -58,7 +58,7 @@ def run(
         runtime = model.predict(plans_graph(profiled, [plan]))[0]
         wholes.append((time.perf_counter() - started, runtime))
     started = time.perf_counter()
-    features, rescorer = PlanFeatures(profiled), Rescorer(model, plans_graph(profiled, [base]))
+    features, rescorer = PlanChanges(profiled), Rescorer(model, plans_graph(profiled, [base]))
     begin_seconds, encoded = time.perf_counter() - started, rescorer.num_encoded
     times = np.empty((num_moves, 2))
     said = np.empty(num_moves)

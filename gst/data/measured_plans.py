@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.execution.measure import Log, Measurement
@@ -58,16 +58,13 @@ def plans_graph(
     Args:
         plans: they name the devices of `profiled`, in that order.
     """
-    graph, use = profiled.graph, core_use(profiled.devices)
-    share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
-    leaders = [device.cores[0] if device.cores else -1 - place for place, device in enumerate(profiled.devices)]
-    thread = np.array([leaders.index(each) for each in leaders])
-    features = np.empty((len(plans), graph.num_nodes, sum(use.shape) + 3), np.float32)
+    graph, of_plan, nodes = profiled.graph, PlanFeatures(profiled), np.arange(profiled.graph.num_nodes)
     numbers = {device.name: number for number, device in enumerate(profiled.devices)}
+    features = np.empty((len(plans), len(nodes), sum(core_use(profiled.devices).shape) + 3), np.float32)
     for row, plan in zip(features, plans, strict=True):
         placement = np.array([numbers[name] for name in plan.devices])[plan.placement]  # plans may name some of them
         named = replace(plan, devices=tuple(numbers), placement=placement)
-        row[:] = _features_of_plan(profiled, named, share, use, thread)
+        row[:] = of_plan.rows(named, nodes, later_than_program(named), *graph.edges)
     return Graph(
         node_features=np.hstack([graph.node_features, np.log1p(profiled.times_us.T)]).astype(np.float32),
         edges=graph.edges,
@@ -79,22 +76,35 @@ def plans_graph(
     )
 
 
-def _features_of_plan(
-    profiled: Profiled, plan: Plan, share: Float64[np.ndarray, "devices nodes"],
-    use: Bool[np.ndarray, "devices cores"], thread: Int64[np.ndarray, " devices"],
-) -> Float32[np.ndarray, "nodes channels"]:  # fmt: skip
-    nodes = np.arange(profiled.graph.num_nodes)
-    producers, consumers = profiled.graph.edges
-    here = plan.placement[:, None] == np.arange(len(use))
-    time = share[plan.placement, nodes]
-    crossing = thread[plan.placement[producers]] != thread[plan.placement[consumers]]
-    received = np.bincount(
-        consumers[crossing], profiled.output_bytes[producers[crossing]].astype(np.float64), len(nodes)
-    )
-    count = np.bincount(consumers[crossing], minlength=len(nodes))
-    later = np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
-    columns = [here, use[plan.placement] * time[:, None], count[:, None], np.log1p(received)[:, None], later[:, None]]
-    return np.hstack(columns).astype(np.float32)
+class PlanFeatures:
+    """Configuration features of plans that name the devices of `profiled` in that order, see `plans_graph`."""
+
+    def __init__(self, profiled: Profiled) -> None:
+        self._use, self._output_bytes = core_use(profiled.devices), profiled.output_bytes.astype(np.float64)
+        self._share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
+        leaders = [device.cores[0] if device.cores else -1 - place for place, device in enumerate(profiled.devices)]
+        self._thread = np.array([leaders.index(each) for each in leaders])
+
+    def rows(
+        self, plan: Plan, nodes: Int64[np.ndarray, " chosen"], later: Float64[np.ndarray, " chosen"],
+        producers: Int64[np.ndarray, " inputs"], readers: Int64[np.ndarray, " inputs"],
+    ) -> Float32[np.ndarray, "chosen channels"]:  # fmt: skip
+        """Return those of some nodes, which come `later` than in program order and read values of `producers`; each of
+        the `readers` is a position among the nodes."""
+        placed = plan.placement[nodes]
+        here = placed[:, None] == np.arange(len(self._use))
+        time = self._share[placed, nodes]
+        crossing = self._thread[plan.placement[producers]] != self._thread[placed[readers]]
+        received = np.bincount(readers[crossing], self._output_bytes[producers[crossing]], len(nodes))
+        count = np.bincount(readers[crossing], minlength=len(nodes))
+        columns = [each[:, None] for each in (count, np.log1p(received), later)]
+        return np.hstack([here, self._use[placed] * time[:, None], *columns]).astype(np.float32)
+
+
+def later_than_program(plan: Plan) -> Float64[np.ndarray, " nodes"]:
+    """Return how much later than in program order each node comes, as a share of the program."""
+    nodes = np.arange(len(plan.placement))
+    return np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64
 
-from gst.data.measured_plans import Profiled, plans_graph
+from gst.data.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
 from gst.graphs.segments import BLOCK_NODES, neighbours
-from gst.lowering.plan import Plan, ranks
+from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
 from gst.placement.fitted import FittedSimulator
 from gst.placement.reward import DEFAULT_ERROR, Answers, Surrogate
@@ -93,7 +93,7 @@ class NetworkSurrogate(Surrogate):
         opcodes = int(task.graph.opcodes.max()) + 1
         self.model = CostModel(num_opcodes=opcodes, log_config=False, seed=seed, members=members)
         self._profiled = task.profiled
-        self._features = PlanFeatures(self._profiled)
+        self._changes = PlanChanges(self._profiled)
         self._rescorer: Rescorer | None = None
         self._base: Plan
         self._error = 0.0
@@ -110,7 +110,7 @@ class NetworkSurrogate(Surrogate):
         if self._rescorer is None:
             self._rescorer = Rescorer(self.model, plans_graph(self._profiled, [best]))
         else:
-            self._rescorer.rebase(self._features.change(self._base, best))
+            self._rescorer.rebase(self._changes.change(self._base, best))
         self._base = best
         self._error = float(np.sqrt(np.square(self(plans, simulated_ms)[0] - logs).mean()))
 
@@ -118,21 +118,16 @@ class NetworkSurrogate(Surrogate):
         if self._rescorer is None:  # all that was measured is off by the same factor
             return np.full(len(plans), self._mean_log), np.zeros(len(plans))
         parts = [plans[start : start + PLANS_AT_ONCE] for start in range(0, len(plans), PLANS_AT_ONCE)]
-        predictions = [
-            self._rescorer.logs([self._features.change(self._base, plan) for plan in part]) for part in parts
-        ]
+        predictions = [self._rescorer.logs([self._changes.change(self._base, plan) for plan in part]) for part in parts]
         logs, spreads = (np.concatenate(each) for each in zip(*predictions, strict=True))
         return logs, np.hypot(spreads, self._error)
 
 
-class PlanFeatures:
-    """Configuration features of plans as those of `plans_graph`, for some of the nodes alone."""
+class PlanChanges:
+    """Changes from one plan to another, as rows of the features of `plans_graph`."""
 
     def __init__(self, profiled: Profiled) -> None:
-        self.profiled = profiled
-        self._use = core_use(profiled.devices)
-        self._share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
-        self._thread = self._use.argmax(1)
+        self._features = PlanFeatures(profiled)
         self._turns: tuple[np.ndarray | None, np.ndarray] | None = None
         self._outgoing, self._incoming = (
             neighbours(profiled.graph.edges, side, profiled.graph.num_nodes, BLOCK_NODES) for side in (0, 1)
@@ -144,33 +139,18 @@ class PlanFeatures:
         from gst.cost.rescoring import Change
 
         before = self._turns_of_base(base)
-        later = before if _same_order(base.priority, plan.priority) else _later(plan)
+        later = before if _same_order(base.priority, plan.priority) else later_than_program(plan)
         moved = base.placement != plan.placement
         touched = moved | (later != before)
         touched[self._outgoing.of(np.flatnonzero(moved))] = True
         nodes = np.flatnonzero(touched)
-        return Change(nodes, self._rows(plan, nodes, later[nodes]))
+        readers = np.repeat(np.arange(len(nodes)), self._incoming.degrees(nodes))
+        return Change(nodes, self._features.rows(plan, nodes, later[nodes], self._incoming.of(nodes), readers))
 
     def _turns_of_base(self, base: Plan) -> Float64[np.ndarray, " nodes"]:
         if self._turns is None or not _same_order(self._turns[0], base.priority):
-            self._turns = base.priority, _later(base)
+            self._turns = base.priority, later_than_program(base)
         return self._turns[1]
-
-    def _rows(
-        self, plan: Plan, nodes: Int64[np.ndarray, " chosen"], later: Float64[np.ndarray, " chosen"]
-    ) -> Float32[np.ndarray, "chosen channels"]:
-        placed = plan.placement[nodes]
-        here = placed[:, None] == np.arange(len(self._use))
-        time = self._share[placed, nodes]
-        reader = np.repeat(np.arange(len(nodes)), self._incoming.degrees(nodes))
-        producers = self._incoming.of(nodes)
-        crossing = self._thread[plan.placement[producers]] != self._thread[placed[reader]]
-        sizes = self.profiled.output_bytes[producers[crossing]].astype(np.float64)
-        received = np.bincount(reader[crossing], sizes, len(nodes))
-        count = np.bincount(reader[crossing], minlength=len(nodes))
-        columns = [here, self._use[placed] * time[:, None]]
-        columns += [each[:, None] for each in (count, np.log1p(received), later)]
-        return np.hstack(columns).astype(np.float32)
 
 
 def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]:
@@ -180,12 +160,6 @@ def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]
     variance = float(y @ np.linalg.solve(covariance, y)) / (len(y) - 1)
     variance = max(variance, SAME**2)
     return -len(y) / 2 * np.log(variance) - np.linalg.slogdet(covariance)[1] / 2, penalty, variance
-
-
-def _later(plan: Plan) -> Float64[np.ndarray, " nodes"]:
-    """Return how much later than in program order each node comes, as a share of the program."""
-    nodes = np.arange(len(plan.placement))
-    return np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
 
 
 def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:

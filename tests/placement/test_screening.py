@@ -16,7 +16,7 @@ from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate, PlanFeatures
+from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate, PlanChanges
 from gst.placement.loop import Loop
 from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
 from gst.placement.reward import Reward, Surrogate
@@ -104,7 +104,7 @@ def error(said: np.ndarray, measured: np.ndarray) -> float:
 
 
 def test_features_that_may_differ_make_the_features_of_the_other_plan(moldable: Task, plans: list[Plan]) -> None:
-    features = PlanFeatures(moldable.profiled)
+    features = PlanChanges(moldable.profiled)
     for base, plan in pairwise(plans):
         whole = plans_graph(moldable.profiled, [base, plan]).config_features
         change = features.change(base, plan)
@@ -114,7 +114,7 @@ def test_features_that_may_differ_make_the_features_of_the_other_plan(moldable: 
 
 
 def test_one_node_moved_changes_itself_and_its_readers(moldable: Task, plans: list[Plan]) -> None:
-    features, base = PlanFeatures(moldable.profiled), next(plan for plan in plans if plan.priority is not None)
+    features, base = PlanChanges(moldable.profiled), next(plan for plan in plans if plan.priority is not None)
     producers, consumers = moldable.graph.edges
     node = int(np.bincount(producers).argmax())
     placement = base.placement.copy()
