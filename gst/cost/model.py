@@ -143,15 +143,9 @@ class CostModel:
         Raises:
             ValueError: the model has one member, or too few configurations were held out for this coverage.
         """
-        return self.intervals(lambda: self._logs(graph), coverage)
-
-    def intervals(
-        self, logs_of_runtimes: Callable[[], tuple[Runtimes, Runtimes]], coverage: float
-    ) -> tuple[Runtimes, Runtimes]:
-        """Return runtimes and factors, as `predict_with_spread`, from mean and spread of their logarithms."""
         if self.settings["members"] == 1:
             raise ValueError("one network cannot disagree; make the model with CostModel(members=3) or more")
-        logs, spreads = logs_of_runtimes()
+        logs, spreads = self._logs(graph)
         assert self.calibration is not None, "a fitted ensemble is calibrated"
         return np.exp(logs), np.exp(self.calibration.half_width(spreads, coverage))
 

@@ -91,10 +91,6 @@ class Rescorer:
         """Return the runtimes of these configurations, as `CostModel.predict`."""
         return np.exp(self.logs(changes)[0])
 
-    def predict_with_spread(self, changes: Sequence[Change], coverage: float = 0.68) -> tuple[Runtimes, Runtimes]:
-        """Return the runtimes and factors of these configurations, as `CostModel.predict_with_spread`."""
-        return self.model.intervals(lambda: self.logs(changes), coverage)
-
     def logs(self, changes: Sequence[Change]) -> tuple[Runtimes, Runtimes]:
         """Return mean and standard deviation over the members of the logarithm of each runtime.
 

@@ -151,9 +151,10 @@ def test_a_model_that_learned_more_is_asked_anew(graph: Graph) -> None:
 
 def test_spreads_are_those_of_the_model(model: CostModel, graph: Graph) -> None:
     features = moves(graph, 20, seed=6)
-    said = Rescorer(model, graph).predict_with_spread(changes(graph, features), 0.5)
+    logs, spreads = Rescorer(model, graph).logs(changes(graph, features))
+    assert model.calibration is not None
     wanted = model.predict_with_spread(under(graph, features), 0.5)
-    assert all(agree(one, other) for one, other in zip(said, wanted, strict=True))
+    assert agree(np.exp(logs), wanted[0]) and agree(np.exp(model.calibration.half_width(spreads, 0.5)), wanted[1])
 
 
 def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None:
@@ -173,7 +174,7 @@ def test_one_network_has_no_spread(graph: Graph) -> None:
     model = new_model(members=1)
     model.fit([graph], epochs=1)
     with pytest.raises(ValueError, match="members=3"):
-        Rescorer(model, graph).predict_with_spread([nothing(graph)])
+        model.predict_with_spread(graph)
 
 
 def test_the_graph_itself_is_left_alone(model: CostModel, graph: Graph) -> None:
