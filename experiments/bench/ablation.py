@@ -50,7 +50,7 @@ from gst.placement.objectives import (
 )
 from gst.placement.planning import BUDGET
 from gst.placement.policies.constructive.fine_tuning import FineTuning, TaskRollouts
-from gst.placement.policies.constructive.network import load_weights
+from gst.placement.policies.constructive.network import shipped_weights
 from gst.placement.profiling import measured_task
 from gst.placement.proposers import COSTS
 from gst.placement.reward import Surrogate
@@ -87,7 +87,7 @@ class Rates:
 
     @staticmethod
     def of(task: Task, start: Plan, measurer: Objective) -> Rates:
-        simulated, rollouts, weights = SimulatedObjective(task), TaskRollouts(task), load_weights()
+        simulated, rollouts, weights = SimulatedObjective(task), TaskRollouts(task), shipped_weights()
 
         def build() -> None:
             for _ in range(BUILT):

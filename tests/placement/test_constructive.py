@@ -12,6 +12,7 @@ import pytest
 from experiments.reproductions.public_problems.generated import SHAPES, generated_problem
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.schedules import Schedule
+from experiments.reproductions.public_problems.weights import initial_weights, load_weights, rule_weights, save_weights
 from gst.placement.baselines.arrays import moved, scheduled, upward_rank
 from gst.placement.policies.constructive.network import (
     FEATURES,
@@ -23,10 +24,6 @@ from gst.placement.policies.constructive.network import (
     NUM_WEIGHTS,
     OUTPUT,
     Tables,
-    initial_weights,
-    load_weights,
-    rule_weights,
-    save_weights,
     tables_of,
 )
 from gst.placement.policies.constructive.rollout import roll_out, window_of

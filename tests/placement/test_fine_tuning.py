@@ -10,7 +10,7 @@ import pytest
 from gst.lowering.plan import ranks
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.constructive.fine_tuning import MOST_STEPS, PAIRS, FineTuning, TaskRollouts
-from gst.placement.policies.constructive.network import load_weights
+from gst.placement.policies.constructive.network import shipped_weights
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
 
@@ -28,7 +28,7 @@ def task() -> Task:
 @pytest.mark.parametrize("seed", range(6))
 def test_plans_place_everything_in_an_order_that_the_edges_allow(seed: int) -> None:
     made = generated_task(seed, num_nodes=120)
-    plan = TaskRollouts(made)(load_weights())
+    plan = TaskRollouts(made)(shipped_weights())
     assert plan is not None and plan.priority is not None
     assert np.isfinite(SimulatedObjective(made)([plan])[0])
     order, (producers, consumers) = ranks(plan), made.costs.edges
@@ -40,7 +40,7 @@ def test_plans_place_everything_in_an_order_that_the_edges_allow(seed: int) -> N
 def test_fine_tuning_finds_plans_faster_than_the_policys_own() -> None:
     task = generated_task(SLOW, num_nodes=150, num_devices=3)
     simulated = SimulatedObjective(task)
-    own = TaskRollouts(task)(load_weights())
+    own = TaskRollouts(task)(shipped_weights())
     assert own is not None
     objective = Budgeted(simulated, 400)
     FineTuning(task, seed=1).run(objective)
@@ -65,7 +65,7 @@ def test_fine_tuning_goes_on_from_the_weights_it_has(task: Task) -> None:
     first, second = Budgeted(simulated, 300), Budgeted(simulated, 1)
     tuning.run(first)
     tuning.run(second)
-    own = TaskRollouts(task)(load_weights())
+    own = TaskRollouts(task)(shipped_weights())
     assert own is not None and second.best is not None and second.best.key != own.key
 
 

@@ -30,8 +30,8 @@ from experiments.reproductions.public_problems.formats import read_public_graph
 from experiments.reproductions.public_problems.placing import place_public
 from experiments.reproductions.public_problems.problem import public_problem
 from experiments.reproductions.public_problems.proposing import proposer_of
+from experiments.reproductions.public_problems.weights import load_weights
 from gst.machine.devices import machine_record
-from gst.placement.policies.constructive.network import load_weights
 from gst.util.progress import bar
 
 STAGES = ("imitation", "simulation")

@@ -45,8 +45,9 @@ from experiments.reproductions.public_problems.placing import SHARE, place_publi
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.proposing import propose, proposer_of
 from experiments.reproductions.public_problems.schedules import Schedule
+from experiments.reproductions.public_problems.weights import initial_weights, load_weights
 from gst.machine.devices import machine_record
-from gst.placement.policies.constructive.network import Weights, initial_weights, load_weights
+from gst.placement.policies.constructive.network import Weights
 from gst.util.progress import bar
 
 SHAPES = ("inception", "transformer", "layers")

@@ -206,7 +206,7 @@ def place_by_options(options: Namespace) -> dict[str, Any]:
 
 def _place_on_machine(options: Namespace, path: Path, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
     from experiments.reproductions.public_problems.proposing import proposer_of
-    from gst.placement.policies.constructive.network import load_weights
+    from experiments.reproductions.public_problems.weights import load_weights
 
     proposer = None
     if options.policy != "none":

@@ -35,8 +35,9 @@ from experiments.reproductions.public_problems.placing import SHARE
 from experiments.reproductions.public_problems.problem import Problem, public_problem
 from experiments.reproductions.public_problems.proposing import propose
 from experiments.reproductions.public_problems.schedules import Schedule
+from experiments.reproductions.public_problems.weights import initial_weights, load_weights, rule_weights
 from gst.machine.devices import machine_record
-from gst.placement.policies.constructive.network import Weights, initial_weights, load_weights, rule_weights
+from gst.placement.policies.constructive.network import Weights
 from gst.util.progress import bar
 
 OPEN = 1.015  # best baseline over the bound

@@ -96,7 +96,7 @@ def propose(
 
     Examples:
         >>> from experiments.reproductions.public_problems.generated import generated_problem
-        >>> from gst.placement.policies.constructive.network import initial_weights
+        >>> from experiments.reproductions.public_problems.weights import initial_weights
         >>> problem = generated_problem(1, nodes=40, devices=3, shape="chains")
         >>> proposal = propose(problem, initial_weights(0), samples=20)
         >>> proposal.samples, proposal.best.makespan <= proposal.greedy.makespan
@@ -138,7 +138,7 @@ def proposer_of(weights: Weights) -> Callable[[Problem, float, int], dict[str, S
 
     Examples:
         >>> from experiments.reproductions.public_problems.generated import generated_problem
-        >>> from gst.placement.policies.constructive.network import initial_weights
+        >>> from experiments.reproductions.public_problems.weights import initial_weights
         >>> list(proposer_of(initial_weights(0))(generated_problem(1, nodes=30, devices=2), 0.01, 0))
         ['policy', 'policy:best']
     """

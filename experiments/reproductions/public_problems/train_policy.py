@@ -39,7 +39,7 @@ def add_train_policy(commands: Any, command: Callable[..., argparse.ArgumentPars
 def _train(options: argparse.Namespace) -> dict[str, Any]:
     from experiments.reproductions.public_problems.generated import SIZES
     from experiments.reproductions.public_problems.training import State, train
-    from gst.placement.policies.constructive.network import save_weights
+    from experiments.reproductions.public_problems.weights import save_weights
 
     if options.steps is not None and options.steps < 1:
         raise ValueError(f"--steps is {options.steps}, want 1 or more")

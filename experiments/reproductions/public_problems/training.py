@@ -13,8 +13,9 @@ from jaxtyping import Float32, Float64
 from experiments.reproductions.public_problems.generated import SIZES, generated_problem
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.proposing import roll_out_many, tables_of_problem
+from experiments.reproductions.public_problems.weights import initial_weights
 from gst.placement.policies.constructive.fine_tuning import Evolving, evolved
-from gst.placement.policies.constructive.network import NUM_WEIGHTS, Tables, initial_weights
+from gst.placement.policies.constructive.network import NUM_WEIGHTS, Tables
 from gst.placement.policies.constructive.rollout import window_of
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import read_arrays

@@ -16,7 +16,8 @@ from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.proposing import propose
 from experiments.reproductions.public_problems.schedules import Schedule
 from experiments.reproductions.public_problems.training import State, train
-from gst.placement.policies.constructive.network import NUM_WEIGHTS, initial_weights, load_weights, save_weights
+from experiments.reproductions.public_problems.weights import initial_weights, load_weights, save_weights
+from gst.placement.policies.constructive.network import NUM_WEIGHTS
 
 
 def test_memories_that_hold_nothing_give_no_schedule() -> None:

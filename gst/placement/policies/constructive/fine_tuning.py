@@ -13,7 +13,7 @@ from jaxtyping import Float32, Float64
 from gst.lowering.plan import Plan
 from gst.placement.baselines.computed import ComputedOperations
 from gst.placement.objectives import Budgeted
-from gst.placement.policies.constructive.network import Weights, load_weights, tables_of
+from gst.placement.policies.constructive.network import Weights, shipped_weights, tables_of
 from gst.placement.policies.constructive.rollout import roll_out, window_of
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress
@@ -100,8 +100,7 @@ class FineTuning:
     """Weights of the policy that follow one task: evolution strategies whose members are judged by an objective, as GO
     is fine-tuned on a graph by policy gradient (Zhou et al., Transferable Graph Optimizers, 2020, section 4.3).
 
-    `run` may be called again, as the simulator is corrected by measurements. It begins with the weights of the package
-    if `weights` is None.
+    `run` may be called again, as the simulator is corrected by measurements. It begins with the weights of the package.
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective
@@ -113,8 +112,8 @@ class FineTuning:
         98
     """
 
-    def __init__(self, task: Task, seed: int = 0, weights: Weights | None = None) -> None:
-        begin = load_weights() if weights is None else weights
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        begin = shipped_weights()
         nothing = np.zeros_like(begin)
         self._rollouts = TaskRollouts(task)
         self._state = Evolving(weights=begin, average=begin, first=nothing, second=nothing)
