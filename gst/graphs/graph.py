@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 from numpy.typing import DTypeLike
 
+from gst.util.arrays import as_bytes
+
 CHUNK = 1 << 18  # entries handled at once: anonymous memory is proportional to it, not to a graph
 DATA = ("node_data", "edge_data")
 NUMBERS = "biuf"  # kinds of dtype: booleans, integers with and without sign, floats
@@ -170,7 +172,7 @@ class Graph:
         digest = hashlib.sha256()
         for name, given in self._arrays():
             digest.update(f"{name} {given.dtype.str} {given.shape}".encode())
-            digest.update(content(given))
+            digest.update(as_bytes(given))
         return digest.hexdigest()[:16]
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -212,11 +214,6 @@ def groups_of_equals(
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return first[order], rank[group]
-
-
-def content(array: np.ndarray) -> memoryview | bytes:
-    """Return the bytes of an array in row-major order."""
-    return np.ascontiguousarray(array).data.cast("B") if array.size else b""
 
 
 def empty_array(directory: Path | None, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:

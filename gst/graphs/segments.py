@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
 from gst.graphs.conversion import from_pyg, is_pyg
-from gst.graphs.graph import CHUNK, DATA, Graph, chunks, content, empty_array
-from gst.util.arrays import Mapped, PackedArray
+from gst.graphs.graph import CHUNK, DATA, Graph, chunks, empty_array
+from gst.util.arrays import Mapped, PackedArray, as_bytes
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
@@ -91,7 +91,7 @@ class SegmentedGraph:
             if name not in _SEEN_BY_ENCODERS and name in ARRAYS:
                 continue
             stored = array.words if isinstance(array, PackedArray) else array.T if name == "edges" else array
-            checksum = self.checksums.get(name) or sha256(content(stored)).hexdigest()[:16]
+            checksum = self.checksums.get(name) or sha256(as_bytes(stored)).hexdigest()[:16]
             digest.update(f"{name} {array.dtype.str} {array.shape} {checksum} ".encode())
         return digest.hexdigest()[:32]
 

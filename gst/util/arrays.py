@@ -195,6 +195,7 @@ def decoded(data: np.ndarray, entry: Entry) -> np.ndarray | PackedArray:
 
 
 def as_bytes(array: np.ndarray) -> memoryview | bytes:
+    """Return the bytes of an array in row-major order."""
     return np.ascontiguousarray(array).data.cast("B") if array.size else b""
 
 
