@@ -16,7 +16,7 @@ from experiments.bench.gpu import gst_jobs
 ROOT = Path(__file__).parents[4]
 CPU = torch.device("cpu")
 STEP = {"sizes": [60, 90], "setting": {"batch_graphs": 2, "configs": 4, "channels": 8, "max_nodes": 30, "steps": 2}}
-RECORDED = {"sizes": [1500, 2100], "configs": 3, "channels": 8, "steps": 6}
+RECORDED = {"sizes": [1500, 2100], "configs": 3, "channels": 8, "published_configs": 4, "steps": 6}
 TABLE = {"keys": 200, "channels": 8, "rows": 50, "width": 16, "repetitions": 2}
 SCORE = {"nodes": 400, "configurable": 20, "configs": 12}
 HIDDEN = ("pymetis", "wandb", "torch_geometric")
@@ -66,7 +66,12 @@ def test_recorded_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyP
     assert row["wrong"] == "" and row["eager_ms"] > 0 < row["recorded_ms"] and "recorded on an accel" in row["reason"]
     assert gst_jobs.line("recorded", row).startswith("recorded         passed; eager ")
     monkeypatch.setattr(gst_jobs, "_difference", lambda got, want: 0.5)
-    assert "failed: losses of replays are 0.5 off" in gst_jobs.line("recorded", gst_jobs.recorded(RECORDED, CPU))
+    said = gst_jobs.line("recorded", gst_jobs.recorded(RECORDED, CPU))
+    assert "failed: losses of replays (recorded) are 0.5 off; losses of replays (bf16) are 0.5 off" in said
+
+
+def test_a_loss_that_is_no_number_differs() -> None:
+    assert gst_jobs._difference([1.0, float("nan")], [1.0, 1.0]) > 1e300
 
 
 def test_rows_are_moved_before_and_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
