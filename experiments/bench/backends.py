@@ -1,4 +1,4 @@
-"""Times of sparse products and maxima by each backend, from which `gst.nn.sparse.FASTER` is set."""
+"""Times of sparse products and maxima by each backend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(
             times = _times(rows, width, dtype, reduction, backward, repetitions)
             cases.append(case | {"backward": backward} | times)
     finally:
-        set_backend("auto")
+        set_backend("native")
     progress("done", len(settings), len(settings))
     return {"cases": cases, "faster": _faster(cases), "machine": machine_record()}
 

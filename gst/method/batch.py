@@ -85,13 +85,8 @@ class SegmentBatch:
             return self.to(like.device, like.dtype), copies.record_event()
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that work on `stream` uses these tensors, though another one made them."""
-
-        def record(tensor: Tensor) -> Tensor:
-            tensor.record_stream(stream)
-            return tensor
-
-        self._each(record)
+        """Tell the allocator that work on `stream` uses these tensors, one piece of memory that another stream made."""
+        self.node_features.record_stream(stream)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name, those of `node_data` and `edge_data` too."""

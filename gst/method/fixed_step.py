@@ -149,11 +149,11 @@ class FixedStep:
         self._kind = torch.float64  # of targets
         self._done: tuple[StepRows | None, Tensor] | None = None
         self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
-        fresh, per_graph = (sizes.segments - 1, sizes.configs), (sizes.graphs, sizes.configs)
         self._nothing = {
-            "weights": torch.zeros(fresh, dtype=torch.float64), "graph": torch.zeros(fresh[0], dtype=torch.int64),
+            "weights": torch.zeros(sizes.segments - 1, sizes.configs, dtype=torch.float64),
+            "graph": torch.zeros(sizes.segments - 1, dtype=torch.int64),
             "graph_node_counts": torch.ones(sizes.graphs, dtype=torch.int64),
-            "targets": torch.full(per_graph, torch.nan, dtype=torch.float64),
+            "targets": torch.full((sizes.graphs, sizes.configs), torch.nan, dtype=torch.float64),
         }  # fmt: skip
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
@@ -184,25 +184,20 @@ class FixedStep:
         """
         if reason := _refusal_of_state(self.model):
             raise NoFixedShapes(f"a step of fixed shapes {reason}")
-        model, draw = self.model, step.draw
-        catalogue = draw.catalogue
+        model, draw, catalogue = self.model, step.draw, step.draw.catalogue
         model.step, self._kind = draw.number, targets.dtype
         rows, chosen = model.rows_of(draw), draw.fresh.nonzero().squeeze(1)
         weights, rest = self._weights(draw, rows)
-        given = {
-            "weights": weights[chosen], "graph": catalogue.graph[chosen],
-            "graph_node_counts": catalogue.graph_node_counts, "targets": targets,
-        }  # fmt: skip
-        is_here = targets.device.type == "cpu"
-        _write(step.packed.tensors(), {name: each for name, each in given.items() if is_here or name != "targets"})
+        given = {"weights": weights[chosen], "graph": catalogue.graph[chosen]}
+        given["graph_node_counts"] = catalogue.graph_node_counts
+        here, there = ({"targets": targets}, {}) if targets.device.type == "cpu" else ({}, {"targets": targets})
+        _write(step.packed.tensors(), given | here)
         self._keep(step)
-        if not is_here:
-            _write(self._inputs, {"targets": targets})
+        _write(self._inputs, there)
         if rest is not None:
             nothing = -torch.inf if model.pooling == "max" else 0.0
             rest = pad(rest, (0, 0, 0, 0, 0, self.sizes.graphs - len(rest)), value=nothing)
-            kept = self._inputs.setdefault("rest", torch.empty_like(rest))
-            kept.copy_(rest)
+            self._inputs.setdefault("rest", torch.empty_like(rest)).copy_(rest)
         self._done = rows, chosen
 
     def compute(self) -> None:

@@ -76,13 +76,11 @@ class Bounds(NamedTuple):
 
 
 def _of_segments(graph: SegmentedGraph, options: PlanOptions) -> Int64[np.ndarray, "segments counts"]:
-    return np.array([_of_segment(graph, segment, options) for segment in range(graph.num_segments)])
-
-
-def _of_segment(graph: SegmentedGraph, segment: int, options: PlanOptions) -> list[int]:
-    inside, uses = (slice(*each[segment : segment + 2]) for each in (graph.edge_ptr, graph.config_ptr))
-    one = np.zeros(graph.row_ptr[segment + 1] - graph.row_ptr[segment], np.int64)
-    return _more(one, graph.config_rows[uses], graph.edges[:, inside], options)
+    rows = []
+    for segment, nodes in enumerate(np.diff(graph.row_ptr)):
+        inside, uses = (slice(*each[segment : segment + 2]) for each in (graph.edge_ptr, graph.config_ptr))
+        rows.append(_more(np.zeros(nodes, np.int64), graph.config_rows[uses], graph.edges[:, inside], options))
+    return np.array(rows)
 
 
 def _more(

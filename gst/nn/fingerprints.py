@@ -112,10 +112,6 @@ class DeviceLevel(NamedTuple):
         """Of all rows."""
         return torch.arange(len(self.node_of_row), device=self.first.device)
 
-    def unused(self, count: int) -> Int64[Tensor, " count"]:
-        """So many numbers of unused rows, each as often as any other."""
-        return self.used + torch.arange(count, device=self.first.device) % self.num_unused
-
     @property
     def num_unused(self) -> Int64[Tensor, ""]:
         """At least 1, to divide by."""
@@ -183,14 +179,15 @@ class DeviceSharing(Plan):
         before, after = self.levels[layer : layer + 2]
         starts, senders, number, scales = self.tensors("near", parts, weights)
         total, stride = sum(self._bounds.entries[layer][part] for part in parts), len(parts) if stacked else 1
+        width = stride * len(before.node_of_row)
         heard = pad((starts.diff()[after.node_of_row] * (after.numbers < after.used)).cumsum(0), (1, 0))
         further = pad((after.numbers + 1 - after.used).clamp(min=0), (1, 0))  # unused rows so far: they share padding
         row_ptr = heard + further * (total - heard[-1]) // after.num_unused
         row, entry = rows_of(row_ptr, total), torch.arange(total, device=row_ptr.device)
         place = (starts[after.node_of_row[row]] + entry - row_ptr[row]).clamp(max=max(len(senders) - 1, 0))
         is_used, columns = row < after.used, before.row_of[senders[place], after.config_of_row[row]] * stride
-        columns = torch.where(is_used, columns + number[place] if stacked else columns, entry % _width(before, stride))
-        return self._both_ways(row_ptr, row, columns, scales[place] * is_used, _width(before, stride))
+        columns = torch.where(is_used, columns + number[place] if stacked else columns, entry % width)
+        return self._both_ways(row_ptr, row, columns, scales[place] * is_used, width)
 
     @staticmethod
     def _both_ways(row_ptr: Tensor, row: Tensor, columns: Tensor, values: Tensor, width: int) -> tuple[Tensor, ...]:
@@ -216,19 +213,13 @@ class DeviceSharing(Plan):
         is_given = (slot >= 0) & (level.numbers < level.used)
         place = torch.where(is_given, is_given.cumsum(0) - 1, given)
         padding = torch.arange(given + 1, device=place.device) % max(len(config_nodes), 1)
-        of_row, pairs = (level.numbers, level.unused(given + 1)), (slot, padding)
-        rows, chosen, configs = (
-            nothing.scatter(0, place, each)[:-1]
-            for each, nothing in (of_row, pairs, (level.config_of_row, torch.zeros_like(padding)))
-        )
-        return rows, torch.stack([chosen, configs])
+        further = level.used + torch.arange(given + 1, device=place.device) % level.num_unused
+        rows = further.scatter(0, place, level.numbers)[:-1]
+        configs = torch.zeros_like(padding).scatter(0, place, level.config_of_row)[:-1]
+        return rows, torch.stack([padding.scatter(0, place, slot)[:-1], configs])
 
     def _groups(self, layer: int) -> tuple[Tensor, ...]:
         level = self.levels[layer + 1]
         kind = level.numbers - level.first[level.node_of_row]
         group = self._batch.segment_of_node[level.node_of_row] * level.row_of.shape[1] + kind
         return (torch.where(level.numbers < level.used, group, self.num_groups - 1),)
-
-
-def _width(level: DeviceLevel, stride: int) -> int:
-    return len(level.node_of_row) * stride

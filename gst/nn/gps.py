@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,9 +14,6 @@ from gst.nn.encoders import BOTH, After, Before, Encoder, InputProjection, SAGEL
 from gst.nn.sharing import Plan, Sharing
 from gst.nn.sparse import check_heads, product
 
-Attention = Literal["softmax", "linear"]
-Heads = Float[Tensor, "classes heads nodes width"]
-
 
 class SegmentAttention(nn.Module):
     """Every node hears all nodes of its segment, under each class of configurations by itself.
@@ -25,9 +21,9 @@ class SegmentAttention(nn.Module):
     All nodes of a segment then tell the same classes apart (`Sharing.of`, `whole_segments`), so that the rows of a
     segment are a grid, nodes times classes."""
 
-    def __init__(self, channels: int, heads: int, attention: Attention) -> None:
+    def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.attend = heads, ATTENTIONS[attention]
+        self.heads = heads
         self.project, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
 
     def forward(self, rows: Before, sharing: Plan, number: int) -> After:
@@ -42,7 +38,8 @@ class SegmentAttention(nn.Module):
         self, projected: Float[Tensor, "rows three_channels"], nodes: int, classes: int
     ) -> Float[Tensor, "rows channels"]:
         query, key, value = projected.view(nodes, classes, 3, self.heads, -1).permute(2, 1, 3, 0, 4)
-        return self.attend(query, key, value).permute(2, 0, 1, 3).reshape(nodes * classes, -1)
+        heard = nn.functional.scaled_dot_product_attention(query, key, value)
+        return heard.permute(2, 0, 1, 3).reshape(nodes * classes, -1)
 
 
 def _grids(sharing: Sharing, number: int) -> tuple[Int64[Tensor, " rows"], list[tuple[int, int]]]:
@@ -54,28 +51,14 @@ def _grids(sharing: Sharing, number: int) -> tuple[Int64[Tensor, " rows"], list[
     return torch.from_numpy(order).to(sharing.device, non_blocking=True), grids
 
 
-def linear_attention(query: Heads, key: Heads, value: Heads) -> Heads:
-    """phi(q) (sum of phi(k) v^T) / (phi(q) · sum of phi(k)), phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 5 and
-    7): time and memory grow with the nodes of a segment, not with their square."""
-    query, key = nn.functional.elu(query) + 1, nn.functional.elu(key) + 1
-    total = query @ key.sum(-2, keepdim=True).transpose(-1, -2)  # 0 where phi underflows
-    return query @ (key.transpose(-1, -2) @ value) / total.clamp(min=torch.finfo(total.dtype).tiny)
-
-
-ATTENTIONS: dict[Attention, Callable[[Heads, Heads, Heads], Heads]] = {
-    "softmax": nn.functional.scaled_dot_product_attention,
-    "linear": linear_attention,
-}
-
-
 class GPSLayer(nn.Module):
     """X = local(h) + norm(h + attention(h)), then norm(X + MLP(X)) (Rampasek et al. 2022, eq. 1 to 4, which leave out
     residuals and normalisations). LayerNorm stands for BatchNorm, so that segments of a batch stay apart."""
 
-    def __init__(self, channels: int, directions: Sequence[Direction], heads: int, attention: Attention) -> None:
+    def __init__(self, channels: int, directions: Sequence[Direction], heads: int) -> None:
         super().__init__()
         self.local = SAGELayer(channels, directions)
-        self.attention, self.attention_norm = SegmentAttention(channels, heads, attention), nn.LayerNorm(channels)
+        self.attention, self.attention_norm = SegmentAttention(channels, heads), nn.LayerNorm(channels)
         self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.ReLU(), nn.Linear(2 * channels, channels))
         self.mlp_norm = nn.LayerNorm(channels)
 
@@ -94,21 +77,18 @@ class GPS(Encoder):
 
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config, directions, share: as of `SAGE`.
-        heads: attentions side by side, which share the channels.
-        attention: `softmax`, whose time grows with the square of the nodes of a segment, or `linear`.
+        heads: attentions side by side, which share the channels. Their time grows with the square of the nodes of a
+            segment.
 
     Raises:
-        ValueError: the heads do not divide the channels, or there is no such attention.
+        ValueError: the heads do not divide the channels.
     """
 
     def __init__(
         self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
         log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True, heads: int = 4,
-        attention: Attention = "softmax",
     ) -> None:  # fmt: skip
         check_heads(channels, heads)
-        if attention not in get_args(Attention):
-            raise ValueError(f"attention {attention!r}? it is one of {', '.join(get_args(Attention))}")
         inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
-        layers = [GPSLayer(channels, directions, heads, attention) for _ in range(num_layers)]
+        layers = [GPSLayer(channels, directions, heads) for _ in range(num_layers)]
         super().__init__(inputs, layers, directions, share, whole_segments=True)

@@ -95,15 +95,9 @@ class _Product(torch.autograd.Function):
         return product(ctx.matrix.transpose(), gradient), None
 
 
-Backend = Literal["auto", "native", "torch_sparse"]
+Backend = Literal["native", "torch_sparse"]
 
-FASTER: dict[tuple[str, torch.dtype], Backend] = {
-    ("cpu", torch.float32): "native",
-    ("cpu", torch.bfloat16): "native",
-}
-"""The backend of `auto`, by measurement (experiments/results/backends.json); native where nothing was measured."""
-
-_backend: Backend = "auto"
+_backend: Backend = "native"  # the faster one, by experiments/results/backends.json
 
 
 def set_backend(name: Backend) -> None:
@@ -129,14 +123,6 @@ def has_torch_sparse() -> bool:
     return find_spec("torch_sparse") is not None and find_spec("torch_scatter") is not None
 
 
-def backend_for(x: Tensor) -> Backend:
-    """Return the backend of a product with `x`."""
-    if _backend != "auto":
-        return _backend
-    faster = FASTER.get((x.device.type, x.dtype), "native")
-    return faster if faster == "native" or has_torch_sparse() else "native"
-
-
 def row_sums(
     row_ptr: Int64[Tensor, " rows_plus_one"],
     columns: Int64[Tensor, " entries"],
@@ -147,7 +133,7 @@ def row_sums(
     if not len(columns) or not x[:1].numel():
         return x.new_zeros(len(row_ptr) - 1, *x.shape[1:])
     flat = x.detach().reshape(len(x), -1).contiguous()  # detached, it keeps nothing for a backward pass of its own
-    kernel = _torch_sparse_sums if backend_for(x) == "torch_sparse" else _native_sums
+    kernel = _torch_sparse_sums if _backend == "torch_sparse" else _native_sums
     summed = kernel(row_ptr, columns, weights.to(x.dtype), flat)
     return torch.ops.aten._unsafe_view(summed, [len(summed), *x.shape[1:]])  # may be written into, unlike a view
 
@@ -163,7 +149,7 @@ def row_maxima(
     if not len(x) or (columns is not None and not len(columns)) or not x[:1].numel():
         return x.new_full((rows, *x.shape[1:]), -torch.inf)
     flat = x.detach().reshape(len(x), -1).contiguous()
-    kernel = _torch_sparse_maxima if backend_for(x) == "torch_sparse" else _native_maxima
+    kernel = _torch_sparse_maxima if _backend == "torch_sparse" else _native_maxima
     return kernel(row_ptr, columns, flat).view(rows, *x.shape[1:])
 
 

@@ -27,8 +27,7 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     "GIN": GIN,
     "GAT": GAT,
     "GAT one head": lambda *a, **k: GAT(*a, heads=1, **k),
-    "GPS softmax": lambda *a, **k: GPS(*a, heads=2, **k),
-    "GPS linear": lambda *a, **k: GPS(*a, heads=2, attention="linear", **k),
+    "GPS": lambda *a, **k: GPS(*a, heads=2, **k),
 }
 LOCAL = [name for name in CASES if not name.startswith(("GPS", "SAGE over"))]
 
@@ -201,10 +200,7 @@ def slow_gps(
             query = projected[v][0].chunk(attention.heads)[h]
             others = [u for u in range(len(hidden)) if segment_of_node[u] == segment_of_node[v]]
             keys = [projected[u][1].chunk(attention.heads)[h] for u in others]
-            if attention.attend is nn.functional.scaled_dot_product_attention:
-                powers = [torch.exp(query @ key / math.sqrt(len(key))) for key in keys]
-            else:
-                powers = [(nn.functional.elu(query) + 1) @ (nn.functional.elu(key) + 1) for key in keys]
+            powers = [torch.exp(query @ key / math.sqrt(len(key))) for key in keys]
             values = [projected[u][2].chunk(attention.heads)[h] for u in others]
             by_head.append(sum(p / sum(powers) * value for p, value in zip(powers, values, strict=True)))
         both = local[v] + layer.attention_norm(hidden[v] + attention.out(torch.cat(by_head)))

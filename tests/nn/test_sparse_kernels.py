@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import as_batch, random_graph
 
 from gst.nn import GAT, GCN, GIN, GPS, SAGE, sparse
-from gst.nn.sparse import Backend, backend_for, has_torch_sparse, row_maxima, row_sums, set_backend
+from gst.nn.sparse import Backend, has_torch_sparse, row_maxima, row_sums, set_backend
 
 needs_torch_sparse = pytest.mark.skipif(
     not has_torch_sparse(), reason="torch-sparse and torch-scatter are not installed (`make sparse`)"
@@ -21,7 +21,7 @@ SHORT = [torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     yield
-    set_backend("auto")
+    set_backend("native")
 
 
 def row_pointers(lengths: list[int]) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_the_backends_agree(dtype: torch.dtype, lengths: list[int], seed: int, r
     backends: tuple[Backend, ...] = ("native", "torch_sparse")
     for backend in backends:
         set_backend(backend)
-        assert backend_for(x) == backend
+        assert sparse._backend == backend
         found.append([row_sums(row_ptr, columns, weights, x), row_maxima(row_ptr, columns, x)])
         found[-1].append(row_maxima(row_ptr, None, entries))
     tolerance = 2e-2 if dtype in SHORT else 1e-5 if dtype == torch.float32 else 1e-12
@@ -74,18 +74,8 @@ def test_encoders_are_the_same_by_either_backend(make) -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.zeros(1, 1)
-    assert backend_for(x) == "native"
-    monkeypatch.setitem(sparse.FASTER, ("cpu", torch.float32), "torch_sparse")
-    assert backend_for(x) == ("torch_sparse" if has_torch_sparse() else "native")
-    assert backend_for(x.double()) == "native"
-    set_backend("native")
-    assert backend_for(x) == "native"
-
-
 def test_a_backend_that_does_not_exist_is_refused(unchecked: None) -> None:
-    with pytest.raises(ValueError, match=r"'cusparse'.*auto, native, torch_sparse"):
+    with pytest.raises(ValueError, match=r"'cusparse'.*native, torch_sparse"):
         set_backend("cusparse")
 
 
@@ -93,4 +83,4 @@ def test_a_backend_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gst.nn.sparse.has_torch_sparse", lambda: False)
     with pytest.raises(ModuleNotFoundError, match=r"not installed.*make sparse"):
         set_backend("torch_sparse")
-    assert backend_for(torch.zeros(1, 1)) == "native"
+    assert sparse._backend == "native"

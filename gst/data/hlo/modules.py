@@ -19,8 +19,8 @@ MOST_BYTES = 1 << 30
 STABLEHLO = re.compile(rb"\s*(?:(?://|#)[^\n]*\n\s*)*(?:module\b|func\.func\b|\"builtin\.module\")")
 
 
-def read_module(path: Path | str) -> Any:
-    """Read an XLA program as an `HloModule` of `gst.data.hlo.messages`.
+def read_tuning(path: Path | str) -> tuple[Any, Any]:
+    """Read an XLA program: an `HloModule` of `gst.data.hlo.messages`, and `ModuleTuningData`, empty if it has none.
 
     Args:
         path: HLO text, StableHLO text (what `jax.jit(f).lower(x).as_text()` prints), or the protobuf of an
@@ -32,14 +32,9 @@ def read_module(path: Path | str) -> Any:
 
     Examples:
         >>> _ = Path("step.txt").write_text("HloModule m\\nENTRY e {\\nROOT x = f32[3] parameter(0)\\n}")
-        >>> read_module("step.txt").computations[0].name
+        >>> read_tuning("step.txt")[0].computations[0].name
         'e'
     """
-    return read_tuning(path)[0]
-
-
-def read_tuning(path: Path | str) -> tuple[Any, Any]:
-    """Read the `HloModule` of a file, as `read_module`, and its `ModuleTuningData`, empty if it holds none."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")

@@ -26,7 +26,7 @@ DEFAULT = -1  # no layout asked for: the compiler chooses
 
 
 def read_hlo(path: Path | str, merge: bool = True) -> Graph:
-    """Read an XLA program, from a file that `gst.data.hlo.modules.read_module` reads.
+    """Read an XLA program, from a file that `gst.data.hlo.modules.read_tuning` reads.
 
     Nodes, opcodes, edges and the 140 node features are those that TpuGraphs publishes of the same module. Tuning data
     have configurable nodes, configurations and runtimes in ns; failed runs are left out. Other modules get one

@@ -18,7 +18,7 @@ from experiments.reproductions.timm.step_time.estimate import estimate
 from experiments.reproductions.timm.step_time.kernels import CLASSES, COLUMNS
 from experiments.reproductions.timm.step_time.xla import read_xla, xla_program
 from experiments.reproductions.timm.step_time.xla_counts import counts_of
-from gst.data.hlo.modules import read_module
+from gst.data.hlo.modules import read_tuning
 from gst.data.hlo.text import parse_module
 from tests.files import FIXTURES
 
@@ -65,7 +65,7 @@ def saved(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("form", ["lowered", "compiled"])
 def test_operations_are_counted_as_xla_counts_them(name: str, form: str) -> None:
-    assert counts_of(read_module(XLA / f"{name}.{form}.txt"))._asdict() == COUNTS[name][form]
+    assert counts_of(read_tuning(XLA / f"{name}.{form}.txt")[0])._asdict() == COUNTS[name][form]
 
 
 def test_fixtures_are_what_jax_writes(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_fixtures_are_what_jax_writes(tmp_path: Path) -> None:
     counts = made_xla.write(tmp_path)
     for name, forms in counts.items():
         for form, count in forms.items():
-            assert counts_of(read_module(tmp_path / f"{name}.{form}.txt"))._asdict() == count
-        assert counts_of(read_module(tmp_path / f"{name}.mlir"))._asdict() == forms["lowered"]
+            assert counts_of(read_tuning(tmp_path / f"{name}.{form}.txt")[0])._asdict() == count
+        assert counts_of(read_tuning(tmp_path / f"{name}.mlir")[0])._asdict() == forms["lowered"]
 
 
 def test_stablehlo_and_hlo_of_a_program_are_the_same_kernels() -> None:

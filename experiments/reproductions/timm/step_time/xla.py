@@ -19,7 +19,7 @@ from experiments.reproductions.timm.step_time.captured import peak_memory
 from experiments.reproductions.timm.step_time.kernels import Kernels, kernels_of, kernels_of_groups
 from experiments.reproductions.timm.step_time.xla_counts import Counts, counts_of, entry_of
 from experiments.reproductions.timm.step_time.xla_walk import Walk, leaves
-from gst.data.hlo.modules import read_module
+from gst.data.hlo.modules import read_tuning
 from gst.util.untrusted import plain
 
 MOST_KERNELS = 1_000_000
@@ -108,7 +108,7 @@ class XlaProgram:
 
 
 def read_xla(path: Path | str) -> XlaProgram:
-    """Read the operators of an XLA program from a file that `gst.data.hlo.modules.read_module` reads.
+    """Read the operators of an XLA program from a file that `gst.data.hlo.modules.read_tuning` reads.
 
     Raises:
         ValueError: the file holds none, or an instruction contradicts its operands; the message names it.
@@ -121,7 +121,7 @@ def read_xla(path: Path | str) -> XlaProgram:
         >>> program.batch, [each.kind for each in program.operations], program.counts.flops
         (8, ['linear'], 192.0)
     """
-    module = read_module(path)
+    module = read_tuning(path)[0]
     try:
         return xla_program(module)
     except (ValueError, LookupError, RecursionError, OverflowError) as error:
