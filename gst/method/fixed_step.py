@@ -146,7 +146,6 @@ class FixedStep:
         self._inputs: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
         self._packed: Packed | None = None
-        self._kind = torch.float64  # of targets
         self._done: tuple[StepRows | None, Tensor] | None = None
         self._checked: list[Any] = [each for each in _modules(model.encoder) if hasattr(each, "check_batch")]
         self._nothing = {
@@ -210,14 +209,14 @@ class FixedStep:
         assert batch is not None, "fill it first"
         for parameter in model.parameters():
             parameter.grad = None
-        plans = {} if self.sizes.plans is None else self.sizes.plans.of(batch)
         batch.plans.clear()
-        batch.plans.update(plans)
+        batch.plans.update({} if self.sizes.plans is None else self.sizes.plans.of(batch))
+        plans = set(batch.plans)
         kind = batch.edge_index.device.type
         # The caller's autocast, without its cache: a recording would read casts that were made before it.
         with torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
             embedded = embed_segments(model.encoder, batch, model._call, model.pooling)[:-1]
-        if more := set(batch.plans) - set(plans):
+        if more := set(batch.plans) - plans:
             raise NoFixedShapes(f"a step of fixed shapes has no plans but those of its sizes; the encoder made {more}")
         self._is_finite = torch.ones((), dtype=torch.bool, device=embedded.device)
         if embedded.requires_grad:

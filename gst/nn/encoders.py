@@ -58,6 +58,7 @@ class InputProjection(nn.Module):
         features = batch.node_features.to(torch.promote_types(batch.node_features.dtype, self.opcode.weight.dtype))
         return by_rows(self.static, signed_log(features)) + self.opcode(batch.opcodes)
 
+    @torch.compiler.disable
     def check_batch(self, batch: SegmentBatch) -> None:
         """Raise ValueError for a batch of the host with an opcode of `num_opcodes` or more."""
         largest = int(batch.opcodes.max())

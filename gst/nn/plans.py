@@ -37,6 +37,7 @@ def set_sharing(where: Where) -> None:
     _where = where
 
 
+@torch.compiler.disable
 def planned(batch: SegmentBatch, options: PlanOptions, layers: Iterable[nn.Module]) -> Plan:
     """The plan of a batch by these options, for layers of an encoder, found once for each batch."""
     if options not in batch.plans:
@@ -53,8 +54,8 @@ def planned(batch: SegmentBatch, options: PlanOptions, layers: Iterable[nn.Modul
 def check_equal(plan: DeviceSharing, exact: Sharing) -> None:
     """Raise ValueError where fingerprints agree and states do not, or the other way round."""
     for layer, (ours, level) in enumerate(zip(plan.levels, exact.levels, strict=True)):
-        row_of = level.first[:-1, None] + level.alike
-        mine, theirs = (each[:, :, None] == each[:, None] for each in (ours.row_of.cpu(), torch.from_numpy(row_of)))
+        exactly = torch.from_numpy(level.first[:-1, None] + level.alike)
+        mine, theirs = (each[:, :, None] == each[:, None] for each in (ours.row_of.cpu(), exactly))
         for node, one, other in (mine != theirs).nonzero()[:1].tolist():
             raise ValueError(
                 f"after layer {layer}, node {node} has fingerprints under configurations {one} and {other} that "

@@ -38,6 +38,7 @@ class Plan:
         self.directions = directions
         self._tensors: dict[tuple, tuple[Tensor, ...]] = {}
 
+    @torch.compiler.disable
     def tensors(self, name: str, *arguments: Any) -> tuple[Tensor, ...]:
         """Return what the method `_name(*arguments)` makes."""
         key = (name, *arguments)

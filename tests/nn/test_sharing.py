@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gst.method.batch import SegmentBatch
+from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, fingerprints, plans
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.levels import Level
 from gst.nn.sharing import Sharing
 from gst.nn.sparse import product
+from tests.method.host_waits import graphs
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]
 VALUES = [-1.0, -0.0, 0.0, 1.0, 1.0000001, 3.0]  # the first layer has to see that 1.0000001 is not 1.0, and -0.0 is 0.0
@@ -175,6 +177,24 @@ def test_a_collision_is_found_where_both_are_compared(monkeypatch: pytest.Monkey
     plans.set_sharing("both")
     with pytest.raises(ValueError, match=r"after layer 0, node 0 has fingerprints .* 0 and 1 that agree, unlike its"):
         encoder.sharing(exchanged())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_the_compiler_leaves_plans_alone(where: plans.Where, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
+    """It would compile them anew for each number of rows, and give up at last."""
+    monkeypatch.setattr(plans, "_where", where)
+    data, configs = graphs(), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    model = GraphSegmentTraining(SAGE(16, 2, 4), torch.nn.Linear(16, 1), estimate="fresh")
+    want = model.exact(data, configs)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="eager", dynamic=True)
+    torch.testing.assert_close(compiled.exact(data, configs), want)
+    for _ in range(3):
+        compiled(data, configs).sum().backward()
+    assert sum(torch._dynamo.utils.counters["graph_break"].values()) < 30
+    assert not any("recompile_limit" in reason for reason in torch._dynamo.utils.counters["graph_break"])
 
 
 def test_a_place_that_does_not_exist_is_refused(unchecked: None) -> None:
