@@ -83,7 +83,7 @@ class DeviceLevel(NamedTuple):
 
     Args:
         row_of: of each node and configuration.
-        first: row of each node; at the end the number of rows in `used`. Further ones are unused.
+        first: the first row of each node, and the number of rows in use at the end. Further rows are unused.
     """
 
     row_of: Int64[Tensor, "nodes configs"]

@@ -41,7 +41,7 @@ Work = tuple[list[int], list[list[int]]]
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
     yield
-    set_backend("auto")
+    set_backend("native")
 
 
 @st.composite
