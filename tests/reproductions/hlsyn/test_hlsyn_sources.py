@@ -143,7 +143,7 @@ def test_the_kernel_is_the_function_that_is_marked() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("void f(double a[4]) { a[0] = " + "(" * 95 + "1" + ")" * 95 + "; }", "nested too deeply"),
+        ("void f(double a[4]) { a[0] = " + "(" * 150 + "1" + ")" * 150 + "; }", "nested too deeply"),
         ("#define A B B\n#define B C C\n" + "".join(f"#define {x} {y} {y} {y} {y} {y} {y} {y} {y}\n" for x, y in zip(
             "CDEFGHIJ", "DEFGHIJK", strict=True)) + "void f(int a[1]) { A; }", "expand to more than"),
         ("void f(double a[4]) { for (int i = 0; i < 4 4; i++) a[i] = 0; }", "want the end of a condition"),
