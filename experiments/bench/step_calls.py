@@ -116,7 +116,7 @@ def described_streams() -> Iterator[None]:
 
 def published() -> GraphSegmentTraining:
     """The network of the published code."""
-    return GraphSegmentTraining(PublishedSAGE(CHANNELS, 3), nn.Flatten(2), "sum", 1, 0.5, table=EmbeddingTable(1, 1))
+    return GraphSegmentTraining(PublishedSAGE(CHANNELS, 3), nn.Identity(), "sum", 1, 0.5, table=EmbeddingTable(1, 1))
 
 
 def sage() -> GraphSegmentTraining:

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.bench.kernel_calls import Operators
+
 
 class RecordedGraph(TorchDispatchMode):
     """Does on a CPU what a graph of an accelerator does: a replay reads and writes where its recording did.
@@ -82,19 +84,7 @@ class Recorder:
         return self.graphs[-1]
 
 
-class Count(TorchDispatchMode):
-    """Counts calls by their operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Counter[Any]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[function] += 1
-        return function(*args, **(kwargs or {}))
-
-
 def counted(call: Callable[[], Any]) -> Counter[Any]:
-    with Count() as mode:
+    with Operators() as mode:
         call()
     return mode.counts

@@ -143,7 +143,7 @@ def _sage(channels: int) -> Network:
 
 def _published(channels: int) -> Network:
     encoder = PublishedSAGE(2 * channels)
-    return encoder, torch.nn.Flatten(2), 1, {"pooling": "sum", "estimate": "dropout", "keep_probability": 0.5}
+    return encoder, torch.nn.Identity(), 1, {"pooling": "sum", "estimate": "dropout", "keep_probability": 0.5}
 
 
 def _padded(
