@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -114,6 +114,14 @@ class PaddedStep:
     packed: Packed
 
 
+class StepResults(NamedTuple):
+    """The loss of a step, the embeddings of its segments, and whether these got a finite gradient."""
+
+    value: Float[Tensor, ""]
+    embedded: Float[Tensor, "segments configs channels"]
+    is_finite: Bool[Tensor, ""]
+
+
 class FixedStep:
     """Steps of one model in five parts: `draw` decides which segments are fresh, `load` reads and pads them, `fill`
     copies them, at once, into the tensors that `compute` reads, `compute` is the arithmetic, and `finish` writes rows.
@@ -125,7 +133,7 @@ class FixedStep:
         optimizer: one that counts its steps on the accelerator (`capturable=True`). None leaves gradients in `.grad`.
 
     Attributes:
-        value: the loss of the step computed last; it stays where it is.
+        results: of the step computed last.
 
     Raises:
         NoFixedShapes: shapes or operations of such a model change from step to step (`refusal`), or padding would
@@ -142,7 +150,8 @@ class FixedStep:
         if reason is not None:
             raise NoFixedShapes(reason)
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
-        self.value = self._embedded = self._is_finite = torch.empty(0)
+        self._is_finite = nothing = torch.empty(0)
+        self.results = StepResults(nothing, nothing, nothing)
         self._inputs: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
         self._packed: Packed | None = None
@@ -232,13 +241,14 @@ class FixedStep:
         value.backward()
         if self.optimizer is not None:
             self.optimizer.step()
-        self.value, self._embedded = value.detach(), embedded.detach()
+        self.results = StepResults(value.detach(), embedded.detach(), self._is_finite)
 
     def finish(self) -> None:
         """Write the rows of the fresh segments, unless their gradient is not finite."""
         rows, chosen = self._done or (None, torch.empty(0))
         if rows is not None:
-            rows.push(self._embedded[: len(chosen)].clone(), chosen).require(self._is_finite.clone())
+            results = self.results
+            rows.push(results.embedded[: len(chosen)].clone(), chosen).require(results.is_finite.clone())
 
     def _look_at(self, gradient: Tensor) -> None:
         self._is_finite = gradient.isfinite().all()

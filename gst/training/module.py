@@ -47,7 +47,8 @@ class SegmentTrainingModule(L.LightningModule):
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         record_step: pad all steps to the size of the largest, and on an accelerator record one as a graph (a CUDA
-            graph) and replay it for each step. `docs/operations.md` lists the settings for which steps stay unpadded.
+            graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
+            nodes. `docs/operations.md` lists the settings for which steps stay unpadded.
         loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
 
@@ -76,7 +77,7 @@ class SegmentTrainingModule(L.LightningModule):
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: Estimate = "auto",
-        record_step: bool = False,
+        record_step: bool | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -220,10 +221,12 @@ class SegmentTrainingModule(L.LightningModule):
                 self.estimator.register(graph for graph, _ in loader.selections)
             loader.set_epoch(self.current_epoch)
             loader.reader = Reader(self._reading, lambda read: read())
-            if self.record_step:
+            if self.record_step or (self.record_step is None and self.device.type != "cpu"):
                 from gst.training.recorded_step import PaddedSteps
 
-                self._padded = PaddedSteps.of(self.trainer, self.estimator, self._loss, loader, self.overridden())
+                self._padded = PaddedSteps.of(
+                    self.trainer, self.estimator, self._loss, loader, self.overridden(), is_asked=bool(self.record_step)
+                )
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""

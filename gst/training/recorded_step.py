@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -26,10 +28,16 @@ from gst.method.fixed_step import FixedStep, NoFixedShapes, PaddedStep, Sizes, r
 from gst.training.placing import PlacedSteps
 from gst.util.untrusted import first_line
 
+TOLERANCE = 0.02  # of sums in another order, also of short numbers
+
 
 class RecordedStep:
-    """Trains step by step: the first `WARM_RUNS` steps run eagerly, the next one is recorded, and the recording is
-    replayed for it and for all later ones.
+    """Trains step by step: the first `WARM_RUNS` steps run eagerly, the last one is then recorded, and the recording is
+    replayed for all later ones.
+
+    The first replay is compared with the same step computed eagerly, unless the step holds an optimizer. If results or
+    gradients differ by more than `TOLERANCE`, the recording holds something that changes from step to step, and all
+    steps run eagerly from then on.
 
     A recording holds numbers of the optimizer (a learning rate, unless it is a tensor as with `capturable=True`), the
     dtype of autocast, addresses of parameters and buffers, and which of them and of the modules are trained. When one
@@ -66,6 +74,7 @@ class RecordedStep:
         self._stream = torch.Stream(device) if is_here(device) else None
         self._graph: Graph | None = None
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._results, self._is_compared = step.results, False
         self._warm_runs = 0
         self._numbers: list[dict[str, Any]] = []
         self._places: list[Any] = []
@@ -102,19 +111,45 @@ class RecordedStep:
         return value
 
     def _run(self, padded: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> Float[Tensor, ""]:
-        self.step.fill(padded, targets)
         if not self.reason:
             self._look_at_constants()
-        if not self.reason and self._graph is None and self._warm_runs >= WARM_RUNS:
-            self._record()
+        self.step.fill(padded, targets)
         if self._graph is None:
             self.step.compute()
+        elif self._is_compared:
+            self._replay()
         else:
-            self._graph.replay()
-            for parameter, gradient in self._gradients:
-                parameter.grad = gradient
+            self._replay_and_compare()
         self.step.finish()
-        return self.step.value.clone()
+        value = self.step.results.value.clone()
+        if not self.reason and self._graph is None and self._warm_runs + 1 >= WARM_RUNS:
+            self._record()
+        return value
+
+    def _replay(self) -> None:
+        assert self._graph is not None
+        self._graph.replay()
+        self.step.results = self._results
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def _replay_and_compare(self) -> None:
+        """Compute a step both ways, with the same random numbers, and drop a recording that computes something else."""
+        step, buffers, self._is_compared = self.step, list(self.step.model.buffers()), True
+        before = [each.clone() for each in buffers]
+        with torch.random.fork_rng([] if self._stream is None else [self._device]):
+            step.compute()
+        results, gradients = step.results, [(each, each.grad) for each in step.model.parameters()]
+        for each, value in zip(buffers, before, strict=True):
+            each.copy_(value)
+        self._replay()
+        groups = [([one], [other]) for one, other in zip(self._results, results, strict=True)]
+        ours, theirs = ([each for _, each in many if each is not None] for many in (self._gradients, gradients))
+        if not all(_alike(*group) for group in [*groups, (ours, theirs)]):
+            self._graph, step.results = None, results
+            self.reason = "a replay computes something else than the step that was recorded"
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
     def _look_at_constants(self) -> None:
         """Drop the graph if something has changed that it holds as a constant; new tensors need warm runs, too."""
@@ -126,9 +161,10 @@ class RecordedStep:
             self._graph, self._places, self._warm_runs = None, places, 0
 
     def _record(self) -> None:
-        """Record the arithmetic of a step; recording launches nothing."""
+        """Record the arithmetic of the step that was computed last; recording launches nothing."""
         if self._stream is not None:
             self._stream.synchronize()
+        gradients = [(parameter, parameter.grad) for parameter in self.step.model.parameters()]
         try:
             graph = self._new_graph(self._device)
             with no_garbage(), recorded(graph):
@@ -136,8 +172,17 @@ class RecordedStep:
         except Exception as error:  # whatever an encoder does that a graph cannot
             self.reason = first_line(error)
         else:
-            self._graph = graph
-            self._gradients = [(parameter, parameter.grad) for parameter in self.step.model.parameters()]
+            self._graph, self._results, self._is_compared = graph, self.step.results, self.step.optimizer is not None
+            self._gradients = [(parameter, parameter.grad) for parameter, _ in gradients]
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """True if two lists of tensors differ by at most `TOLERANCE` of their norm; NaN equals NaN."""
+    here, there = ([each.float().nan_to_num() for each in many] for many in (ours, theirs))
+    off = [(one - other).norm() for one, other in zip(here, there, strict=True)]
+    return not off or bool(torch.stack(off).norm() <= TOLERANCE * torch.stack([each.norm() for each in there]).norm())
 
 
 def optimizer_numbers(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
@@ -185,18 +230,20 @@ class PaddedSteps:
 
     @staticmethod
     def of(
-        trainer: L.Trainer, estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, overridden: list[str]
-    ) -> PaddedSteps | None:
+        trainer: L.Trainer, estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, overridden: list[str],
+        is_asked: bool = True,
+    ) -> PaddedSteps | None:  # fmt: skip
         """Return the padded steps of a training, or log why there are none and return None.
 
         Args:
             loss: predictions and targets -> a number.
             overridden: methods of the module's training step that padded steps would leave out.
+            is_asked: else they must not have more than `MOST_PADDING` times the nodes of steps that are not padded.
         """
         reason = _refusal_of_training(trainer, loader, overridden) or refusal(estimator)
         if reason is None:
             try:
-                step = RecordedStep(_fixed(estimator, loss, loader))
+                step = RecordedStep(_fixed(estimator, loss, loader, inf if is_asked else MOST_PADDING))
             except NoFixedShapes as error:
                 reason = str(error)
             else:
@@ -253,15 +300,22 @@ class PaddedSteps:
 
 
 PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales losses by numbers that change from step to step
+MOST_PADDING = 2.0
 ACCUMULATES = "each padded step begins with new gradients, and the trainer accumulates them"
 
 
-def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader) -> FixedStep:
-    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change from step to step."""
+def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, most_padding: float) -> FixedStep:
+    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change from step to step, or padded steps
+    have more than `most_padding` times the nodes of others."""
     graphs = [graph for graph, _ in loader.selections]
     encoder = estimator.encoder if estimator.takes_batches else None
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
     sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, encoder)
+    fresh = [min(estimator.num_fresh, graph.num_segments) * np.diff(graph.row_ptr).mean() for graph in graphs]
+    if (padding := sizes.nodes / (loader.graphs_together * np.mean(fresh))) > most_padding:
+        raise NoFixedShapes(
+            f"they would have {padding:.1f} times the nodes; --model.record_step true records them all the same"
+        )
     return FixedStep(estimator, loss, None, sizes)
 
 

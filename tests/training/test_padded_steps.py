@@ -25,7 +25,7 @@ from gst.graphs.graph import Graph
 from gst.method.fixed_step import Sizes
 from gst.nn import GPS, SAGE, FusedSAGE, Head
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
-from gst.training.recorded_step import RecordedStep
+from gst.training.recorded_step import PaddedSteps, RecordedStep
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "GST-One": {"estimate": "fresh", "pooling": "max"},
@@ -68,7 +68,7 @@ class Watch(L.Callback):
 
 
 def fit(
-    directory: Path, record_step: bool, variant: str = "dropout", resume: Path | None = None,
+    directory: Path, record_step: bool | None, variant: str = "dropout", resume: Path | None = None,
     encoder: Callable[[], nn.Module] = lambda: SAGE(8, 2, num_opcodes=8, config_symbols=7),
     callbacks: list[L.Callback] | None = None, head: Callable[[], nn.Module] = lambda: Head(8),
     kind: type[SegmentTrainingModule] = SegmentTrainingModule, **options: Any,
@@ -225,15 +225,34 @@ def test_padded_steps_in_bf16_are_those_of_the_estimator_in_bf16(tmp_path: Path)
     assert padded.losses != exact.losses and padded.losses == pytest.approx(exact.losses, rel=0.1)
 
 
-def test_nobody_pads_unasked_and_the_reason_for_not_recording_is_said_once(
+def test_nobody_pads_unasked_on_a_cpu_and_the_reason_for_not_recording_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = listen(monkeypatch)
-    assert inspect.signature(SegmentTrainingModule).parameters["record_step"].default is False
-    fit(tmp_path, False)
+    assert inspect.signature(SegmentTrainingModule).parameters["record_step"].default is None
+    fit(tmp_path, None)
     assert said == []
     fit(tmp_path, True)
     assert said == ["steps are padded, and not recorded: graphs are recorded on an accelerator; the model is on cpu"]
+
+
+@pytest.mark.parametrize("most", [1.0, 2.0])
+def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
+    most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of these programs, the largest segments are a fifth larger than the mean."""
+    said = listen(monkeypatch)
+    monkeypatch.setattr(recorded_step, "MOST_PADDING", most)
+
+    class Unasked(L.Callback):
+        def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+            loader = trainer.train_dataloader
+            steps = PaddedSteps.of(trainer, pl_module.estimator, pl_module._loss, loader, [], is_asked=False)
+            assert (steps is None) == (most < 1.5)
+
+    fit(tmp_path, None, limit_val_batches=0, limit_train_batches=1, callbacks=[Unasked()])
+    reason = "they would have 1.2 times the nodes; --model.record_step true records them all the same"
+    assert len(said) == 1 and said[0].endswith(reason) == (most < 1.5), said
 
 
 def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +268,7 @@ def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: p
 
 
 def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first three steps are eager, and the fourth cannot be recorded."""
+    """After the first three steps, which are eager."""
 
     def full(device: torch.device) -> Any:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
@@ -257,7 +276,7 @@ def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monke
     eager, said = fit(tmp_path, False), listen(monkeypatch)
     monkeypatch.setattr(recorded_step, "RecordedStep", partial(RecordedStep, graph=full, is_recorded=True))
     watch = fit(tmp_path, True)
-    assert watch.was_padded == [True] * 4 + [False] * 2
+    assert watch.was_padded == [True] * 3 + [False] * 3
     assert said == ["steps are no longer padded: OutOfMemoryError: out of memory: tried to allocate 2 GiB"]
     assert_same(watch, eager)
 

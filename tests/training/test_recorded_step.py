@@ -108,12 +108,13 @@ class Replayed(RecordedGraph):
 
     def capture_begin(self) -> None:
         momenta = [each["momentum_buffer"] for each in self.training.optimizer.state.values()]
-        state = [*self.training.model.parameters(), *momenta]
-        self.saved = [(each, each.detach().clone()) for each in state]
+        state = [*self.training.model.parameters(), *self.training.model.buffers(), *momenta]
+        self.saved, self.drawn = [(each, each.detach().clone()) for each in state], torch.get_rng_state()
         super().capture_begin()
 
     def capture_end(self) -> None:
         super().capture_end()
+        torch.set_rng_state(self.drawn)
         for each, before in self.saved:
             each.data.copy_(before)
 
@@ -417,6 +418,48 @@ def test_a_model_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch, 
         training.optimizer.zero_grad()
     assert ours == pytest.approx(theirs, rel=1e-4) and len(made) == 2
     assert [each.replays for each in made] == [2, 2] and step.reason == ""
+
+
+class Remembering(Messages):
+    """It draws random numbers, and counts its steps in a buffer."""
+
+    factor = 1.0  # a number of the host
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen += 1.0
+        return nn.functional.dropout(super().forward(x, edge_index), 0.5) * self.factor
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_replay_that_reads_an_old_number_of_the_host_is_seen_and_left(
+    monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    """Dropout and counts are no reason: both computations of the compared step have the same random numbers."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    monkeypatch.setitem(ENCODERS, "remembering", Remembering)
+    losses, counts = list[list[float]](), list[float]()
+    for is_recorded in (True, False):
+        training = Training("stale", "mean", encoder="remembering")
+        made, new = new_graphs(training)
+        step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new, is_recorded=is_recorded)
+        losses.append([])
+        before = float(training.model.encoder.seen)
+        for number in range(STEPS):
+            training.model.encoder.factor = 1.0 + number * changes
+            torch.manual_seed(number)
+            losses[-1].append(step(*training.step(number)).item())
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        counts.append(float(training.model.encoder.seen) - before)
+        if is_recorded:
+            assert [each.replays for each in made] == [1 if changes else 3]
+            assert step.reason == changes * "a replay computes something else than the step that was recorded"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert counts == [STEPS, STEPS]
 
 
 def test_hooks_are_refused_whenever_they_come() -> None:
