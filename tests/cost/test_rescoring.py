@@ -152,9 +152,8 @@ def test_a_model_that_learned_more_is_asked_anew(graph: Graph) -> None:
 def test_spreads_are_those_of_the_model(model: CostModel, graph: Graph) -> None:
     features = moves(graph, 20, seed=6)
     logs, spreads = Rescorer(model, graph).logs(changes(graph, features))
-    assert model.calibration is not None
-    wanted = model.predict_with_spread(under(graph, features), 0.5)
-    assert agree(np.exp(logs), wanted[0]) and agree(np.exp(model.calibration.half_width(spreads, 0.5)), wanted[1])
+    wanted = model.logs(under(graph, features))
+    assert agree(np.exp(logs), np.exp(wanted[0])) and agree(np.exp(spreads), np.exp(wanted[1]))
 
 
 def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None:
@@ -168,13 +167,6 @@ def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None
         Rescorer(model, graph, capacity=0)
     with pytest.raises(ValueError, match="learned nothing yet"):
         Rescorer(new_model(), graph)
-
-
-def test_one_network_has_no_spread(graph: Graph) -> None:
-    model = new_model(members=1)
-    model.fit([graph], epochs=1)
-    with pytest.raises(ValueError, match="members=3"):
-        model.predict_with_spread(graph)
 
 
 def test_the_graph_itself_is_left_alone(model: CostModel, graph: Graph) -> None:
