@@ -19,7 +19,7 @@ from gst.data.tpugraphs import TpuGraphs
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.fixed_step import Sizes
+from gst.method.fixed_batch import Sizes
 from gst.method.readouts import pool_nodes
 from gst.nn.bounds import PlanOptions
 from gst.nn.plans import FixedPlans, planned

@@ -35,7 +35,8 @@ from gst.cost.losses import pairwise_hinge
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.fixed_batch import Sizes
+from gst.method.fixed_step import FixedStep
 from gst.method.rows import PrefetchedStep
 from gst.nn import SAGE
 from gst.nn.fingerprints import DeviceSharing

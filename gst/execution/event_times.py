@@ -19,12 +19,12 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.execution.lanes import is_here, synchronise
-from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.execution.lanes import synchronise
 from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, steps_in_order
 from gst.lowering.plan import says_no_memory
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references
+from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 from gst.util.untrusted import first_line
 
 NewGraph = Callable[[torch.device, Any], Graph]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gst.execution.graph_executor import GraphExecutor
-from gst.execution.lanes import is_here
 from gst.execution.native import NativeExecutor
 from gst.machine.devices import Device, supports
 from gst.programs import Program
+from gst.util.recording import is_here
 
 AnyExecutor = GraphExecutor | NativeExecutor
 

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lane_groups import LaneGroups
-from gst.execution.lanes import LaneExecutor, is_here
+from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
 from gst.execution.on_accelerator import num_weights
-from gst.execution.recording import Graph, new_graph
 from gst.execution.residents import Residents
 from gst.lowering.calls import copied
 from gst.lowering.lower import ProvenLowering
 from gst.lowering.plan import ExecutionError, Plan, says_no_memory
 from gst.machine.devices import Device, select
 from gst.programs import Program
+from gst.util.recording import Graph, is_here, new_graph
 from gst.util.untrusted import plain
 
 MAX_PLANS = 64  # that stay lowered, and recorded as far as memory allows

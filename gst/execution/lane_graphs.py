@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gst.execution.lanes import Lane, LaneExecutor, Turns, Values, is_here, outputs_of
-from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.execution.lanes import Lane, LaneExecutor, Turns, Values, outputs_of
 from gst.execution.residents import Resident, Residents
 from gst.lowering.happens_before import Stretches, inner_steps, stretches
 from gst.lowering.stream_program import COPY, RUN
 from gst.programs import Program
+from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 from gst.util.untrusted import first_line
 
 DRAWS_ON_HOST = "its random numbers are drawn on the host, which a graph cannot wait for"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gst.execution.event_times import span_us
 from gst.execution.groups import Layout, check_alike, example_values, layout, layouts, structure_key
-from gst.execution.lanes import GroupCall, Values, is_here
+from gst.execution.lanes import GroupCall, Values
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.lowering.calls import copied
 from gst.lowering.fusion import Group, fusion_groups
@@ -23,6 +23,7 @@ from gst.lowering.rewrite import alone
 from gst.machine.devices import Device, usable_cores
 from gst.programs import Program
 from gst.util.progress import notice
+from gst.util.recording import is_here
 from gst.util.untrusted import first_line
 
 REPETITIONS, WARMUP = 30, 3

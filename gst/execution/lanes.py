@@ -21,17 +21,12 @@ from gst.lowering.plan import ExecutionError
 from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, Reference
+from gst.util.recording import is_here
 
 Values = dict[int, Any]  # of nodes, in one memory
 GroupCall = Callable[[Values], Iterable[tuple[int, Any]]]  # outputs of a fusion group: node and value of each
 Turns = list[tuple[int, list[int]]]  # lane, and steps that it takes one after the other
 Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
-
-
-def is_here(device: torch.device) -> bool:
-    """True if this process has an accelerator of the device's kind."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator is not None and accelerator.type == device.type
 
 
 def residents_of(

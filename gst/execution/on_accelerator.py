@@ -17,12 +17,12 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from gst.execution.event_times import NewGraph, graph_maker
-from gst.execution.lanes import is_here, synchronise
-from gst.execution.recording import WARM_RUNS, no_garbage, recorded
+from gst.execution.lanes import synchronise
 from gst.lowering.calls import HOST, copied, eager, unexpanded
 from gst.machine.devices import Device
 from gst.programs import Program, Reference, Step, as_module, differ_beyond_rounding, outputs_differ
 from gst.programs.program import distances
+from gst.util.recording import WARM_RUNS, is_here, no_garbage, recorded
 
 Run = Callable[[], list[Any]]
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import dlpack
 
-from gst.execution.lanes import is_here
 from gst.kernels.program import KernelProgram, View
 from gst.kernels.recording import SETTINGS, NotUnderstoodError, recorded_calls
 from gst.kernels.run import Run
 from gst.kernels.streams import OnStreams
+from gst.util.recording import is_here
 from gst.util.untrusted import first_line
 
 MOST_MOVES = 3  # calls, one after the other, in which an input lies elsewhere than before; then it is copied

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.execution.event_times import Graphs, call_us, graph_maker, span_us, timing_on
-from gst.execution.lanes import is_here, issue_order, synchronise
-from gst.execution.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.execution.lanes import issue_order, synchronise
 from gst.kernels.lower import Layout, layout, run_steps, stream_program
 from gst.kernels.program import KernelProgram, View, filled, views_in
 from gst.kernels.proof import check
 from gst.lowering.happens_before import happens_before
 from gst.lowering.stream_program import RECORD, RUN, WAIT, Ints, StreamProgram
+from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 
 
 class Run:

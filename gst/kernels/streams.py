@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from gst.execution.lanes import is_here
 from gst.execution.measure import is_faster, measure
 from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout, stream_program
@@ -21,6 +20,7 @@ from gst.kernels.run import Run
 from gst.kernels.schedule import critical_path, list_schedule, reuse
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import StreamProgram
+from gst.util.recording import is_here
 from gst.util.untrusted import first_line
 
 COUNTS = (2, 4, 8, 16)  # of streams that are tried

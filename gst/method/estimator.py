@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -50,7 +51,9 @@ from gst.method.loading import after_loading, before_loading, restore, state_of
 from gst.method.readouts import GraphPool, ReadoutName, Rows, readout_of
 from gst.method.regression import RowRegression, composite_weights, stale_sum
 from gst.method.rows import Known, ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients, row_chunks
+from gst.method.scoring import recorded_encoding
 from gst.util.packing import sent
+from gst.util.progress import Progress, no_progress
 
 
 class GraphSegmentTraining(nn.Module):
@@ -233,21 +236,26 @@ class GraphSegmentTraining(nn.Module):
             return self._predict(pooled, have_configs(graphs, configs))
 
     def scores(
-        self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64
-    ) -> Tensor:
+        self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64,
+        progress: Progress = no_progress,
+    ) -> Tensor:  # fmt: skip
         """Return `exact` predictions for `configs` of one graph (all if not given): the head takes so many at a time.
 
-        A segment is encoded once for all configurations that are alike on it (`config_classes`).
+        A segment is encoded once for all configurations that are alike on it (`config_classes`), on an accelerator by
+        one recorded graph for all segments (`gst.method.scoring`).
         """
         chosen = torch.arange(graph.num_configs) if configs is None else configs
         parts = [self._with_references([graph], part[None])[0] for part in chosen.split(configs_at_once)]
         catalogue, together = Catalogue.of([graph]), torch.cat(parts)
         pool, weights = self._pool(catalogue), torch.ones(1, len(together))
         with torch.no_grad(), evaluating(self.encoder, self.head, self.readout):
+            begun, encode = time.perf_counter(), recorded_encoding(self, graph, len(together)) or self._encode
             for place, classes in enumerate(config_classes(graph).of(together.numpy())):
+                rate = len(together) * place / graph.num_segments / (time.perf_counter() - begun)
+                progress(f"scoring, {rate:,.0f} configurations a second", place, graph.num_segments)
                 _, first, class_of = np.unique(classes, return_index=True, return_inverse=True)
                 segment = torch.tensor([place])
-                rows = self._encode(catalogue, segment, together[first][None])
+                rows = encode(catalogue, segment, together[first][None])
                 self._add(pool, catalogue, segment, rows[:, torch.from_numpy(class_of).to(rows.device)], weights)
             lengths = [len(part) for part in parts]
             return torch.cat([self._predict(part, has_configs=True)[0] for part in pool.result().split(lengths, dim=1)])

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.method.fixed_step import Sizes, largest_sums
+from gst.method.fixed_batch import Sizes, largest_sums
 from gst.nn.sparse import rounded
 
 PADDING_A_ROW = 64  # entries without weight that an unused row takes at most: a kernel adds those of one row in turn

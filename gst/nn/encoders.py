@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.fixed_step import Sizes
+from gst.method.fixed_batch import Sizes
 from gst.nn.bounds import Direction, Part, PlanOptions
 from gst.nn.plans import FixedPlans, planned, reads_tensors
 from gst.nn.sharing import Plan

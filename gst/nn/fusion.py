@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.method.fixed_step import Sizes
+from gst.method.fixed_batch import Sizes
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.encoders import BOTH, InputProjection, SAGELayer
 from gst.nn.plans import FixedPlans, planned

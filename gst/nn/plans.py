@@ -10,7 +10,7 @@ from torch import nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.method.fixed_step import NoFixedShapes, Sizes
+from gst.method.fixed_batch import NoFixedShapes, Sizes
 from gst.nn.bounds import Bounds, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.sharing import Plan, Sharing
@@ -69,7 +69,7 @@ def reads_tensors(layer: nn.Module) -> bool:
 
 
 class FixedPlans:
-    """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.fixed_step.Plans`."""
+    """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.fixed_batch.Plans`."""
 
     def __init__(self, bounds: Mapping[PlanOptions, Bounds]) -> None:
         self.bounds = bounds

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from gst.data.tpugraphs import read
@@ -14,6 +15,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.training.datamodule import SegmentDataModule, check_cuts
 from gst.training.module import SegmentTrainingModule
+from gst.util.progress import Bars
 from gst.util.untrusted import DAMAGE, check_classes, plain, read_tensors
 
 
@@ -58,10 +60,18 @@ def rank(
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
     graphs = cut(read(file, merge=False), cuts)
     try:
-        return np.mean([score(model, graph, configs_at_once) for graph in graphs], axis=0)
+        return np.mean([score(on_accelerator(model), graph, configs_at_once) for graph in graphs], axis=0)
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers
         raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({plain(error)})") from error
 
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:
-    return (model.estimator.scores(graph, configs_at_once=configs_at_once).cpu() + model.offset.float()).numpy()
+    with Bars() as bars:
+        scores = model.estimator.scores(graph, configs_at_once=configs_at_once, progress=bars.show)
+    return (scores + model.offset.float()).cpu().numpy()
+
+
+def on_accelerator(model: SegmentTrainingModule) -> SegmentTrainingModule:
+    """Move a model to the accelerator, if there is one with numbers of 64 bits."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)

@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.event_times import NewGraph
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
-from gst.execution.lanes import is_here
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.execution.plain import COMPILED, PYTORCH
 from gst.execution.residents import Resident
@@ -32,6 +31,7 @@ from gst.machine.devices import Device
 from gst.programs import Program, Step
 from gst.programs.structures import opened
 from gst.util.progress import Progress, no_progress
+from gst.util.recording import is_here
 from gst.whole_model.choosing import SEED, Candidates, Subject, tried
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.bench.gpu.host_outputs import differs_from_host, exact_convolutions
-from gst.execution.lanes import Lane, LaneExecutor, is_here, issue_order
+from gst.execution.lanes import Lane, LaneExecutor, issue_order
 from gst.lowering.calls import eager, storages
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError, Plan
@@ -20,6 +20,7 @@ from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, RECORD, WAIT, StreamProgram, example
 from gst.machine.devices import Device
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
+from gst.util.recording import is_here
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 

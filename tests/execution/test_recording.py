@@ -10,7 +10,7 @@ import torch
 
 from gst.execution.event_times import Graphs, graph_maker
 from gst.execution.on_accelerator import one_graph
-from gst.execution.recording import OTHER_THREADS, Graph, new_graph, recorded
+from gst.util.recording import OTHER_THREADS, Graph, new_graph, recorded
 
 POOL = (0, 7)
 

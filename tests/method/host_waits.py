@@ -25,7 +25,8 @@ from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.fixed_batch import Sizes
+from gst.method.fixed_step import FixedStep
 from gst.method.rows import PrefetchedStep
 from gst.nn.plans import set_sharing
 from gst.programs.described import DEVICE, run_described

@@ -18,7 +18,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.encoding import call_of, embed_segments
-from gst.method.fixed_step import Sizes
+from gst.method.fixed_batch import Sizes
 from gst.nn import SAGE
 from gst.nn.bounds import PlanOptions
 from gst.nn.encoders import Encoder, InputProjection

@@ -22,7 +22,7 @@ from torch.nn.utils import prune
 from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
-from gst.method.fixed_step import Sizes
+from gst.method.fixed_batch import Sizes
 from gst.nn import GPS, SAGE, FusedSAGE, Head
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
 from gst.training.recorded_step import PaddedSteps, RecordedStep
@@ -311,7 +311,7 @@ def prune_weights(trainer: L.Trainer, module: Any) -> None:
 def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
     """As if the graphs of the third step had other data."""
     if (fixed := module._padded and module._padded.step) is not None:
-        del fixed.step._packed.layout["weights"]
+        del fixed.step._fixed._packed.layout["weights"]
 
 
 CHANGES: dict[Callable[[L.Trainer, Any], None], str] = {

@@ -20,7 +20,8 @@ from gst.method import encoding, readouts
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import LOOPS_A_NODE, FixedStep, NoFixedShapes, Sizes
+from gst.method.fixed_batch import LOOPS_A_NODE, NoFixedShapes, PaddedBatch, Sizes
+from gst.method.fixed_step import FixedStep
 from gst.training.recorded_step import RecordedStep
 from gst.util.packing import Packed
 from tests.choices import rest_in_e2e
@@ -605,10 +606,11 @@ def test_a_step_of_other_shapes_is_refused() -> None:
     step(*training.step(0))
     data, configs, targets = training.step(1)
     padded = step.step.load(step.step.draw(data, configs))
-    for other in (replace(padded.batch, opcodes=padded.batch.opcodes[1:]),
-                  replace(padded.batch, node_data={"more": torch.ones(padded.batch.num_nodes)})):  # fmt: skip
+    batch, others = padded.padded.batch, step.step._fixed.others
+    for other in (replace(batch, opcodes=batch.opcodes[1:]),
+                  replace(batch, node_data={"more": torch.ones(batch.num_nodes)})):  # fmt: skip
         with pytest.raises(NoFixedShapes, match=r"(opcodes|node_data\.more) of a step has the shape .* first step"):
-            step.run(replace(padded, packed=Packed.of(other.tensors() | step.step._nothing)), targets)
+            step.run(replace(padded, padded=PaddedBatch(other, Packed.of(other.tensors() | others))), targets)
     step.run(padded, targets)
 
 

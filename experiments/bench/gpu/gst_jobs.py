@@ -30,7 +30,8 @@ from gst.execution.lanes import synchronise
 from gst.execution.measure import median_interval
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_step import FixedStep, Sizes
+from gst.method.fixed_batch import Sizes
+from gst.method.fixed_step import FixedStep
 from gst.training.recorded_step import RecordedStep
 
 JOBS: dict[str, dict[str, Any]] = {

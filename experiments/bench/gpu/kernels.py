@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu.kernel_task import kernel_task, lowered
-from gst.execution.lanes import is_here
 from gst.execution.measure import measure, timed
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.kernels.program import KernelProgram, Region
@@ -37,6 +36,7 @@ from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture, resolve
+from gst.util.recording import is_here
 from gst.util.writing import write_json
 
 BATCHES, STEPS = 8, 200

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from gst.execution.lanes import is_here
 from gst.execution.measure import measure
 from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads, rested
 from gst.kernels.graphs import inner_compile
@@ -41,6 +40,7 @@ from gst.placement.api.trials import (
 from gst.placement.measured import SHARE
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
+from gst.util.recording import is_here
 from gst.util.untrusted import first_line
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard

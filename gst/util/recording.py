@@ -31,6 +31,12 @@ class Graph(Protocol):
         """Memory of its values, for the graphs after it."""
 
 
+def is_here(device: torch.device) -> bool:
+    """True if this process has an accelerator of the device's kind."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type == device.type
+
+
 def new_graph(device: torch.device, pool: Any = None) -> Graph:
     """Return an empty graph of an accelerator: of its kind (`CUDAGraph`), or `torch.accelerator.Graph` (PyTorch 2.13)
     if the kind has none.

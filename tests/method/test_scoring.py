@@ -1,0 +1,110 @@
+"""Scores by one recorded graph for all segments are those of the estimator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gst
+from gst.data.synthetic import synthetic_program
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.method import encoding, estimator, readouts, scoring
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.scoring import RecordedEncoding, recorded_encoding
+from tests.execution.recorded import RecordedGraph
+
+CONFIGS = 50
+ENCODERS = {
+    "SAGE": lambda: gst.nn.SAGE(8, 2, 8, config_symbols=7),
+    "GAT": lambda: gst.nn.GAT(8, 2, 8, config_symbols=7),
+    "FusedSAGE": lambda: gst.nn.FusedSAGE(8, 1, 1, 8, 7),
+}
+
+
+class Spoilt(RecordedGraph):
+    """What its recording has made is overwritten before each replay."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.spoil()
+        super().replay()
+
+
+def pooled(states: Any, batch: Any, pooling: Any) -> torch.Tensor:
+    """`pool_nodes` without kernels of the CPU alone, which cannot be recorded."""
+    return readouts._pool_owned_with_torch(states, batch, pooling)
+
+
+@pytest.fixture
+def graph() -> SegmentedGraph:
+    return segment(synthetic_program(400, CONFIGS, num_regions=5), 60)
+
+
+def model(graph: SegmentedGraph, encoder: nn.Module, pooling: Any = "sum") -> GraphSegmentTraining:
+    torch.manual_seed(0)
+    made = GraphSegmentTraining(encoder, nn.Linear(8, 1), pooling)
+    made.exact([graph])
+    return made.eval()
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, made: GraphSegmentTraining, graph: SegmentedGraph) -> tuple[Any, Any]:
+    """Let scores come from a recording of 16 configurations; return it and its graph."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    stands_for = Spoilt()
+    encode = RecordedEncoding(made, graph, 16, lambda device: stands_for, is_recorded=True)
+    monkeypatch.setattr(estimator, "recorded_encoding", lambda *_: encode)
+    return encode, stands_for
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_scores_of_replays_are_those_of_the_estimator(
+    encoder: str, graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments with few different configurations, and the last parts, are encoded one by one."""
+    made = model(graph, ENCODERS[encoder]())
+    want = made.scores(graph)
+    encode, stands_for = recorded(monkeypatch, made, graph)
+    torch.testing.assert_close(made.scores(graph), want, rtol=1e-4, atol=1e-5)
+    assert encode.recorded.reason == "" and stands_for.replays > 5
+
+
+def test_a_graph_that_holds_an_old_number_is_left(graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder multiplies by a number of the host that differs from segment to segment."""
+
+    class Scaled(gst.nn.SAGE):
+        def forward(self, batch: Any) -> Any:
+            states = super().forward(batch)
+            host = batch if batch.host is None else batch.host
+            factor = float(host.node_features[host.owned].abs().mean())
+            return type(states)(states.rows * factor, states.row_of)
+
+    made = model(graph, Scaled(8, 2, 8, config_symbols=7))
+    want = made.scores(graph)
+    encode, stands_for = recorded(monkeypatch, made, graph)
+    torch.testing.assert_close(made.scores(graph), want, rtol=1e-4, atol=1e-5)
+    assert encode.recorded.reason.startswith("a replay computes something else") and stands_for.replays == 1
+
+
+def test_it_is_for_an_accelerator_many_parts_and_fixed_shapes(
+    graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = model(graph, ENCODERS["SAGE"]())
+    assert recorded_encoding(made, graph, CONFIGS) is None
+    monkeypatch.setattr(scoring, "is_here", lambda device: True)
+    assert recorded_encoding(made, graph, CONFIGS) is None, "seven segments under all configurations at once"
+    made.max_rows = 10 * int(np.diff(graph.row_ptr).max())
+    encode = recorded_encoding(made, graph, CONFIGS)
+    assert encode is not None and encode.configs == 10
+    handle = made.encoder.register_forward_hook(lambda *_: None)
+    assert recorded_encoding(made, graph, CONFIGS) is None, "a replay runs no hooks"
+    handle.remove()
+    other = model(graph, gst.nn.GPS(8, 1, num_opcodes=8, config_symbols=7))
+    other.max_rows = made.max_rows
+    assert recorded_encoding(other, graph, CONFIGS) is None
+    assert recorded_encoding(model(graph, ENCODERS["SAGE"](), "attention"), graph, CONFIGS) is None
