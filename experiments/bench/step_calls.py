@@ -33,11 +33,13 @@ from embedding_cache import EmbeddingTable
 from experiments.bench.published import SIZES, PublishedSAGE, layout_program, standardised
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.batch import SegmentBatch
+from gst.method.batch import SegmentBatch, assemble
+from gst.method.draws import Catalogue
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import Sizes
 from gst.method.fixed_step import FixedStep
 from gst.method.rows import PrefetchedStep
+from gst.method.scoring import Encoding
 from gst.nn import SAGE
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.plans import set_sharing
@@ -174,6 +176,31 @@ def padded(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Devic
     return counts
 
 
+def scored(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls) -> dict[str, dict[str, int]]:
+    """Count the encoding of one segment under some configurations, as a part of scoring."""
+    catalogue, chosen, configs = Catalogue.of(data[:1]), torch.tensor([0]), torch.arange(CONFIGS)[None]
+    calls.forget()
+    with asked_for_sizes(assemble(data[:1], [(0, 0)], configs), model, calls), torch.no_grad():
+        model.eval()._encode(catalogue, chosen, configs)
+    return {"part": calls.counted()}
+
+
+def scored_padded(
+    model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls
+) -> dict[str, dict[str, int]]:
+    """Count the second part of fixed shapes."""
+    part, configs = Encoding(model.eval(), Sizes.of(data[:1], 1, 1, CONFIGS, model.encoder)), torch.arange(CONFIGS)
+    counts = dict[str, dict[str, int]]()
+    for segment_number in range(2):
+        calls.forget()
+        part.fill(part.batch.load(assemble(data[:1], [(0, segment_number)], configs[None])))
+        counts["before"] = calls.counted()
+        with torch.no_grad():
+            part.compute()
+        counts["recorded"] = calls.counted()
+    return counts
+
+
 CASES: dict[str, Any] = {
     "published network, eager, rows found on the host": (published, eager, "host"),
     "published network, eager, rows found on the device": (published, eager, "device"),
@@ -181,6 +208,9 @@ CASES: dict[str, Any] = {
     "GraphSAGE, eager, rows found on the host": (sage, eager, "host"),
     "GraphSAGE, eager, rows found on the device": (sage, eager, "device"),
     "GraphSAGE, padded": (sage, padded, "auto"),
+    "GraphSAGE, a part of scoring, eager, rows found on the host": (sage, scored, "host"),
+    "GraphSAGE, a part of scoring, eager, rows found on the device": (sage, scored, "device"),
+    "GraphSAGE, a part of scoring, padded": (sage, scored_padded, "auto"),
 }
 
 

@@ -105,7 +105,7 @@ def step_calls() -> str:
         recorded = found.get("recorded", {}).get("operators", 0)
         launched = sum(each["operators"] for each in parts) - recorded
         rows.append([name, str(launched), f"{recorded:,}" if recorded else "-", copies, waits])
-    return table(["training step", "operators", "operators of the graph", "copies", "waits"], rows)
+    return table(["step", "operators", "operators of the graph", "copies", "waits"], rows)
 
 
 def _programs() -> dict[str, Any]:
