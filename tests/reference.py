@@ -15,7 +15,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import choose_fresh, generator_for
-from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE, Head
+from gst.nn import GAT, GCN, GIN, SAGE, FusedSAGE, Head
 
 # Small graphs --------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ def readout(nodes: Tensor, pooling: str) -> Tensor:
 def whole_graph_prediction(
     encoder: nn.Module, head: nn.Module, graph: Graph, pooling: str, parts: np.ndarray | None = None
 ) -> Tensor:
-    """Training as if nobody had heard of segments, save an encoder with attention, which stays within `parts`:
+    """Training as if nobody had heard of segments, save a norm over nodes, which stays within `parts`:
     (1, configs)."""
     batch = as_batch(graph, parts).to(torch.device("cpu"), torch.float64)
     return head(readout(embed_nodes(encoder, batch), pooling)[None])
@@ -160,14 +160,15 @@ ENCODERS: dict[str, Callable[[int, int], nn.Module]] = {
     "gcn": GCN,
     "gin": GIN,
     "gat": lambda channels, num_layers: GAT(channels, num_layers, heads=2),
-    "gps": lambda channels, num_layers: GPS(channels, num_layers, heads=2),
+    "nodes": lambda channels, num_layers: SAGE(channels, num_layers, normalise_over="nodes"),
     "fused": lambda channels, num_layers: FusedSAGE(channels, num_layers - 1, 1),
 }
 KINDS = ("plain", *ENCODERS)
 
 HALO = {"plain": DEPTH, "sage": DEPTH, "gcn": DEPTH + 1, "gin": DEPTH, "gat": DEPTH, "fused": DEPTH}
 """Context with which a segment tells its nodes all that the whole graph would. GCN weighs a message by the degree of
-its sender, which is known one hop further only; GPS hears whatever stands in its segment, so none will do."""
+its sender, which is known one hop further only; a norm over nodes counts whatever stands in its segment: none will
+do."""
 
 
 def models(kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:

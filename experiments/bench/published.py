@@ -91,18 +91,16 @@ class PublishedSAGE(nn.Module):
         self.hidden, self.score = nn.Linear(channels, channels), nn.Linear(channels, 1)
         self.share = share
 
-    reads_plan_tensors = True
-
     @property
     def _plan(self) -> PlanOptions:
         return PlanOptions(len(self.mix), ("backward",), self.share)
 
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
         """Plans for training steps of fixed shapes."""
-        return FixedPlans.made_for([self], [self._plan], sizes, graphs, num_fresh)
+        return FixedPlans([self._plan], sizes, graphs, num_fresh)
 
     def forward(self, batch: SegmentBatch) -> Float[Tensor, "segments configs 1"]:
-        sharing = planned(batch, self._plan, [self])
+        sharing = planned(batch, self._plan)
         rows = _of_length_one(self.widen(self._inputs(batch, sharing)))
         for number, (mix, bias) in enumerate(zip(self.mix, self.bias, strict=True)):
             parts = sharing.matrix(number, ("own", "backward"), "mean", stacked=True)

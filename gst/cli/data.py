@@ -12,15 +12,9 @@ if TYPE_CHECKING:
     from gst.data.source import GraphSource
 
 CLASS = re.compile(r"(?!synthetic:)([^\W\d][\w.]*):([^\W\d]\w*)")
-DATASETS = (
-    "synthetic:NODES, malnet FOLDER, tpugraphs, TpuGraphs npz files and patterns of them, or the MODULE:CLASS of a "
-    "GraphSource"
-)
+DATASETS = "synthetic:NODES, tpugraphs, TpuGraphs npz files and patterns of them, or the MODULE:CLASS of a GraphSource"
 FILES = "a TpuGraphs npz file"
-OPTIONS = {
-    "synthetic": (), "malnet": ("part", "splits"), "tpugraphs": ("root", "collection", "part", "eval_indices"),
-    FILES: (),
-}  # fmt: skip
+OPTIONS = {"synthetic": (), "tpugraphs": ("root", "collection", "part", "eval_indices"), FILES: ()}
 """Options of each kind of dataset."""
 
 
@@ -30,16 +24,15 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         commands, "prepare", _prepare, "cut graphs into segments and write the segment store",
         "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
         "gst prepare synthetic:200000 --method contiguous\n"
-        "gst prepare malnet data/malnet-graphs-tiny --part train --splits data/split_info_tiny/type\n"
+        "gst prepare gst.data:MalNet --arg root=malnet-graphs-tiny --arg part=train --arg splits=split_info_tiny/type\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
         "gst prepare gst.data:MeasuredPlans --arg 'directories=[runs/measured/*]'\n"
         "gst prepare mypackage.graphs:Circuits --arg root=data --arg limit=100",
     )  # fmt: skip
     prepare.add_argument(
         "dataset", nargs="+",
-        help="TpuGraphs npz files or patterns; synthetic:NODES; malnet FOLDER; tpugraphs, all its collections below "
-        "--root unless one is named; or MODULE:CLASS, a subclass of gst.data.GraphSource that Python can import from "
-        "the current directory",
+        help="TpuGraphs npz files or patterns; synthetic:NODES; tpugraphs, all its collections below --root unless one "
+        "is named; or MODULE:CLASS, a subclass of gst.data.GraphSource that Python can import from here",
     )  # fmt: skip
     prepare.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE",
@@ -48,9 +41,7 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     prepare.add_argument("--root", help="tpugraphs: its folder (default: ~/data/tpugraphs)")
     prepare.add_argument("--collection", metavar="NAME", help="tpugraphs: layout/xla/random, ... (default: all)")
     prepare.add_argument("--eval-indices", metavar="JSON", help="tpugraphs: file of the configurations to take")
-    parts = ("all", "train", "val", "valid", "test")
-    prepare.add_argument("--part", choices=parts, help="published part: val of malnet, valid of tpugraphs")
-    prepare.add_argument("--splits", help="malnet: folder of train.txt, val.txt and test.txt, for --part")
+    prepare.add_argument("--part", choices=("all", "train", "valid", "test"), help="tpugraphs: published part")
     prepare.add_argument("--store", type=Path, default=Path("runs/stores"), help="folder (default: %(default)s)")
     prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
     prepare.add_argument("--method", default="metis", help="partitioner, or auto: least cut (default: %(default)s)")
@@ -145,7 +136,7 @@ def dataset(words: Sequence[str], arguments: Sequence[str] = (), **options: Any)
     Raises:
         ValueError: there is no such dataset, module or class, or it does not take these words, arguments or options.
     """
-    from gst.data import MalNet, SyntheticPrograms, TpuGraphs
+    from gst.data import SyntheticPrograms, TpuGraphs
 
     name, rest = words[0], list(words[1:])
     if match := CLASS.fullmatch(name):
@@ -157,11 +148,6 @@ def dataset(words: Sequence[str], arguments: Sequence[str] = (), **options: Any)
         if not number.isascii() or not number.isdigit() or not int(number):
             raise ValueError(f"{name}: want the number of nodes, such as synthetic:200000")
         return SyntheticPrograms(num_nodes=int(number))
-    if name == "malnet":
-        if not rest:
-            raise ValueError("malnet needs its folder: malnet FOLDER")
-        _check(name, rest[1:], arguments, options)
-        return MalNet(rest[0], **options)
     for word in words:
         if not (word.endswith(".npz") or set(word) & set("*?[/") or Path(word).exists()):
             raise ValueError(f"there is no dataset {word!r}; there are {DATASETS}")

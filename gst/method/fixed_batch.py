@@ -67,9 +67,6 @@ class Sizes(NamedTuple):
         """Return the size that fits every step of at most `num_graphs` of the graphs, with `num_fresh` fresh segments
         of each and at most `num_configs` configurations. An `encoder` that takes a `SegmentBatch` makes its `Plans` by
         its method `fixed_plans(sizes, graphs, num_fresh)`, which reads the edges of all segments.
-
-        Raises:
-            NoFixedShapes: the shapes of a layer of the encoder change from step to step.
         """
         most = largest_sums(graphs, num_fresh, lambda graph: np.stack(
             [np.diff(graph.row_ptr), np.diff(graph.edge_ptr), np.diff(graph.config_ptr), np.ones(graph.num_segments)], 1
@@ -175,7 +172,7 @@ class FixedBatch:
         return batch, embedded
 
 
-def refusal_of_encoder(model: Any) -> str | None:
+def encoder_refusal(model: Any) -> str | None:
     """Return the reason why batches of an encoder cannot have fixed shapes, as the end of a sentence; or None."""
     if model.takes_batches and plan_maker(model.encoder) is None:
         return (
@@ -189,7 +186,7 @@ def refusal_of_encoder(model: Any) -> str | None:
     return None
 
 
-def refusal_of_hooks(model: Any) -> str | None:
+def hook_refusal(model: Any) -> str | None:
     """The reason if a module or parameter has a hook: callbacks add them at any time."""
     for name, module in model.named_modules():
         is_lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)  # its own hook makes its parameters

@@ -19,15 +19,7 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method.draws import Draw, dropout_weights
 from gst.method.encoding import apply_head
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import (
-    FixedBatch,
-    NoFixedShapes,
-    PaddedBatch,
-    Sizes,
-    modules,
-    refusal_of_encoder,
-    refusal_of_hooks,
-)  # fmt: skip
+from gst.method.fixed_batch import FixedBatch, NoFixedShapes, PaddedBatch, Sizes, encoder_refusal, hook_refusal, modules
 from gst.method.readouts import GraphPool
 from gst.method.regression import stale_sum
 from gst.method.rows import StepRows
@@ -200,7 +192,7 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
         return f"is for dropout or difference, not {model.estimate!r}"
     if getattr(model.head, "references", 0):
         return "has no reference configurations"
-    if reason := refusal_of_encoder(model):
+    if reason := encoder_refusal(model):
         return reason
     if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in modules(model.head)):
         return "would count its padding in BatchNorm of the head; use torch.nn.LayerNorm"
@@ -212,4 +204,4 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
 
 def _refusal_of_state(model: GraphSegmentTraining) -> str | None:
     """The reason, as the end of a sentence, if the model got one later: callbacks freeze encoders and add hooks."""
-    return "has no frozen encoder" if model.encoder_frozen else refusal_of_hooks(model)
+    return "has no frozen encoder" if model.encoder_frozen else hook_refusal(model)

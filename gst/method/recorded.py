@@ -1,6 +1,4 @@
-"""Work of fixed shapes that runs again and again: on an accelerator it is recorded once as a graph, which one call
-launches again.
-"""
+"""Work of fixed shapes that runs again and again, on an accelerator by one call that launches a recorded graph."""
 
 from __future__ import annotations
 
@@ -63,6 +61,20 @@ class Recorded(Generic[Step]):
 
     Attributes:
         reason: why all steps from now on run eagerly; empty if they are, or will be, replays.
+
+    Examples:
+        >>> import gst, numpy as np
+        >>> from gst.method.fixed_step import FixedStep, Sizes
+        >>> from torch_geometric.nn import GraphSAGE
+        >>> path = gst.Graph(np.ones((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
+        >>> graphs = [gst.segment(path, 3, "contiguous")]
+        >>> model = gst.GraphSegmentTraining(GraphSAGE(1, 4, 2), torch.nn.Linear(4, 1), estimate="fresh")
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        >>> fixed = FixedStep(model, nn.functional.mse_loss, optimizer, Sizes.of(graphs, 1, 1, 1))
+        >>> step = Recorded(fixed)
+        >>> loss = step.run(fixed.load(fixed.draw(graphs, torch.tensor([[0]]))), torch.ones(1, 1))
+        >>> step.reason
+        'graphs are recorded on an accelerator; the model is on cpu'
     """
 
     def __init__(

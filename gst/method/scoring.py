@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import assemble
 from gst.method.draws import Catalogue
-from gst.method.fixed_batch import FixedBatch, NoFixedShapes, PaddedBatch, Sizes, refusal_of_encoder, refusal_of_hooks
+from gst.method.fixed_batch import FixedBatch, PaddedBatch, Sizes, encoder_refusal, hook_refusal
 from gst.method.recorded import Recorded
 from gst.util.recording import Graph, is_here, new_graph
 
@@ -74,11 +74,7 @@ def recorded_encoding(model: Any, graph: SegmentedGraph, num_configs: int) -> Re
     """Return what encodes segments of a graph under so many configurations by a recording; None where none is made:
     not on an accelerator, for few parts, or with an encoder whose shapes change."""
     at_once = max(1, min(num_configs, model.max_rows // int(np.diff(graph.row_ptr).max())))
-    if not is_here(model.like().device) or graph.num_segments * -(-num_configs // at_once) < FEWEST_PARTS:
+    parts = graph.num_segments * -(-num_configs // at_once)
+    if not is_here(model.like().device) or parts < FEWEST_PARTS or encoder_refusal(model) or hook_refusal(model):
         return None
-    if refusal_of_encoder(model) or refusal_of_hooks(model):
-        return None
-    try:
-        return RecordedEncoding(model, graph, at_once)
-    except NoFixedShapes:
-        return None
+    return RecordedEncoding(model, graph, at_once)

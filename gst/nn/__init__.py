@@ -5,8 +5,7 @@ A `SegmentBatch` goes in; embeddings of its segments come out, each state comput
 
 from gst.nn.encoders import GAT, GCN, GIN, SAGE
 from gst.nn.fusion import FusedSAGE
-from gst.nn.gps import GPS
 from gst.nn.head import CrossConfigHead, Head
 from gst.nn.plans import set_sharing
 
-__all__ = ["GAT", "GCN", "GIN", "GPS", "SAGE", "CrossConfigHead", "FusedSAGE", "Head", "set_sharing"]
+__all__ = ["GAT", "GCN", "GIN", "SAGE", "CrossConfigHead", "FusedSAGE", "Head", "set_sharing"]

@@ -13,7 +13,7 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_batch import Sizes
 from gst.nn.bounds import Direction, Part, PlanOptions
-from gst.nn.plans import FixedPlans, planned, reads_tensors
+from gst.nn.plans import FixedPlans, planned
 from gst.nn.sharing import Plan
 from gst.nn.sparse import by_rows, check_heads, neighbour_attention, neighbour_max, product
 
@@ -121,15 +121,15 @@ class Encoder(nn.Module):
 
     def sharing(self, batch: SegmentBatch) -> Plan:
         """Return the groups of equal states of `batch`, computed once for each batch."""
-        return planned(batch, self._plan, self.layers)
+        return planned(batch, self._plan)
 
     @property
     def _plan(self) -> PlanOptions:
         return PlanOptions(len(self.layers), self.directions, self.share, self.whole_segments)
 
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
-        """Return plans for training steps of fixed shapes, or raise `NoFixedShapes`."""
-        return FixedPlans.made_for(self.layers, [self._plan], sizes, graphs, num_fresh)
+        """Return plans for training steps of fixed shapes."""
+        return FixedPlans([self._plan], sizes, graphs, num_fresh)
 
 
 class ResidualLayer(nn.Module):
@@ -138,11 +138,6 @@ class ResidualLayer(nn.Module):
     def __init__(self, channels: int, convolution: nn.Module) -> None:
         super().__init__()
         self.convolution, self.norm = convolution, nn.LayerNorm(channels)
-
-    @property
-    def reads_plan_tensors(self) -> bool:
-        """As its convolution."""
-        return reads_tensors(self.convolution)
 
     def forward(self, rows: Before, sharing: Plan, number: int) -> After:
         message = self.convolution(rows, sharing, number)
@@ -199,8 +194,6 @@ class SAGELayer(nn.Module):
     aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity. Channel attention gates the first
     h. Rows are projected before they are aggregated, by one product for the node and all directions.
     """
-
-    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
     def __init__(
         self, channels: int, directions: Sequence[Direction] = BOTH, aggregation: Aggregation = "mean",
@@ -263,8 +256,6 @@ class SAGE(Encoder):
 class GCNConvolution(nn.Module):
     """D^-1/2 (A + I) D^-1/2 H W (Kipf and Welling 2017, eq. 2); A holds the edges of all directions in use."""
 
-    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
-
     def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
         super().__init__()
         self.parts: tuple[Part, ...] = ("own", *directions)
@@ -292,8 +283,6 @@ class GCN(Encoder):
 
 class GINConvolution(nn.Module):
     """MLP((1 + eps) h + sum of neighbours), eps learnt (Xu et al. 2019, eq. 4.1)."""
-
-    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
     def __init__(self, channels: int, directions: Sequence[Direction]) -> None:
         super().__init__()
@@ -323,8 +312,6 @@ class GIN(Encoder):
 class GATConvolution(nn.Module):
     """Heads that each sum alpha(u, v) W h(u) over u, v itself among them (Velickovic et al. 2018, eq. 1 to 5). The
     logit of an edge, a · [W h(v) || W h(u)], is a score of the receiver plus one of the sender."""
-
-    reads_plan_tensors = True  # and nothing else of a plan: see `FixedPlans.made_for`
 
     def __init__(self, channels: int, directions: Sequence[Direction], heads: int) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class FusedSAGE(nn.Module):
         self.share = share
 
     def forward(self, batch: SegmentBatch) -> NodeStates:
-        sharing = planned(batch, self._plans[1], self.after)
+        sharing = planned(batch, self._plans[1])
         rows = self._fuse(self._without_configurations(batch), batch, sharing)
         for number, layer in enumerate(self.after):
             rows = layer(rows, sharing, number)
@@ -74,10 +74,10 @@ class FusedSAGE(nn.Module):
 
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
         """Plans of fixed shapes for training steps of `num_fresh` segments of some of the graphs each."""
-        return FixedPlans.made_for([*self.before, *self.after], self._plans, sizes, graphs, num_fresh)
+        return FixedPlans(self._plans, sizes, graphs, num_fresh)
 
     def _without_configurations(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
-        sharing = planned(batch, self._plans[0], self.before)
+        sharing = planned(batch, self._plans[0])
         rows = product(sharing.inputs()[0], self.inputs.of_nodes(batch))
         for number, layer in enumerate(self.before):
             rows = layer(rows, sharing, number)

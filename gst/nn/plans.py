@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.method.fixed_batch import NoFixedShapes, Sizes
+from gst.method.fixed_batch import Sizes
 from gst.nn.bounds import Bounds, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.sharing import Plan, Sharing
@@ -38,11 +37,11 @@ def set_sharing(where: Where) -> None:
 
 
 @torch.compiler.disable
-def planned(batch: SegmentBatch, options: PlanOptions, layers: Iterable[nn.Module]) -> Plan:
-    """The plan of a batch by these options, for layers of an encoder, found once for each batch."""
+def planned(batch: SegmentBatch, options: PlanOptions) -> Plan:
+    """The plan of a batch by these options, found once for each batch."""
     if options not in batch.plans:
         on_device = batch.edge_index.device.type != "cpu" if _where == "auto" else _where != "host"
-        if on_device and all(map(reads_tensors, layers)):
+        if on_device:
             batch.plans[options] = plan = DeviceSharing(batch, options)
             if _where == "both":
                 check_equal(plan, Sharing.of(batch, *options))
@@ -63,34 +62,13 @@ def check_equal(plan: DeviceSharing, exact: Sharing) -> None:
             )
 
 
-def reads_tensors(layer: nn.Module) -> bool:
-    """True if a layer reads nothing of a plan but `Plan.tensors`, by its attribute `reads_plan_tensors`."""
-    return getattr(layer, "reads_plan_tensors", False)
-
-
 class FixedPlans:
     """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.fixed_batch.Plans`."""
 
-    def __init__(self, bounds: Mapping[PlanOptions, Bounds]) -> None:
-        self.bounds = bounds
-
-    @staticmethod
-    def made_for(
-        layers: Iterable[nn.Module], plans: Iterable[PlanOptions], sizes: Sizes, graphs: Sequence[SegmentedGraph],
-        num_fresh: int,
-    ) -> FixedPlans:  # fmt: skip
-        """Plans that `layers` read.
-
-        Raises:
-            NoFixedShapes: a layer does not say that it `reads_plan_tensors`: its shapes may change from step to step.
-        """
-        for layer in layers:
-            if not reads_tensors(layer):
-                raise NoFixedShapes(
-                    f"{type(layer).__name__} has other shapes in each step; use SAGE, GCN, GIN, GAT or FusedSAGE of "
-                    "gst.nn, or an encoder that takes (x, edge_index)"
-                )
-        return FixedPlans({each: Bounds.of(each, sizes, graphs, num_fresh) for each in plans})
+    def __init__(
+        self, plans: Iterable[PlanOptions], sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int
+    ) -> None:
+        self.bounds = {each: Bounds.of(each, sizes, graphs, num_fresh) for each in plans}
 
     def check(self, batch: SegmentBatch) -> None:
         """Raise ValueError if the plans of a batch of the host, not padded, may be larger than their bounds."""

@@ -83,17 +83,6 @@ class Annealing:
         return reward.proposals
 
 
-class Anew:
-    """A search, `function(task, objective, seed, progress)`, that begins anew in each call."""
-
-    def __init__(self, function: Callable[[Task, Budgeted, int, Progress], None], seed: int) -> None:
-        self._function, self._seeds = function, count(seed)
-
-    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        self._function(task, reward, next(self._seeds), progress)
-        return reward.proposals
-
-
 class ByDraw:
     """Another proposer, in a machine drawn from those that the measurements leave possible: what it finds owes nothing
     to errors of the most likely one. It is the simulator where the cost model corrects no costs."""

@@ -56,7 +56,7 @@ USUAL = """\
 --ckpt_path FILE|last        checkpoint to evaluate, or to go on from
 --seed_everything N          seed of weights and of shuffling
 --json FILE                  write the result as JSON; also --quiet, --verbose, --debug
---model.encoder CLASS        gst.nn.SAGE, GCN, GIN, GAT, GPS, FusedSAGE, or your class; --model.encoder.channels N
+--model.encoder CLASS        gst.nn.SAGE, GCN, GIN, GAT, FusedSAGE, or your class; --model.encoder.channels N
 --model.head CLASS           gst.nn.Head, gst.nn.CrossConfigHead, or your class
 --model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -11,7 +11,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -19,46 +18,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gst.data.loader import Step, StepLoader
-from gst.graphs.segments import SegmentedGraph
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import NoFixedShapes, Sizes
 from gst.method.fixed_step import FixedStep, PaddedStep, refusal
 from gst.method.recorded import Recorded
 from gst.training.placing import PlacedSteps
-
-
-class RecordedStep(Recorded[FixedStep]):
-    """Trains step by step, by `Recorded`. With an optimizer in the step, no replay is compared with an eager one.
-
-    Args:
-        step: its model, loss and optimizer.
-
-    Examples:
-        >>> import gst, numpy as np
-        >>> from gst.cost.losses import pairwise_hinge
-        >>> from gst.method.fixed_batch import Sizes
-        >>> from torch_geometric.nn import GraphSAGE
-        >>> path = gst.Graph(np.ones((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
-        >>> graphs = [gst.segment(path, 3, "contiguous")]
-        >>> model = gst.GraphSegmentTraining(GraphSAGE(1, 4, 2), torch.nn.Linear(4, 1), estimate="fresh")
-        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        >>> step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, Sizes.of(graphs, 1, 1, 1)))
-        >>> step(graphs, torch.tensor([[0]]), torch.ones(1, 1)).item(), step.reason
-        (0.0, 'graphs are recorded on an accelerator; the model is on cpu')
-    """
-
-    def __call__(
-        self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"],
-        targets: Float[Tensor, "graphs configs"],
-    ) -> Float[Tensor, ""]:  # fmt: skip
-        """Take one training step, padded to the sizes, and return its loss. The host does not wait for the loss.
-
-        Raises:
-            ValueError: the step is larger than the sizes.
-            NoFixedShapes: see `FixedStep.fill` and `FixedStep.compute`.
-        """
-        return self.run(self.step.load(self.step.draw(graphs, configs)), targets)
-
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -75,8 +39,8 @@ class PaddedSteps:
         step: None once steps are no longer padded.
     """
 
-    def __init__(self, trainer: L.Trainer, estimator: GraphSegmentTraining, step: RecordedStep) -> None:
-        self.step: RecordedStep | None = step
+    def __init__(self, trainer: L.Trainer, estimator: GraphSegmentTraining, step: Recorded[FixedStep]) -> None:
+        self.step: Recorded[FixedStep] | None = step
         self._trainer, self._estimator, self._reason = trainer, estimator, step.reason
 
     @staticmethod
@@ -94,7 +58,7 @@ class PaddedSteps:
         reason = _refusal_of_training(trainer, loader, overridden) or refusal(estimator)
         if reason is None:
             try:
-                step = RecordedStep(_fixed(estimator, loss, loader, inf if is_asked else MOST_PADDING))
+                step = Recorded(_fixed(estimator, loss, loader, inf if is_asked else MOST_PADDING))
             except NoFixedShapes as error:
                 reason = str(error)
             else:

@@ -40,7 +40,8 @@ class Chains(GraphSource):
 def test_every_name_makes_its_dataset(tmp_path: Path) -> None:
     assert datasets(["synthetic:500"]) == [dataset(["synthetic:500"])] == [SyntheticPrograms(num_nodes=500)]
     assert dataset([ALEXNET, "more/*.npz"]) == TpuGraphs([ALEXNET, "more/*.npz"])
-    assert dataset(["malnet", str(tmp_path)], part="test", splits="here") == MalNet(str(tmp_path), "test", "here")
+    of_malnet = [f"root={tmp_path}", "part=test", "splits=here"]
+    assert dataset(["gst.data:MalNet"], of_malnet) == MalNet(str(tmp_path), "test", "here")
     plans = dataset(["gst.data:MeasuredPlans"], ["directories=[runs/*, more]"])
     assert isinstance(plans, MeasuredPlans) and plans.directories == ("runs/*", "more")
     arguments = ["root=/opt", "label=section", "min_bytes=5", "limit=7"]
@@ -62,14 +63,12 @@ def test_how_many_graphs_to_expect() -> None:
 @pytest.mark.parametrize(
     ("words", "options", "message"),
     [
-        (["imagenet"], {}, "there is no dataset 'imagenet'; there are synthetic:NODES, malnet FOLDER"),
-        (["synthetic:5", "malnet"], {}, "synthetic:5 stands alone"),
+        (["imagenet"], {}, "there is no dataset 'imagenet'; there are synthetic:NODES, tpugraphs"),
+        (["synthetic:5", "tpugraphs"], {}, "synthetic:5 stands alone"),
         (["synthetic:many"], {}, "want the number of nodes"),
         (["synthetic:0"], {}, "want the number of nodes"),
         (["synthetic"], {}, "want the number of nodes"),
-        (["malnet"], {}, "malnet needs its folder"),
-        (["malnet", "a", "b"], {}, "malnet stands alone; prepare b"),
-        (["synthetic:5"], {"part": "train"}, "synthetic:5 takes no option part; malnet or tpugraphs does"),
+        (["synthetic:5"], {"part": "train"}, "synthetic:5 takes no option part; tpugraphs does"),
         ([ALEXNET], {"eval_indices": "list.json"}, "takes no option eval_indices; tpugraphs does"),
         ([ALEXNET], {"arguments": ["limit=3"]}, "takes no --arg; only MODULE:CLASS does"),
         ([ELF_CLASS], {"part": "train"}, "ElfBinaries takes no option part"),
@@ -142,9 +141,9 @@ def test_prepare_refuses_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments, word in [
-        (["imagenet"], "malnet FOLDER"),
+        (["imagenet"], "MODULE:CLASS"),
         ([ELF_CLASS, "--arg", "root=nowhere"], "nowhere"),
-        (["malnet", "nowhere"], "nowhere"),
+        (["gst.data:MalNet", "--arg", "root=nowhere"], "nowhere"),
         (["synthetic:100", "--part", "train"], "part"),
     ]:
         assert main(["prepare", *arguments]) == 2
@@ -181,8 +180,8 @@ def test_an_absent_collection_is_one_line_with_its_download(
     assert main(["prepare", "tpugraphs", "--root", str(collections), "--collection", "tile/xla"]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert "part train of tile/xla is not in" in told and "npz_tile_xla_train.tar" in told
-    assert main(["prepare", "tpugraphs", "--root", str(collections), "--splits", "here"]) == 2
-    assert "tpugraphs takes no option splits" in capsys.readouterr().err
+    assert main(["prepare", "synthetic:9", "--root", str(collections)]) == 2
+    assert "synthetic:9 takes no option root; tpugraphs does" in capsys.readouterr().err
 
 
 def test_the_commands_that_download_a_dataset_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

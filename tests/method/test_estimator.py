@@ -71,13 +71,13 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 def assert_equal_to_the_whole_graph(kind: str, pooling: str, halo: int, graph: Graph, parts: np.ndarray) -> None:
-    """Without context the whole graph is that without cut edges, and attention stays within the segments."""
+    """Without context the whole graph is that without cut edges, and a norm over nodes stays within the segments."""
     seen = graph if halo else without_cut_edges(graph, parts)
     encoder, head = models(kind, graph)
     model = GraphSegmentTraining(encoder, head, pooling, num_fresh=ALL)
     every = torch.arange(graph.num_configs)[None]
     ours = model([segment(graph, parts=parts, halo=halo)], every)
-    truth = whole_graph_prediction(encoder, head, seen, pooling, parts if kind == "gps" else None)
+    truth = whole_graph_prediction(encoder, head, seen, pooling, parts if kind == "nodes" else None)
     assert_equal([ours, *gradients(ours, encoder, head)], [truth, *gradients(truth, encoder, head)])
 
 
@@ -113,7 +113,7 @@ def test_one_segment_is_the_whole_graph(kind: str, halo: int) -> None:
     assert_equal_to_the_whole_graph(kind, "mean", halo, graph, whole(graph))
 
 
-@pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1), ("gps", 1)])
+@pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1), ("nodes", 1)])
 def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, halo: int) -> None:
     """So the halos of the law above are the least."""
     graph = random_graph(7)
@@ -167,7 +167,7 @@ def test_exact_never_encodes_more_rows_than_it_may(max_rows: int) -> None:
         ("plain", "max", "table"),
         ("gin", "sum", "recomputed"),
         ("gat", "max", "omitted"),
-        ("gps", "sum", "omitted"),
+        ("nodes", "sum", "omitted"),
     ],
 )
 def test_training_is_its_slow_twin(kind: str, pooling: str, rest: str) -> None:

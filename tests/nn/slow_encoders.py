@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from gst.method.batch import SegmentBatch
-from gst.nn import GAT, GCN, GIN, GPS, SAGE, FusedSAGE
+from gst.nn import GAT, GCN, GIN, SAGE, FusedSAGE
 from gst.nn.encoders import NodeNorm
 
 Messages = list[tuple[int, int]]
@@ -27,9 +26,8 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     "GIN": GIN,
     "GAT": GAT,
     "GAT one head": lambda *a, **k: GAT(*a, heads=1, **k),
-    "GPS": lambda *a, **k: GPS(*a, heads=2, **k),
 }
-LOCAL = [name for name in CASES if not name.startswith(("GPS", "SAGE over"))]
+LOCAL = [name for name in CASES if not name.startswith("SAGE over")]
 
 
 def made(case: str, batch: SegmentBatch, channels: int = 8, num_layers: int = 2, **arguments) -> nn.Module:
@@ -188,24 +186,4 @@ def slow_gat(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages
     return after
 
 
-def slow_gps(
-    layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], segment_of_node: list[int]
-) -> list[Tensor]:
-    local, after = slow_sage(layer.local, hidden, by_direction, segment_of_node), []
-    attention = layer.attention
-    projected = [attention.project(state).chunk(3) for state in hidden]
-    for v in range(len(hidden)):
-        by_head = []
-        for h in range(attention.heads):
-            query = projected[v][0].chunk(attention.heads)[h]
-            others = [u for u in range(len(hidden)) if segment_of_node[u] == segment_of_node[v]]
-            keys = [projected[u][1].chunk(attention.heads)[h] for u in others]
-            powers = [torch.exp(query @ key / math.sqrt(len(key))) for key in keys]
-            values = [projected[u][2].chunk(attention.heads)[h] for u in others]
-            by_head.append(sum(p / sum(powers) * value for p, value in zip(powers, values, strict=True)))
-        both = local[v] + layer.attention_norm(hidden[v] + attention.out(torch.cat(by_head)))
-        after.append(layer.mlp_norm(both + layer.mlp(both)))
-    return after
-
-
-SLOW_LAYERS = {SAGE: slow_sage, GCN: slow_gcn, GIN: slow_gin, GAT: slow_gat, GPS: slow_gps}
+SLOW_LAYERS = {SAGE: slow_sage, GCN: slow_gcn, GIN: slow_gin, GAT: slow_gat}

@@ -42,7 +42,7 @@ def with_configs(graph: Graph, chosen: np.ndarray) -> Graph:
 # The score of a configuration ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sage", "fused", "gps"])
+@pytest.mark.parametrize("kind", ["sage", "fused", "nodes"])
 def test_scores_depend_neither_on_chunks_nor_on_the_order_of_a_list(kind: str) -> None:
     graph, model = segment(random_graph(4, num_configs=11), 6), cross_model(kind)
     together = scores(model, graph, torch.arange(11))

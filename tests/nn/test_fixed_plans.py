@@ -21,11 +21,10 @@ from gst.method.encoding import call_of, embed_segments
 from gst.method.fixed_batch import Sizes
 from gst.nn import SAGE
 from gst.nn.bounds import PlanOptions
-from gst.nn.encoders import Encoder, InputProjection
 from gst.nn.plans import FixedPlans
 
 DOUBLE = torch.device("cpu"), torch.float64
-FIXED = [name for name in CASES if not name.startswith("GPS")]
+FIXED = list(CASES)
 CONFIGS = 3
 OPTIONS = [
     PlanOptions(2, ("forward", "backward")), PlanOptions(1, ("backward",)), PlanOptions(2, ("forward",), share=False),
@@ -92,7 +91,7 @@ def test_every_step_fits_and_no_unused_row_has_much_padding(
     cut = segment(graph, parts=parts)
     chosen = [each % graph.num_configs for each in configs[:CONFIGS]]
     sizes = Sizes.of([cut], 1, num_fresh, CONFIGS)
-    plans = FixedPlans.made_for([], [options], sizes, [cut], num_fresh)
+    plans = FixedPlans([options], sizes, [cut], num_fresh)
     for start in range(0, cut.num_segments, num_fresh):
         picks = [(0, j) for j in range(start, min(start + num_fresh, cut.num_segments))]
         batch = assemble([cut], picks, torch.tensor([chosen]))
@@ -113,7 +112,7 @@ def test_bounds_are_reached_where_all_configurations_differ() -> None:
     graph = Graph(np.ones((10, 1), np.float32), path, config_nodes=np.array([0, 6]), config_features=features)
     cut, options = segment(graph, 10), PlanOptions(2, ("forward", "backward"))
     sizes = Sizes.of([cut], 1, 1, 3)
-    plans = FixedPlans.made_for([], [options], sizes, [cut], 1)
+    plans = FixedPlans([options], sizes, [cut], 1)
     (bounds,) = plans.bounds.values()
     assert bounds.most == (2, 5, 8, 5, 4, 5, 8, 7, 8)  # rows of three levels; messages of two layers, by part
     padded = assemble([cut], [(0, 0)], torch.tensor([[0, 1, 2]])).padded_to(*sizes[:4])
@@ -130,14 +129,3 @@ def test_a_plan_of_other_graphs_that_does_not_fit_is_refused() -> None:
     assert plans is not None
     with pytest.raises(ValueError, match=r"a plan of \d+ further rows does not fit into \d+"):
         plans.check(assemble([large], [(0, 0)], torch.tensor([[0, 1, 2]])))
-
-
-class OfAnother(nn.Module):
-    """A layer that may read anything of a plan."""
-
-
-@pytest.mark.parametrize("case", ["GPS", "another"])
-def test_layers_of_other_shapes_in_each_step_are_refused(case: str) -> None:
-    encoder = Encoder(InputProjection(8), [OfAnother()]) if case == "another" else CASES[case](8, 1)
-    with pytest.raises(ValueError, match=r"(OfAnother|GPSLayer) has other shapes in each step; use SAGE, GCN"):
-        Sizes.of(cut_graphs(), 1, 1, 3, encoder)

@@ -23,9 +23,10 @@ from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 from gst.method.fixed_batch import Sizes
-from gst.nn import GPS, SAGE, FusedSAGE, Head
+from gst.method.recorded import Recorded
+from gst.nn import SAGE, FusedSAGE, Head
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
-from gst.training.recorded_step import PaddedSteps, RecordedStep
+from gst.training.recorded_step import PaddedSteps
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "GST-One": {"estimate": "fresh", "pooling": "max"},
@@ -180,6 +181,17 @@ class NormedConfigs(nn.Module):
         return self.norm(pooled.flatten(0, -2)).view_as(pooled)
 
 
+class TakesSegments(nn.Module):
+    """It does not say how to make its plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = SAGE(8, 1, num_opcodes=8, config_symbols=7)
+
+    def forward(self, segments: Any) -> Any:
+        return self.inner(segments)
+
+
 class OwnForward(SegmentTrainingModule):
     def forward(self, step: Any) -> Tensor:
         return 2 * super().forward(step)
@@ -187,7 +199,7 @@ class OwnForward(SegmentTrainingModule):
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulation": ({"accumulate_grad_batches": 2}, "the trainer accumulates them"),
-    "attention": ({"encoder": lambda: GPS(8, 1, num_opcodes=8, config_symbols=7)}, "GPSLayer has other shapes"),
+    "no plans": ({"encoder": TakesSegments}, "needs plans of fixed shapes of an encoder that takes a SegmentBatch"),
     "ddp": ({"strategy": "ddp"}, "on one device, not for strategy DDPStrategy"),
     "statistics": ({"head": lambda: nn.Sequential(NormedConfigs(8), Head(8))}, "BatchNorm of the head"),
     "a subclass": ({"kind": OwnForward}, "OwnForward has its own forward"),
@@ -274,7 +286,7 @@ def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monke
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
 
     eager, said = fit(tmp_path, False), listen(monkeypatch)
-    monkeypatch.setattr(recorded_step, "RecordedStep", partial(RecordedStep, graph=full, is_recorded=True))
+    monkeypatch.setattr(recorded_step, "Recorded", partial(Recorded, graph=full, is_recorded=True))
     watch = fit(tmp_path, True)
     assert watch.was_padded == [True] * 3 + [False] * 3
     assert said == ["steps are no longer padded: OutOfMemoryError: out of memory: tried to allocate 2 GiB"]

@@ -22,7 +22,7 @@ from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import LOOPS_A_NODE, NoFixedShapes, PaddedBatch, Sizes
 from gst.method.fixed_step import FixedStep
-from gst.training.recorded_step import RecordedStep
+from gst.method.recorded import Recorded
 from gst.util.packing import Packed
 from tests.choices import rest_in_e2e
 from tests.execution.recorded import RecordedGraph
@@ -65,6 +65,13 @@ def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
 def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
     """Of order and of value, so that each step changes it."""
     return pairwise_hinge(scores, targets, 0.1) + (scores - targets).square().mean()
+
+
+class RecordedStep(Recorded[FixedStep]):
+    """Draws, reads and takes a step in one call."""
+
+    def __call__(self, data: Any, configs: Tensor, targets: Tensor) -> Tensor:
+        return self.run(self.step.load(self.step.draw(data, configs)), targets)
 
 
 class Training:

@@ -32,7 +32,7 @@ from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import Sizes
 from gst.method.fixed_step import FixedStep
-from gst.training.recorded_step import RecordedStep
+from gst.method.recorded import Recorded
 
 JOBS: dict[str, dict[str, Any]] = {
     "step": {"sizes": [4000, 7500, 5500, 9000, 6000, 7000], "setting": {"steps": 16}},
@@ -159,13 +159,14 @@ def _padded(
     model = GraphSegmentTraining(encoder, head, table=table, **options).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4, capturable=device.type != "cpu")
     sizes = Sizes.of(segmented, len(segmented), model.num_fresh, settings["configs"], model.encoder)
-    step = RecordedStep(FixedStep(model, pairwise_hinge, optimizer, sizes), is_recorded=is_recorded)
+    fixed = FixedStep(model, pairwise_hinge, optimizer, sizes)
+    step = Recorded(fixed, is_recorded=is_recorded)
     times, losses = list[float](), list[float]()
 
     def train(number: int) -> None:
         configs = torch.arange(number, number + settings["configs"]).repeat(len(graphs), 1)
         targets = [torch.from_numpy(graph.targets[row.numpy()]) for graph, row in zip(graphs, configs, strict=True)]
-        losses.append(step(segmented, configs, torch.stack(targets)).item())
+        losses.append(step.run(fixed.load(fixed.draw(segmented, configs)), torch.stack(targets)).item())
 
     for number in range(settings["steps"]):
         times.append(_ms(partial(train, number), device))

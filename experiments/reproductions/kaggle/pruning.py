@@ -13,7 +13,7 @@ distance K - l or less are those of the whole graph. Hence, for a sum over nodes
 - K < L: some are missing.
 
 An encoder that weighs a message by the degree of its sender (`gst.nn.GCN`) sees one hop farther and needs 2 L + 1. No K
-is exact for attention over a whole segment (`gst.nn.GPS`), for a head that is not linear, or for the maximum over
+is exact for attention over a whole segment (PyG's `GPSConv`), for a head that is not linear, or for the maximum over
 nodes; the mean over nodes divides the sum by another number of nodes, so differences keep their proportions. Computing
 equal states once (`gst.nn.sharing`) saves most of what pruning saves, and is exact for all of them.
 """

@@ -32,7 +32,7 @@ def test_prepare_a_folder_of_samples(tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert ": 1 graphs, " in printed and "skipped: nothing" in printed
     assert main([*command, "--part", "train"]) == 2
-    assert "takes no option part; malnet or tpugraphs does" in capsys.readouterr().err
+    assert "takes no option part; tpugraphs does" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
