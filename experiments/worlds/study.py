@@ -27,6 +27,7 @@ import torch
 
 from experiments.bootstrap import mean_interval
 from experiments.worlds.fitted import TenParameters
+from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
@@ -62,28 +63,33 @@ WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
     "go simulated": (COST_MODELS["none"], "go", 1),
     "untrained go": (COST_MODELS["fitted"], "untrained go", 1),
     "uniform": (COST_MODELS["fitted"], "uniform", 1),
+    "pretrained go": (COST_MODELS["fitted"], "pretrained go", 1),
+    "zero-shot go": (COST_MODELS["fitted"], "zero-shot go", 1),
     "as long as go": (COST_MODELS["fitted"], "annealing", 10),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; a linear model; a simulator with ten fitted parameters; fitted costs; the GST network on top of these,
-and they alone with as few questions. Proposers: GO, with fitted costs in the loop or none; GO that learns
-nothing; plans drawn uniformly; annealing for about as long as GO takes; and mutation of measured plans in every way."""
+and they alone with as few questions. Proposers: GO, with fitted costs in the loop or none; GO that learns nothing;
+plans drawn uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO
+takes; and mutation of measured plans in every way."""
 COST_WAYS = ("none", "random", "linear", "ten parameters", "fitted", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
     (("gst", 50), ("as few as gst", 50)),
     *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted", "as long as go")),
+    *((each, ("go", 50)) for each in (("pretrained go", 50), ("pretrained go", 5), ("zero-shot go", 50), ("go", 5))),
+    (("zero-shot go", 50), ("untrained go", 50)),
 )
 """Pairs of a way with its measurements, compared besides."""
 
 
 class Untrained:
-    """GO as it begins, which learns nothing; or, `uniform`, all devices and priorities with the same probability."""
+    """A policy of GO that learns nothing; or, `uniform`, all devices and priorities with the same probability."""
 
-    def __init__(self, task: Task, seed: int, tasks: Sequence[str], uniform: bool = False) -> None:
+    def __init__(self, policy: GO, task: Task, seed: int, uniform: bool = False) -> None:
         self._task, self._inputs = task, policy_inputs(task)
         with torch.no_grad():
-            self._chances = GO(tasks, seed=seed)(self._inputs)
+            self._chances = policy(self._inputs)
         if uniform:
             self._chances = {name: (each > LEAST).float().log().log_softmax(1) for name, each in self._chances.items()}
         self._generator = torch.Generator().manual_seed(seed)
@@ -94,11 +100,14 @@ class Untrained:
             objective(plans_of(self._task, self._inputs, drawn))
 
 
-OF_CONTROLS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
-    "uniform": lambda task, seed, tasks: Learned(Untrained(task, seed, tasks, uniform=True)),
-    "untrained go": lambda task, seed, tasks: Learned(Untrained(task, seed, tasks)),
-}
-"""Makers of proposers that learn nothing, which `run` adds to those of the loop."""
+def makers(name: str, program: str) -> dict[str, Callable[[Task, int, Sequence[str]], Proposer]]:
+    """Makers of proposers for a program of a world, besides those of the loop."""
+    return {
+        "uniform": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
+        "untrained go": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed)),
+        "zero-shot go": lambda task, seed, tasks: Learned(Untrained(pretrained(name, program), task, seed)),
+        "pretrained go": lambda task, seed, tasks: Learned(fine_tuning(pretrained(name, program), task, seed, tasks)),
+    }
 
 
 def searched(
@@ -142,6 +151,7 @@ def rows_of(
 ) -> Iterable[dict[str, Any]]:
     """Yield rows of one program in the world of one seed, for pairs of budget and way."""
     task = WORLDS[name][0](program)
+    MAKERS.update(makers(name, program))
     hidden = world(task, seed)
     starts = plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), evaluations, seed=seed))
     here = {"world": name, "program": program, "seed": seed, "nodes": task.num_nodes}
@@ -185,7 +195,6 @@ def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Search in all worlds; rows that the file has are kept."""
-    MAKERS.update(OF_CONTROLS)
     names, ways = options.worlds.split(","), options.ways.split(",")
     budgets = [int(each) for each in options.budgets.split(",")]
     if unknown := [*(set(names) - WORLDS.keys()), *(set(ways) - WAYS.keys())]:

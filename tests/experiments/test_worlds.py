@@ -10,14 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from experiments.worlds import study
+from experiments.reproductions.go.imitation import distance
+from experiments.worlds import study, transfer
 from experiments.worlds.fitted import PARAMETERS, TenParameters
-from experiments.worlds.world import World, world
+from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
-from gst.placement.objectives import SimulatedObjective
+from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.policies.go import GO
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
 
@@ -82,16 +85,41 @@ def test_ratios_are_paired_by_program_and_seed() -> None:
     assert found == {"gst at 50": [0.5, 0.5, 0.5, 2], "gst at 50, none at 200": [1.0, 1.0, 1.0, 1]}
 
 
+def test_a_policy_that_has_learned_on_other_programs_is_kept_and_begins_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imitates the other programs of its world, better than a new one."""
+    names = ("40:0", "50:1", "60:2")
+    monkeypatch.setitem(WORLDS, "giant", (WORLDS["giant"][0], names))
+    monkeypatch.setattr(transfer, "GENERATED", 2)
+    monkeypatch.setattr(transfer, "STEPS", 12)
+    policy = transfer.pretrained("giant", names[0], tmp_path)
+    again = transfer.pretrained("giant", names[0], tmp_path)
+    assert all(torch.equal(one, other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
+    new = GO(policy.tasks)
+    [known] = transfer._example("giant", names[1])
+    with torch.no_grad():
+        assert distance(policy(known.inputs), known) < distance(new(known.inputs), known)
+    training = transfer.fine_tuning(policy, generated_task(0, num_nodes=40, num_devices=4), 0, policy.tasks)
+    assert all(
+        torch.equal(one, other) for one, other in zip(training.policy.parameters(), policy.parameters(), strict=True)
+    )
+    task = training._task
+    training.run(Budgeted(SimulatedObjective(task), 24))
+    moved = zip(training.policy.parameters(), policy.parameters(), strict=True)
+    assert not all(torch.equal(one, other) for one, other in moved)
+
+
 @pytest.mark.e2e
 def test_the_study_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "worlds.json"
+    path, ways = tmp_path / "worlds.json", [way for way in study.WAYS if way not in ("pretrained go", "zero-shot go")]
     command = [
         sys.executable, "-m", "experiments.worlds.study", "--worlds", "giant", "--programs", "60:0", "--seeds", "1",
-        "--budgets", "16", "--evaluations", "40", "--ways", ",".join(study.WAYS), "--json", str(path),
+        "--budgets", "16", "--evaluations", "40", "--ways", ",".join(ways), "--json", str(path),
     ]  # fmt: skip
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     first = json.loads(path.read_text())
-    assert {row["way"] for row in first["rows"]} == {"start", "known", *study.WAYS}
+    assert {row["way"] for row in first["rows"]} == {"start", "known", *ways}
     assert all(row["ms"] > 0 for row in first["rows"]) and set(first["over_none"]["giant"]) >= {"gst at 16"}
     command[command.index("--seeds") + 1], command[command.index("--ways") + 1] = "2", "none,go"
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
