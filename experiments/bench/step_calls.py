@@ -36,10 +36,9 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import Catalogue
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import Sizes
+from gst.method.fixed_batch import FixedBatch, Sizes
 from gst.method.fixed_step import FixedStep
 from gst.method.rows import PrefetchedStep
-from gst.method.scoring import Encoding
 from gst.nn import SAGE
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.plans import set_sharing
@@ -189,11 +188,12 @@ def scored_padded(
     model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls
 ) -> dict[str, dict[str, int]]:
     """Count the second part of fixed shapes."""
-    part, configs = Encoding(model.eval(), Sizes.of(data[:1], 1, 1, CONFIGS, model.encoder)), torch.arange(CONFIGS)
+    part = FixedBatch(model.eval(), Sizes.of(data[:1], 1, 1, CONFIGS, model.encoder), {})
+    configs = torch.arange(CONFIGS)
     counts = dict[str, dict[str, int]]()
     for segment_number in range(2):
         calls.forget()
-        part.fill(part.batch.load(assemble(data[:1], [(0, segment_number)], configs[None])))
+        part.fill(part.load(assemble(data[:1], [(0, segment_number)], configs[None])))
         counts["before"] = calls.counted()
         with torch.no_grad():
             part.compute()

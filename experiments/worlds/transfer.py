@@ -37,7 +37,7 @@ def _generated() -> list[Example]:
 
 def pretrained(world: str, program: str, folder: Path = FOLDER) -> GO:
     """Return the policy that has learned on all programs of a world but this one."""
-    path = folder / f"{world}_without_{program}.pt"
+    path = folder / f"{world}_without_{program}_{GENERATED}_{EVALUATIONS}_{STEPS}.pt"
     if path.exists():
         return load_policy(path)
     others = [each for each in WORLDS[world][1] if each != program]

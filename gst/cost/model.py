@@ -1,7 +1,4 @@
-"""Learned cost models: ensembles of networks that predict runtimes.
-
-Members of an ensemble disagree on unfamiliar inputs (Lakshminarayanan et al. 2017, section 2.4).
-"""
+"""Learned cost models: ensembles of networks that predict runtimes."""
 
 from __future__ import annotations
 
@@ -53,7 +50,8 @@ class CostModel:
     Args:
         channels, num_layers, num_opcodes, config_symbols, log_config: see `gst.nn.SAGE`.
         num_fresh, keep_probability: see `GraphSegmentTraining`.
-        members: networks that differ in their seed alone.
+        members: networks that differ in their seed alone; they disagree on unfamiliar inputs (Lakshminarayanan et al.
+            2017, section 2.4).
     """
 
     def __init__(
@@ -95,10 +93,7 @@ class CostModel:
             raise ValueError("all runtimes are equal: there is nothing to learn")
         mean, deviation = float(together.mean()), float(together.std())
         lessons = [
-            Lesson(
-                segment(graph, self.settings["max_nodes"]),
-                torch.from_numpy((log - mean) / deviation).float(),
-            )
+            Lesson(segment(graph, self.settings["max_nodes"]), torch.from_numpy((log - mean) / deviation).float())
             for graph, log in zip(graphs, logs, strict=True)
             if len(log)
         ]

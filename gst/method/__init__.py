@@ -2,4 +2,4 @@
 
 Segmented graphs and configurations go in, predictions come out. Read `estimator.py` first: a step draws (`draws.py`),
 encodes (`encoding.py`), pulls and pushes rows (`rows.py`; `exchange.py` over several processes) and corrects their sum
-(`regression.py`). `fixed_step.py` is the same step with fixed shapes."""
+(`regression.py`). `fixed_step.py` is the same step with fixed shapes; `recorded.py` launches it as one graph."""

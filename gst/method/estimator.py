@@ -257,6 +257,7 @@ class GraphSegmentTraining(nn.Module):
                 segment = torch.tensor([place])
                 rows = encode(catalogue, segment, together[first][None])
                 self._add(pool, catalogue, segment, rows[:, torch.from_numpy(class_of).to(rows.device)], weights)
+            progress("scoring", graph.num_segments, graph.num_segments)
             lengths = [len(part) for part in parts]
             return torch.cat([self._predict(part, has_configs=True)[0] for part in pool.result().split(lengths, dim=1)])
 

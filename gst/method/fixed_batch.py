@@ -32,6 +32,9 @@ class Plans(Protocol):
     def check(self, batch: SegmentBatch) -> None:
         """Raise ValueError if the plans of a batch, which is on the host and not padded, may not fit the sizes."""
 
+    def padding(self, batch: SegmentBatch) -> float:
+        """Return how many times as large plans are padded as for this batch of the host."""
+
     def of(self, padded: SegmentBatch) -> Mapping[Any, Any]:
         """Return the plans of a padded batch, by operations of fixed shapes on its device."""
 
@@ -78,6 +81,12 @@ class Sizes(NamedTuple):
         return sizes if plans is None else sizes._replace(plans=plans(sizes, graphs, num_fresh))
 
 
+def padding(sizes: Sizes, batch: SegmentBatch) -> float:
+    """Return how many times as many nodes, or rows of plans, steps have padded as this batch of the host."""
+    nodes = sizes.nodes / batch.num_nodes
+    return nodes if sizes.plans is None else max(nodes, sizes.plans.padding(batch))
+
+
 def plan_maker(encoder: object) -> Callable[[Sizes, Sequence[SegmentedGraph], int], Plans] | None:
     """The method `fixed_plans` of an encoder, also of a compiled one; None if it has none."""
     return getattr(getattr(encoder, "_orig_mod", encoder), "fixed_plans", None)
@@ -116,6 +125,7 @@ class FixedBatch:
         if sizes.plans is None and model.takes_batches:
             raise NoFixedShapes("a step of fixed shapes needs the plans of the encoder; give it to Sizes.of")
         self.model, self.sizes, self.others = model, sizes, others
+        self.optimizer, self.results = None, (torch.empty(0),)
         self.tensors: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
         self._packed: Packed | None = None
@@ -170,6 +180,13 @@ class FixedBatch:
         if more := set(batch.plans) - plans:
             raise NoFixedShapes(f"a step of fixed shapes has no plans but those of its sizes; the encoder made {more}")
         return batch, embedded
+
+    def compute(self) -> None:
+        """Encode, as `gst.method.recorded.Recorded` wants it."""
+        self.results = (self.encode()[1],)
+
+    def finish(self) -> None:
+        """Do nothing."""
 
 
 def encoder_refusal(model: Any) -> str | None:

@@ -1,6 +1,6 @@
 """Training steps of fixed shapes: each runs the same operations on the same memory, and can be recorded once.
 
-The host draws segments and moves rows of the table before and after the arithmetic (`gst.training.recorded_step`).
+The host draws segments and moves rows of the table before and after the arithmetic (`gst.method.recorded`).
 """
 
 from __future__ import annotations
@@ -184,6 +184,8 @@ def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None
 
 def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None) -> str | None:
     """The reason, as the end of a sentence, if the model as it was made has one."""
+    if not isinstance(model.encoder, nn.Module):
+        return "forgets gradients of a torch.nn.Module alone, and the encoder is none"
     if model.table is None and model.estimate != "fresh":
         return "cannot encode all other segments; give the model a table, or estimate='fresh'"
     if model.table is not None and not isinstance(model.table, EmbeddingTable):

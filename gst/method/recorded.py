@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,69 +12,31 @@ from torch import Tensor, nn
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 from gst.util.untrusted import first_line
 
-
-@runtime_checkable
-class Work(Protocol):
-    """Work that can be recorded.
-
-    Attributes:
-        model: its parameters, buffers and modes are constants of a recording; `like()` is on its device.
-        optimizer: None if the work does not change parameters.
-        results: a tuple of tensors of the work computed last; the first one is that of `Recorded.run`.
-    """
-
-    model: Any
-    optimizer: torch.optim.Optimizer | None
-    results: Any
-
-    def fill(self, *inputs: Any) -> None:
-        """Copy inputs to the memory that `compute` reads."""
-
-    def compute(self) -> None:
-        """Compute results and gradients; this is what is recorded."""
-
-    def finish(self) -> None:
-        """Do what depends on the host, afterwards."""
-
-
-Step = TypeVar("Step", bound=Work)
-
+Step = TypeVar("Step", bound=Any)
 TOLERANCE = 0.02  # of sums in another order, also of short numbers
 
 
 class Recorded(Generic[Step]):
-    """Runs steps: the first `WARM_RUNS` steps run eagerly, the last one is then recorded, and the recording is replayed
-    for all later ones.
+    """Runs steps: `WARM_RUNS` steps run eagerly, the last of these is also recorded, and the recording is replayed for
+    all later ones.
 
-    The first replay is compared with the same step computed eagerly, unless the step holds an optimizer. If results or
-    gradients differ by more than `TOLERANCE`, the recording holds something that changes from step to step, and all
-    steps run eagerly from then on.
+    Replays 1, 2, 4, 8, ... are compared with the same step computed eagerly, unless the step holds an optimizer. If
+    results or gradients differ by more than `TOLERANCE`, the recording holds something that changes from step to step,
+    and all steps run eagerly from then on.
 
     A recording holds numbers of the optimizer (a learning rate, unless it is a tensor as with `capturable=True`), the
     dtype of autocast, addresses of parameters and buffers, and which of them and of the modules are trained. When one
     of these changes, the step is recorded anew; if it is one of the model, after further eager steps.
 
     Args:
-        step: what is to be recorded.
+        step: `fill(*inputs)` copies inputs to where `compute()` reads them, which is recorded, and `finish()` does what
+            depends on the host. `results` is a tuple of tensors; `optimizer` is None, or changes the parameters of
+            `model`, a `GraphSegmentTraining`. Examples are `FixedStep` and `FixedBatch`.
         graph: makes an empty graph, see `gst.util.recording.new_graph`.
         is_recorded: whether to record at all; where the model is on an accelerator of this process if None.
 
     Attributes:
         reason: why all steps from now on run eagerly; empty if they are, or will be, replays.
-
-    Examples:
-        >>> import gst, numpy as np
-        >>> from gst.method.fixed_step import FixedStep, Sizes
-        >>> from torch_geometric.nn import GraphSAGE
-        >>> path = gst.Graph(np.ones((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
-        >>> graphs = [gst.segment(path, 3, "contiguous")]
-        >>> model = gst.GraphSegmentTraining(GraphSAGE(1, 4, 2), torch.nn.Linear(4, 1), estimate="fresh")
-        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        >>> fixed = FixedStep(model, nn.functional.mse_loss, optimizer, Sizes.of(graphs, 1, 1, 1))
-        >>> step = Recorded(fixed)
-        >>> loss = step.run(fixed.load(fixed.draw(graphs, torch.tensor([[0]]))), torch.ones(1, 1))
-        >>> step.reason
-        'graphs are recorded on an accelerator; the model is on cpu'
     """
 
     def __init__(
@@ -84,18 +46,15 @@ class Recorded(Generic[Step]):
         device = step.model.like().device
         self._device = device
         self._stream = torch.Stream(device) if is_here(device) else None
-        self._graph: Graph | None = None
-        self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        self._results, self._is_compared = step.results, False
-        self._warm_runs = 0
-        self._numbers: list[dict[str, Any]] = []
-        self._places: list[Any] = []
+        self._recording: Recording | None = None
+        self._warm_runs = self._replays = 0
+        self._numbers, self._places = list[dict[str, Any]](), list[Any]()
         wanted = is_here(device) if is_recorded is None else is_recorded
         self.reason = "" if wanted else f"graphs are recorded on an accelerator; the model is on {device}"
 
     @torch.compiler.disable
     def run(self, *inputs: Any) -> Tensor:
-        """Fill the step with these inputs, take it, and return its first result. The host does not wait for it."""
+        """Fill the step with these inputs, take it, and return its first result. The host waits where it compares."""
         caller: Any = None if self._stream is None else torch.accelerator.current_stream(self._device)
         if self._stream is not None:
             self._stream.wait_stream(caller)
@@ -114,57 +73,60 @@ class Recorded(Generic[Step]):
         if not self.reason:
             self._look_at_constants()
         self.step.fill(*inputs)
-        if self._graph is None:
+        if self._recording is None:
             self.step.compute()
-        elif self._is_compared:
-            self._replay()
         else:
-            self._replay_and_compare()
+            self._replays += 1
+            is_compared = self.step.optimizer is None and self._replays & (self._replays - 1) == 0
+            (self._replay_and_compare if is_compared else self._replay)(self._recording)
         self.step.finish()
         value = self.step.results[0].clone()
-        if not self.reason and self._graph is None and self._warm_runs + 1 >= WARM_RUNS:
+        if not self.reason and self._recording is None and self._warm_runs + 1 >= WARM_RUNS:
             self._record()
         return value
 
-    def _replay(self) -> None:
-        assert self._graph is not None
-        self._graph.replay()
-        self.step.results = self._results
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+    def _replay(self, recording: Recording) -> None:
+        recording.graph.replay()
+        self.step.results = recording.results
+        _give(recording.gradients)
 
-    def _replay_and_compare(self) -> None:
-        """Compute a step both ways, with the same random numbers, and drop a recording that computes something else."""
-        step, buffers, self._is_compared = self.step, list(self.step.model.buffers()), True
+    def _replay_and_compare(self, recording: Recording) -> None:
+        """Compute a step both ways, with the same random numbers. A recording that computes something else is dropped,
+        and so is one that leaves no memory for an eager step, which raises OutOfMemoryError."""
+        step, buffers = self.step, list(self.step.model.buffers())
         before = [each.clone() for each in buffers]
-        with torch.random.fork_rng([] if self._stream is None else [self._device]):
-            step.compute()
-        results, gradients = step.results, [(each, each.grad) for each in step.model.parameters()]
-        for each, value in zip(buffers, before, strict=True):
-            each.copy_(value)
-        self._replay()
-        groups = [([one], [other]) for one, other in zip(self._results, results, strict=True)]
-        ours, theirs = ([each for _, each in many if each is not None] for many in (self._gradients, gradients))
-        if not all(_alike(*group) for group in [*groups, (ours, theirs)]):
-            self._graph, step.results = None, results
+        devices, kind = ([self._device], self._device.type) if self._stream else ([], None)
+        try:
+            with torch.random.fork_rng(devices, device_type=kind):
+                step.compute()
+        except torch.OutOfMemoryError as error:
+            self._recording, self.reason = None, first_line(error)
+            raise
+        finally:
+            for each, value in zip(buffers, before, strict=True):
+                each.copy_(value)
+        results, gradients = step.results, gradients_of(step.model)
+        self._replay(recording)
+        groups = zip((*recording.results, recording.gradients), (*results, gradients), strict=True)
+        if not all(_alike(*group) for group in groups):
             self.reason = "a replay computes something else than the step that was recorded"
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+            self._recording, step.results = None, results
+            _give(gradients)
 
     def _look_at_constants(self) -> None:
         """Drop the graph if something has changed that it holds as a constant; new tensors need warm runs, too."""
         kind = self._device.type
         short = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if (numbers := [*optimizer_numbers(self.step.optimizer), {"autocast": short}]) != self._numbers:
-            self._graph, self._numbers = None, numbers
+            self._recording, self._numbers = None, numbers
         if (places := model_places(self.step.model)) != self._places:
-            self._graph, self._places, self._warm_runs = None, places, 0
+            self._recording, self._places, self._warm_runs = None, places, 0
 
     def _record(self) -> None:
         """Record the arithmetic of the step that was computed last; recording launches nothing."""
         if self._stream is not None:
             self._stream.synchronize()
-        gradients = [(parameter, parameter.grad) for parameter in self.step.model.parameters()]
+        gradients = gradients_of(self.step.model)
         try:
             graph = self._new_graph(self._device)
             with no_garbage(), recorded(graph):
@@ -172,15 +134,38 @@ class Recorded(Generic[Step]):
         except Exception as error:  # whatever an encoder does that a graph cannot
             self.reason = first_line(error)
         else:
-            self._graph, self._results, self._is_compared = graph, self.step.results, self.step.optimizer is not None
-            self._gradients = [(parameter, parameter.grad) for parameter, _ in gradients]
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+            self._recording = Recording(graph, self.step.results, gradients_of(self.step.model))
+            self._replays = 0
+        _give(gradients)
 
 
-def _alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """True if two lists of tensors differ by at most `TOLERANCE` of their norm; NaN equals NaN."""
-    here, there = ([each.float().nan_to_num() for each in many] for many in (ours, theirs))
+Gradients = dict[nn.Parameter, Tensor | None]
+
+
+class Recording(NamedTuple):
+    """A graph, and the results and gradients that a replay writes."""
+
+    graph: Graph
+    results: Any
+    gradients: Gradients
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Return the present gradient of each parameter."""
+    return {parameter: parameter.grad for parameter in model.parameters()}
+
+
+def _give(gradients: Gradients) -> None:
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
+
+
+def _alike(ours: Tensor | Gradients, theirs: Tensor | Gradients) -> bool:
+    """True if tensors, or all gradients together, differ by at most `TOLERANCE` of their norm; NaN equals NaN."""
+    here, there = ([each] if isinstance(each, Tensor) else list(each.values()) for each in (ours, theirs))
+    if [each is None or each.shape for each in here] != [each is None or each.shape for each in there]:
+        return False
+    here, there = ([each.float().nan_to_num() for each in many if each is not None] for many in (here, there))
     off = [(one - other).norm() for one, other in zip(here, there, strict=True)]
     return not off or bool(torch.stack(off).norm() <= TOLERANCE * torch.stack([each.norm() for each in there]).norm())
 

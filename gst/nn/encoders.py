@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -253,6 +253,20 @@ class SAGE(Encoder):
         super().__init__(inputs, layers, directions, share, whole_segments=normalise_over == "nodes")
 
 
+class ConvolutionEncoder(Encoder):
+    """Residual layers of one convolution."""
+
+    convolution: Callable[[int, Sequence[Direction]], nn.Module]
+
+    def __init__(
+        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
+        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
+    ) -> None:  # fmt: skip
+        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
+        layers = [ResidualLayer(channels, self.convolution(channels, directions)) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)
+
+
 class GCNConvolution(nn.Module):
     """D^-1/2 (A + I) D^-1/2 H W (Kipf and Welling 2017, eq. 2); A holds the edges of all directions in use."""
 
@@ -265,20 +279,14 @@ class GCNConvolution(nn.Module):
         return product(sharing.matrix(number, self.parts, "symmetric"), self.project(rows))
 
 
-class GCN(Encoder):
+class GCN(ConvolutionEncoder):
     """Graph convolutional encoder (GCN): a sum over neighbours and the node itself, scaled by square roots of degrees.
 
     A message weighs by the degree of its sender, so a segment sees what the whole graph sees with a `halo` of one hop
     more than there are layers. Arguments are those of `SAGE`; both directions are one relation, as in the paper.
     """
 
-    def __init__(
-        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
-        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
-    ) -> None:  # fmt: skip
-        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
-        layers = [ResidualLayer(channels, GCNConvolution(channels, directions)) for _ in range(num_layers)]
-        super().__init__(inputs, layers, directions, share)
+    convolution = GCNConvolution
 
 
 class GINConvolution(nn.Module):
@@ -295,18 +303,12 @@ class GINConvolution(nn.Module):
         return self.mlp((1 + self.eps) * own + product(sharing.matrix(number, self.parts), rows))
 
 
-class GIN(Encoder):
+class GIN(ConvolutionEncoder):
     """Graph isomorphism encoder (GIN): messages are summed, not averaged, so that repeated neighbours count.
 
     Arguments are those of `SAGE`; both directions are one relation, as in the undirected graphs of the paper."""
 
-    def __init__(
-        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
-        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
-    ) -> None:  # fmt: skip
-        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
-        layers = [ResidualLayer(channels, GINConvolution(channels, directions)) for _ in range(num_layers)]
-        super().__init__(inputs, layers, directions, share)
+    convolution = GINConvolution
 
 
 class GATConvolution(nn.Module):

@@ -75,6 +75,11 @@ class FixedPlans:
         for options, bounds in self.bounds.items():
             bounds.check(batch, options)
 
+    def padding(self, batch: SegmentBatch) -> float:
+        """Return how many times as many rows plans have padded as for this batch of the host."""
+        rows = [level.num_rows for options in self.bounds for level in Sharing.of(batch, *options).levels]
+        return sum(sum(each.rows) for each in self.bounds.values()) / sum(rows)
+
     def of(self, padded: SegmentBatch) -> dict[PlanOptions, Plan]:
         """Return the plans of a padded batch, made where it is, by operations of fixed shapes."""
         return {options: DeviceSharing(padded, options, bounds) for options, bounds in self.bounds.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float64
@@ -66,12 +66,6 @@ class Proposer(Protocol):
         ...
 
 
-class Trained(Protocol):
-    """A policy in training (`GoTraining`, `Reinforce`, `FineTuning`)."""
-
-    def run(self, objective: Budgeted, progress: Progress) -> None: ...
-
-
 class Annealing:
     """Simulated annealing from the fastest plans, or from the portfolio if there are none, anew in each call."""
 
@@ -80,6 +74,17 @@ class Annealing:
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
         anneal(task, reward, next(self._seeds), progress, fastest)
+        return reward.proposals
+
+
+class Anew:
+    """A search, `function(task, objective, seed, progress)`, that begins anew in each call."""
+
+    def __init__(self, function: Callable[[Task, Budgeted, int, Progress], None], seed: int) -> None:
+        self._function, self._seeds = function, count(seed)
+
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self._function(task, reward, next(self._seeds), progress)
         return reward.proposals
 
 
@@ -99,9 +104,9 @@ class ByDraw:
 
 
 class Learned:
-    """A policy that is trained by the reward, and goes on with each call."""
+    """A policy in training (`GoTraining`, `Reinforce`, `FineTuning`), which goes on with each call."""
 
-    def __init__(self, policy: Trained) -> None:
+    def __init__(self, policy: Any) -> None:
         self.policy = policy
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:

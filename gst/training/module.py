@@ -48,7 +48,7 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         record_step: pad all steps to the size of the largest, and on an accelerator record one as a graph (a CUDA
             graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
-            nodes. `docs/operations.md` lists the settings for which steps stay unpadded.
+            size; see `docs/operations.md`.
         loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
             then has as many outputs).
 

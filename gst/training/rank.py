@@ -59,8 +59,12 @@ def rank(
     if model.loss == "cross_entropy":
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
     graphs = cut(read(file, merge=False), cuts)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    model = model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)  # mps: no float64
     try:
-        return np.mean([score(on_accelerator(model), graph, configs_at_once) for graph in graphs], axis=0)
+        return np.mean([score(model, graph, configs_at_once) for graph in graphs], axis=0)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(f"the accelerator is full ({plain(error)}); CUDA_VISIBLE_DEVICES= uses the CPU") from error
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers
         raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({plain(error)})") from error
 
@@ -69,9 +73,3 @@ def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: 
     with Bars() as bars:
         scores = model.estimator.scores(graph, configs_at_once=configs_at_once, progress=bars.show)
     return (scores + model.offset.float()).cpu().numpy()
-
-
-def on_accelerator(model: SegmentTrainingModule) -> SegmentTrainingModule:
-    """Move a model to the accelerator, if there is one with numbers of 64 bits."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)

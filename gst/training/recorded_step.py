@@ -9,7 +9,6 @@ from math import inf
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -18,11 +17,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gst.data.loader import Step, StepLoader
+from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import NoFixedShapes, Sizes
+from gst.method.fixed_batch import NoFixedShapes, Sizes, padding
 from gst.method.fixed_step import FixedStep, PaddedStep, refusal
 from gst.method.recorded import Recorded
 from gst.training.placing import PlacedSteps
+from gst.util.untrusted import first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -53,7 +54,7 @@ class PaddedSteps:
         Args:
             loss: predictions and targets -> a number.
             overridden: methods of the module's training step that padded steps would leave out.
-            is_asked: else they must not have more than `MOST_PADDING` times the nodes of steps that are not padded.
+            is_asked: else they must not be more than `MOST_PADDING` times as large as without padding.
         """
         reason = _refusal_of_training(trainer, loader, overridden) or refusal(estimator)
         if reason is None:
@@ -85,8 +86,8 @@ class PaddedSteps:
             return None, self._unpadded(step)
         try:
             loss = self.step.run(step.prefetched, step.targets)
-        except NoFixedShapes as error:
-            self._stop(str(error))
+        except (NoFixedShapes, torch.OutOfMemoryError) as error:
+            self._stop(first_line(error) if isinstance(error, torch.OutOfMemoryError) else str(error))
             return None, self._unpadded(step)
         if self.step.reason != self._reason:  # it could not be recorded: padding gains nothing
             self._stop(self.step.reason)
@@ -120,17 +121,16 @@ ACCUMULATES = "each padded step begins with new gradients, and the trainer accum
 
 
 def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, most_padding: float) -> FixedStep:
-    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change from step to step, or padded steps
-    have more than `most_padding` times the nodes of others."""
+    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change, or if steps are more than
+    `most_padding` times as large as without padding."""
     graphs = [graph for graph, _ in loader.selections]
-    encoder = estimator.encoder if estimator.takes_batches else None
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
-    sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, encoder)
-    fresh = [min(estimator.num_fresh, graph.num_segments) * np.diff(graph.row_ptr).mean() for graph in graphs]
-    if (padding := sizes.nodes / (loader.graphs_together * np.mean(fresh))) > most_padding:
-        raise NoFixedShapes(
-            f"they would have {padding:.1f} times the nodes; --model.record_step true records them all the same"
-        )
+    sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder)
+    few = [loader.selections[each % len(graphs)] for each in range(loader.graphs_together)]
+    picks = [(g, j) for g, (graph, _) in enumerate(few) for j in range(min(estimator.num_fresh, graph.num_segments))]
+    configs = torch.stack([chosen[torch.arange(num_configs) % len(chosen)] for _, chosen in few])
+    if (times := padding(sizes, assemble([graph for graph, _ in few], picks, configs))) > most_padding:
+        raise NoFixedShapes(f"they would be {times:.1f} times as large; --model.record_step true records all the same")
     return FixedStep(estimator, loss, None, sizes)
 
 
@@ -141,9 +141,8 @@ def _refusal_of_training(trainer: L.Trainer, loader: StepLoader, overridden: lis
         return f"they are for one process on one device, not for strategy {type(trainer.strategy).__name__}"
     if trainer.precision not in PRECISIONS:
         return f"they compute in {' or '.join(PRECISIONS)}, and --trainer.precision is {trainer.precision}"
-    if trainer.accumulate_grad_batches != 1 or any(
-        isinstance(each, GradientAccumulationScheduler) for each in callbacks
-    ):
+    accumulates = any(isinstance(each, GradientAccumulationScheduler) for each in callbacks)
+    if trainer.accumulate_grad_batches != 1 or accumulates:
         return ACCUMULATES
     if any(isinstance(each, PlacedSteps) for each in callbacks):
         return "PlacedSteps runs the steps in its own way"

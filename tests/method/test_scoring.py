@@ -91,6 +91,19 @@ def test_a_graph_that_holds_an_old_number_is_left(graph: SegmentedGraph, monkeyp
     assert encode.recorded.reason.startswith("a replay computes something else") and stands_for.replays == 1
 
 
+def test_a_full_memory_is_a_reason_to_encode_one_by_one(graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model(graph, ENCODERS["SAGE"]())
+    want = made.scores(graph)
+    encode, _ = recorded(monkeypatch, made, graph)
+
+    def full(batch: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+
+    monkeypatch.setattr(encode.batch, "fill", full)
+    torch.testing.assert_close(made.scores(graph), want, rtol=1e-5, atol=1e-5)
+    assert "2 GiB" in encode.recorded.reason
+
+
 class TakesSegments(nn.Module):
     """It does not say how to make its plans."""
 
@@ -111,7 +124,12 @@ def test_it_is_for_an_accelerator_many_parts_and_fixed_shapes(
     assert recorded_encoding(made, graph, CONFIGS) is None, "seven segments under all configurations at once"
     made.max_rows = 10 * int(np.diff(graph.row_ptr).max())
     encode = recorded_encoding(made, graph, CONFIGS)
+    assert encode is None, "padded plans have too many more rows"
+    monkeypatch.setattr(scoring, "MOST_PADDING", 9.0)
+    encode = recorded_encoding(made, graph, CONFIGS)
     assert encode is not None and encode.configs == 10
+    new = GraphSegmentTraining(ENCODERS["SAGE"](), nn.Linear(8, 1), "sum", max_rows=made.max_rows)
+    assert recorded_encoding(new, graph, CONFIGS) is None, "lazy layers have no shapes yet"
     handle = made.encoder.register_forward_hook(lambda *_: None)
     assert recorded_encoding(made, graph, CONFIGS) is None, "a replay runs no hooks"
     handle.remove()
@@ -119,3 +137,23 @@ def test_it_is_for_an_accelerator_many_parts_and_fixed_shapes(
     other.max_rows = made.max_rows
     assert recorded_encoding(other, graph, CONFIGS) is None
     assert recorded_encoding(model(graph, ENCODERS["SAGE"](), "attention"), graph, CONFIGS) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing records graphs")
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_scores_of_a_gpu_are_those_of_the_cpu(
+    encoder: str, graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, made_for = model(graph, ENCODERS[encoder]()), []
+
+    def remembered(*arguments: Any) -> Any:
+        made_for.append(recorded_encoding(*arguments))
+        return made_for[-1]
+
+    monkeypatch.setattr(estimator, "recorded_encoding", remembered)
+    monkeypatch.setattr(scoring, "MOST_PADDING", 9.0)
+    made.max_rows = 16 * int(np.diff(graph.row_ptr).max())
+    want, got = made.scores(graph), made.to("cuda").scores(graph)
+    assert [each is not None and each.recorded.reason for each in made_for] == [False, ""]
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-4)

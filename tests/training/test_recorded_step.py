@@ -442,11 +442,12 @@ class Remembering(Messages):
         return nn.functional.dropout(super().forward(x, edge_index), 0.5) * self.factor
 
 
-@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize(("changes", "replays"), [(STEPS, 3), (3, 1), (4, 2)])
 def test_a_replay_that_reads_an_old_number_of_the_host_is_seen_and_left(
-    monkeypatch: pytest.MonkeyPatch, changes: bool
+    monkeypatch: pytest.MonkeyPatch, changes: int, replays: int
 ) -> None:
-    """Dropout and counts are no reason: both computations of the compared step have the same random numbers."""
+    """At the first replay, or at the second. Dropout and counts are no reason: both computations of a compared step
+    have the same random numbers."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     monkeypatch.setitem(ENCODERS, "remembering", Remembering)
     losses, counts = list[list[float]](), list[float]()
@@ -457,17 +458,79 @@ def test_a_replay_that_reads_an_old_number_of_the_host_is_seen_and_left(
         losses.append([])
         before = float(training.model.encoder.seen)
         for number in range(STEPS):
-            training.model.encoder.factor = 1.0 + number * changes
+            training.model.encoder.factor = 1.0 + 9.0 * (number >= changes)
             torch.manual_seed(number)
             losses[-1].append(step(*training.step(number)).item())
             training.optimizer.step()
             training.optimizer.zero_grad()
         counts.append(float(training.model.encoder.seen) - before)
         if is_recorded:
-            assert [each.replays for each in made] == [1 if changes else 3]
-            assert step.reason == changes * "a replay computes something else than the step that was recorded"
+            assert [each.replays for each in made] == [replays]
+            wrong = "a replay computes something else than the step that was recorded"
+            assert step.reason == (wrong if changes < STEPS else "")
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert counts == [STEPS, STEPS]
+
+
+class Skipping(Messages):
+    """A branch that begins at zero, and that some steps leave out."""
+
+    skips = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(16, 16)
+        nn.init.zeros_(self.branch.weight)
+        nn.init.zeros_(self.branch.bias)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        states = super().forward(x, edge_index)
+        return states if self.skips else states + self.branch(states)
+
+
+def test_a_replay_that_trains_other_parameters_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    monkeypatch.setitem(ENCODERS, "skipping", Skipping)
+    training = Training("one", "mean", encoder="skipping")
+    made, new = new_graphs(training)
+    step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new, is_recorded=True)
+    for number in range(STEPS):
+        training.model.encoder.skips = number >= 3
+        step(*training.step(number))
+        assert (training.model.encoder.branch.weight.grad is None) == (number >= 3)
+    assert step.reason.startswith("a replay computes something else") and made[0].replays == 1
+
+
+def test_a_full_memory_while_a_step_is_compared_is_raised_and_the_recording_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The eager step has counted itself in a buffer by then."""
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    monkeypatch.setitem(ENCODERS, "remembering", Remembering)
+    training = Training("one", "mean", encoder="remembering")
+    step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new_graphs(training)[1], True)
+    for number in range(3):
+        step(*training.step(number))
+    before, compute = float(training.model.encoder.seen), step.step.compute
+
+    def full() -> None:
+        compute()
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+
+    monkeypatch.setattr(step.step, "compute", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        step(*training.step(3))
+    assert float(training.model.encoder.seen) == before and "2 GiB" in step.reason
+    monkeypatch.setattr(step.step, "compute", compute)
+    step(*training.step(3))
+    assert float(training.model.encoder.seen) == before + 1
+
+
+def test_an_encoder_that_is_a_function_is_refused() -> None:
+    messages = Messages()
+    model = GraphSegmentTraining(lambda x, edge_index: messages(x, edge_index), nn.Linear(16, 1), estimate="fresh")
+    with pytest.raises(NoFixedShapes, match=r"of a torch\.nn\.Module alone, and the encoder is none"):
+        FixedStep(model, loss_of, None, Sizes.of(graphs(), 2, 1, 3))
 
 
 def test_hooks_are_refused_whenever_they_come() -> None:
@@ -650,3 +713,16 @@ def test_replays_on_a_gpu_are_steps_of_the_estimator(variant: str, encoder: str)
     losses = [step(*training.step(number)).item() for number in range(STEPS)]
     assert step.reason == ""
     assert losses == pytest.approx(want.eager(), rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing records graphs")
+def test_replays_on_a_gpu_are_compared_with_the_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, "remembering", Remembering)
+    training = Training("dropout", "mean", "cuda", "remembering")
+    step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes))
+    before = float(training.model.encoder.seen)
+    for number in range(STEPS):
+        step(*training.step(number))
+        training.optimizer.step()
+    assert step.reason == "" and float(training.model.encoder.seen) == before + STEPS
