@@ -77,7 +77,7 @@ CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
     (("gst", 50), ("as few as gst", 50)),
     *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted", "as long as go")),
-    *((each, ("go", 50)) for each in (("pretrained go", 50), ("pretrained go", 5), ("zero-shot go", 50), ("go", 5))),
+    *(((way, 50), ("go", 50)) for way in ("pretrained go", "zero-shot go")),
     (("zero-shot go", 50), ("untrained go", 50)),
 )
 """Pairs of a way with its measurements, compared besides."""
