@@ -147,12 +147,11 @@ def curve(hidden: World, trials: Sequence[Trial]) -> list[list[float]]:
 
 
 def rows_of(
-    name: str, program: str, seed: int, missing: Iterable[tuple[int, str]], evaluations: int, is_new: bool
+    name: str, program: str, seed: int, missing: Sequence[tuple[int, str]], evaluations: int, is_new: bool
 ) -> Iterable[dict[str, Any]]:
     """Yield rows of one program in the world of one seed, for pairs of budget and way."""
     task = WORLDS[name][0](program)
     MAKERS.update(makers(name, program))
-    missing = list(missing)
     if {way for _, way in missing} & {"pretrained go", "zero-shot go"}:
         pretrained(name, program)  # its time is not that of a search
     hidden = world(task, seed)

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 CLASS = re.compile(r"(?!synthetic:)([^\W\d][\w.]*):([^\W\d]\w*)")
 DATASETS = "synthetic:NODES, tpugraphs, TpuGraphs npz files and patterns of them, or the MODULE:CLASS of a GraphSource"
-FILES = "a TpuGraphs npz file"
-OPTIONS = {"synthetic": (), "tpugraphs": ("root", "collection", "part", "eval_indices"), FILES: ()}
-"""Options of each kind of dataset."""
+OPTIONS = ("collection", "eval_indices", "part", "root")  # of tpugraphs alone
 
 
 def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -56,8 +54,7 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 
 
 def _prepare(options: argparse.Namespace) -> dict[str, Any]:
-    names = {name for each in OPTIONS.values() for name in each}
-    values = {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+    values = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     results = [_prepare_one(source, options) for source in datasets(options.dataset, options.arg, **values)]
     return results[0] if len(results) == 1 else {"stores": results}
 
@@ -192,9 +189,7 @@ def _check(name: str, rest: Sequence[str], arguments: Sequence[str], options: di
         raise ValueError(f"{name} stands alone; prepare {rest[0]} by a command of its own")
     if arguments:
         raise ValueError(f"{name} takes no --arg; only MODULE:CLASS does")
-    kind = name.partition(":")[0]
-    accepted = () if CLASS.fullmatch(name) else OPTIONS.get(kind, OPTIONS[FILES])
     for option in options:
-        if option not in accepted:
-            takers = " or ".join(taker for taker, names in OPTIONS.items() if option in names) or "no dataset"
-            raise ValueError(f"{name} takes no option {option}; {takers} does")
+        if name != "tpugraphs" or option not in OPTIONS:
+            taker = "tpugraphs" if option in OPTIONS else "no dataset"
+            raise ValueError(f"{name} takes no option {option}; {taker} does")

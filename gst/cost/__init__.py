@@ -1,7 +1,6 @@
 """Learned cost models of programs under configurations: losses, metrics, and a model in five lines.
 
-Graphs with measured runtimes go in; predicted runtimes come out. Read `model.py` first. Each name is loaded when
-it is first used.
+Graphs with measured runtimes go in; predicted runtimes come out. Read `model.py` first. Names load at first use.
 """
 
 from __future__ import annotations

@@ -75,16 +75,15 @@ class Sizes(NamedTuple):
             [np.diff(graph.row_ptr), np.diff(graph.edge_ptr), np.diff(graph.config_ptr), np.ones(graph.num_segments)], 1
         ))  # fmt: skip
         nodes, edges, configurable, segments = (num_graphs * most).tolist()  # a step may hold one graph several times
-        padding = segments + 1 + edges // LOOPS_A_NODE
-        sizes = Sizes(nodes + padding, edges, configurable, segments + 1, num_graphs, num_configs)
+        more = segments + 1 + edges // LOOPS_A_NODE
+        sizes = Sizes(nodes + more, edges, configurable, segments + 1, num_graphs, num_configs)
         plans = plan_maker(encoder)
         return sizes if plans is None else sizes._replace(plans=plans(sizes, graphs, num_fresh))
 
-
-def padding(sizes: Sizes, batch: SegmentBatch) -> float:
-    """Return how many times as many nodes, or rows of plans, steps have padded as this batch of the host."""
-    nodes = sizes.nodes / batch.num_nodes
-    return nodes if sizes.plans is None else max(nodes, sizes.plans.padding(batch))
+    def padding(self, batch: SegmentBatch) -> float:
+        """Return how many times as many nodes, or rows of plans, steps have padded as this batch of the host."""
+        nodes = self.nodes / batch.num_nodes
+        return nodes if self.plans is None else max(nodes, self.plans.padding(batch))
 
 
 def plan_maker(encoder: object) -> Callable[[Sizes, Sequence[SegmentedGraph], int], Plans] | None:

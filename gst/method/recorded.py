@@ -88,7 +88,7 @@ class Recorded(Generic[Step]):
     def _replay(self, recording: Recording) -> None:
         recording.graph.replay()
         self.step.results = recording.results
-        _give(recording.gradients)
+        _give(self.step.model, recording.gradients)
 
     def _replay_and_compare(self, recording: Recording) -> None:
         """Compute a step both ways, with the same random numbers. A recording that computes something else is dropped,
@@ -107,11 +107,12 @@ class Recorded(Generic[Step]):
                 each.copy_(value)
         results, gradients = step.results, gradients_of(step.model)
         self._replay(recording)
-        groups = zip((*recording.results, recording.gradients), (*results, gradients), strict=True)
-        if not all(_alike(*group) for group in groups):
+        ours = [*([each] for each in recording.results), recording.gradients]
+        theirs = [*([each] for each in results), gradients]
+        if not all(map(_alike, ours, theirs)):
             self.reason = "a replay computes something else than the step that was recorded"
             self._recording, step.results = None, results
-            _give(gradients)
+            _give(step.model, gradients)
 
     def _look_at_constants(self) -> None:
         """Drop the graph if something has changed that it holds as a constant; new tensors need warm runs, too."""
@@ -136,10 +137,7 @@ class Recorded(Generic[Step]):
         else:
             self._recording = Recording(graph, self.step.results, gradients_of(self.step.model))
             self._replays = 0
-        _give(gradients)
-
-
-Gradients = dict[nn.Parameter, Tensor | None]
+        _give(self.step.model, gradients)
 
 
 class Recording(NamedTuple):
@@ -147,25 +145,24 @@ class Recording(NamedTuple):
 
     graph: Graph
     results: Any
-    gradients: Gradients
+    gradients: list[Tensor | None]
 
 
-def gradients_of(model: nn.Module) -> Gradients:
+def gradients_of(model: nn.Module) -> list[Tensor | None]:
     """Return the present gradient of each parameter."""
-    return {parameter: parameter.grad for parameter in model.parameters()}
+    return [parameter.grad for parameter in model.parameters()]
 
 
-def _give(gradients: Gradients) -> None:
-    for parameter, gradient in gradients.items():
+def _give(model: nn.Module, gradients: list[Tensor | None]) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient
 
 
-def _alike(ours: Tensor | Gradients, theirs: Tensor | Gradients) -> bool:
-    """True if tensors, or all gradients together, differ by at most `TOLERANCE` of their norm; NaN equals NaN."""
-    here, there = ([each] if isinstance(each, Tensor) else list(each.values()) for each in (ours, theirs))
-    if [each is None or each.shape for each in here] != [each is None or each.shape for each in there]:
+def _alike(ours: list[Tensor | None], theirs: list[Tensor | None]) -> bool:
+    """True if the same tensors are there, and differ together by at most `TOLERANCE` of their norm; NaN equals NaN."""
+    if [each is None for each in ours] != [each is None for each in theirs]:
         return False
-    here, there = ([each.float().nan_to_num() for each in many if each is not None] for many in (here, there))
+    here, there = ([each.float().nan_to_num() for each in many if each is not None] for many in (ours, theirs))
     off = [(one - other).norm() for one, other in zip(here, there, strict=True)]
     return not off or bool(torch.stack(off).norm() <= TOLERANCE * torch.stack([each.norm() for each in there]).norm())
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import assemble
 from gst.method.draws import Catalogue
-from gst.method.fixed_batch import FixedBatch, NoFixedShapes, Sizes, encoder_refusal, hook_refusal, padding
+from gst.method.fixed_batch import FixedBatch, NoFixedShapes, Sizes, encoder_refusal, hook_refusal
 from gst.method.recorded import Recorded
 from gst.util.recording import Graph, is_here, new_graph
 from gst.util.untrusted import first_line
@@ -25,29 +25,28 @@ LEAST_FULL = 0.25  # of the configurations of a recording, that it is run for
 
 
 class RecordedEncoding:
-    """Encodes single segments of a graph, `configs` configurations at a time, and by `model` itself what is too small.
+    """Encodes single segments, as many configurations at a time as `sizes` has, and by `model` what is too small.
 
     Args:
         graph: makes an empty graph of the accelerator, see `Recorded`; so `is_recorded`.
     """
 
     def __init__(
-        self, model: Any, segmented: SegmentedGraph, configs: int,
-        graph: Callable[[torch.device], Graph] = new_graph, is_recorded: bool | None = None,
+        self, model: Any, sizes: Sizes, graph: Callable[[torch.device], Graph] = new_graph,
+        is_recorded: bool | None = None,
     ) -> None:  # fmt: skip
-        sizes = Sizes.of([segmented], 1, 1, configs, model.encoder)
-        self.configs, self.batch, self._model = configs, FixedBatch(model, sizes, {}), model
+        self._model, self.batch = model, FixedBatch(model, sizes, {})
         self.recorded = Recorded(self.batch, graph, is_recorded)
 
     def __call__(
         self, catalogue: Catalogue, segment: Int64[Tensor, "1"], configs: Int64[Tensor, "1 configs"]
     ) -> Float[Tensor, "1 configs channels"]:
         """As `GraphSegmentTraining` encodes a segment, without gradient."""
-        encoded = []
-        for part in configs.split(self.configs, dim=1):
-            few = self.configs - part.shape[1]
-            if not self.recorded.reason and part.shape[1] >= LEAST_FULL * self.configs:
-                batch = assemble(catalogue.graphs, catalogue.picks(segment), pad(part, (0, few), value=-1))
+        encoded, at_once = [], self.batch.sizes.configs
+        for part in configs.split(at_once, dim=1):
+            if not self.recorded.reason and part.shape[1] >= LEAST_FULL * at_once:
+                padded = pad(part, (0, at_once - part.shape[1]), value=-1)
+                batch = assemble(catalogue.graphs, catalogue.picks(segment), padded)
                 try:
                     encoded.append(self.recorded.run(self.batch.load(batch))[:, : part.shape[1]])
                     continue
@@ -60,12 +59,13 @@ class RecordedEncoding:
 def recorded_encoding(model: Any, graph: SegmentedGraph, num_configs: int) -> RecordedEncoding | None:
     """Return what encodes segments of a graph under so many configurations by a recording; None where none is made:
     not on an accelerator, for few or much larger parts, or with an encoder whose shapes change."""
+    device = model.like().device
+    if not is_here(device) or device.type == "mps" or any(map(nn.parameter.is_lazy, model.parameters())):
+        return None
     at_once = max(1, min(num_configs, model.max_rows // int(np.diff(graph.row_ptr).max())))
     parts = graph.num_segments * -(-num_configs // at_once)
-    device, is_lazy = model.like().device, any(map(nn.parameter.is_lazy, model.parameters()))
-    fits = is_here(device) and device.type != "mps" and parts >= FEWEST_PARTS and not is_lazy
-    if not fits or encoder_refusal(model) or hook_refusal(model):
+    if parts < FEWEST_PARTS or encoder_refusal(model) or hook_refusal(model):
         return None
-    made = RecordedEncoding(model, graph, at_once)
+    sizes = Sizes.of([graph], 1, 1, at_once, model.encoder)
     sample = assemble([graph], [(0, graph.num_segments // 2)], torch.arange(at_once)[None])
-    return made if padding(made.batch.sizes, sample) <= MOST_PADDING else None
+    return RecordedEncoding(model, sizes) if sizes.padding(sample) <= MOST_PADDING else None

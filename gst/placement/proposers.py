@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float64
@@ -66,6 +66,12 @@ class Proposer(Protocol):
         ...
 
 
+class Trained(Protocol):
+    """A policy in training (`GoTraining`, `Reinforce`, `FineTuning`)."""
+
+    def run(self, objective: Budgeted, progress: Progress) -> None: ...
+
+
 class Annealing:
     """Simulated annealing from the fastest plans, or from the portfolio if there are none, anew in each call."""
 
@@ -104,9 +110,9 @@ class ByDraw:
 
 
 class Learned:
-    """A policy in training (`GoTraining`, `Reinforce`, `FineTuning`), which goes on with each call."""
+    """A policy that is trained by the reward, and goes on with each call."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Trained) -> None:
         self.policy = policy
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any
 
 import lightning as L
@@ -17,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gst.data.loader import Step, StepLoader
-from gst.method.batch import assemble
+from gst.method.batch import SegmentBatch, assemble
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import NoFixedShapes, Sizes, padding
+from gst.method.fixed_batch import NoFixedShapes, Sizes
 from gst.method.fixed_step import FixedStep, PaddedStep, refusal
 from gst.method.recorded import Recorded
 from gst.training.placing import PlacedSteps
@@ -59,7 +58,7 @@ class PaddedSteps:
         reason = _refusal_of_training(trainer, loader, overridden) or refusal(estimator)
         if reason is None:
             try:
-                step = Recorded(_fixed(estimator, loss, loader, inf if is_asked else MOST_PADDING))
+                step = Recorded(_fixed(estimator, loss, loader, is_asked))
             except NoFixedShapes as error:
                 reason = str(error)
             else:
@@ -120,18 +119,23 @@ MOST_PADDING = 2.0
 ACCUMULATES = "each padded step begins with new gradients, and the trainer accumulates them"
 
 
-def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, most_padding: float) -> FixedStep:
-    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change, or if steps are more than
-    `most_padding` times as large as without padding."""
+def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_asked: bool) -> FixedStep:
+    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change, or if nobody asked for steps that
+    are more than `MOST_PADDING` times as large as without padding."""
     graphs = [graph for graph, _ in loader.selections]
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
     sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder)
-    few = [loader.selections[each % len(graphs)] for each in range(loader.graphs_together)]
-    picks = [(g, j) for g, (graph, _) in enumerate(few) for j in range(min(estimator.num_fresh, graph.num_segments))]
-    configs = torch.stack([chosen[torch.arange(num_configs) % len(chosen)] for _, chosen in few])
-    if (times := padding(sizes, assemble([graph for graph, _ in few], picks, configs))) > most_padding:
+    if not is_asked and (times := sizes.padding(_sample(loader, estimator.num_fresh, num_configs))) > MOST_PADDING:
         raise NoFixedShapes(f"they would be {times:.1f} times as large; --model.record_step true records all the same")
     return FixedStep(estimator, loss, None, sizes)
+
+
+def _sample(loader: StepLoader, num_fresh: int, num_configs: int) -> SegmentBatch:
+    """Return the batch of a step with the first segments and configurations of each graph."""
+    few = [loader.selections[each % len(loader.selections)] for each in range(loader.graphs_together)]
+    picks = [(g, j) for g, (graph, _) in enumerate(few) for j in range(min(num_fresh, graph.num_segments))]
+    configs = torch.stack([chosen[torch.arange(num_configs) % len(chosen)] for _, chosen in few])
+    return assemble([graph for graph, _ in few], picks, configs)
 
 
 def _refusal_of_training(trainer: L.Trainer, loader: StepLoader, overridden: list[str]) -> str | None:

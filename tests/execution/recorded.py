@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.bench.kernel_calls import Operators
+from gst.method import readouts
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -55,6 +56,26 @@ class RecordedGraph(TorchDispatchMode):
         storages = {each.untyped_storage()._cdata for each in pytree.tree_leaves((args, kwargs)) if is_tensor(each)}
         tensors = [each for each in pytree.tree_leaves(result) if is_tensor(each)]
         return [each for each in tensors if each.untyped_storage()._cdata not in storages]
+
+
+class Spoilt(RecordedGraph):
+    """What its recording has made is overwritten before each replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.spoil()
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # kernels are launched as they were recorded
+            super().replay()
+
+
+def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
+    """`pool_nodes` without kernels of the CPU alone, which cannot be recorded."""
+    total = readouts._pool_owned_with_torch(states, batch, pooling)
+    return total / batch.node_counts[:, None, None] if pooling == "mean" else total
 
 
 class Unrecorded(RecordedGraph):

@@ -46,6 +46,17 @@ class Messages(nn.Module):
         return h + self.others(torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]]))
 
 
+class TakesSegments(nn.Module):
+    """Another, that takes a `SegmentBatch` and does not say how to make its plans."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, segments: Any) -> Any:
+        return self.inner(segments)
+
+
 class Waiting(Messages):
     """One that asks the device for a number."""
 

@@ -12,10 +12,12 @@ from torch import nn
 import gst
 from gst.data.synthetic import synthetic_program
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method import encoding, estimator, readouts, scoring
+from gst.method import encoding, estimator, scoring
 from gst.method.estimator import GraphSegmentTraining
+from gst.method.fixed_batch import Sizes
 from gst.method.scoring import RecordedEncoding, recorded_encoding
-from tests.execution.recorded import RecordedGraph
+from tests.execution.recorded import Spoilt, pooled
+from tests.method.host_waits import TakesSegments
 
 CONFIGS = 50
 ENCODERS = {
@@ -23,22 +25,6 @@ ENCODERS = {
     "GAT": lambda: gst.nn.GAT(8, 2, 8, config_symbols=7),
     "FusedSAGE": lambda: gst.nn.FusedSAGE(8, 1, 1, 8, 7),
 }
-
-
-class Spoilt(RecordedGraph):
-    """What its recording has made is overwritten before each replay."""
-
-    replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        self.spoil()
-        super().replay()
-
-
-def pooled(states: Any, batch: Any, pooling: Any) -> torch.Tensor:
-    """`pool_nodes` without kernels of the CPU alone, which cannot be recorded."""
-    return readouts._pool_owned_with_torch(states, batch, pooling)
 
 
 @pytest.fixture
@@ -57,7 +43,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch, made: GraphSegmentTraining, graph:
     """Let scores come from a recording of 16 configurations; return it and its graph."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     stands_for = Spoilt()
-    encode = RecordedEncoding(made, graph, 16, lambda device: stands_for, is_recorded=True)
+    sizes = Sizes.of([graph], 1, 1, 16, made.encoder)
+    encode = RecordedEncoding(made, sizes, lambda device: stands_for, is_recorded=True)
     monkeypatch.setattr(estimator, "recorded_encoding", lambda *_: encode)
     return encode, stands_for
 
@@ -104,17 +91,6 @@ def test_a_full_memory_is_a_reason_to_encode_one_by_one(graph: SegmentedGraph, m
     assert "2 GiB" in encode.recorded.reason
 
 
-class TakesSegments(nn.Module):
-    """It does not say how to make its plans."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = ENCODERS["SAGE"]()
-
-    def forward(self, segments: Any) -> Any:
-        return self.inner(segments)
-
-
 def test_it_is_for_an_accelerator_many_parts_and_fixed_shapes(
     graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,13 +103,13 @@ def test_it_is_for_an_accelerator_many_parts_and_fixed_shapes(
     assert encode is None, "padded plans have too many more rows"
     monkeypatch.setattr(scoring, "MOST_PADDING", 9.0)
     encode = recorded_encoding(made, graph, CONFIGS)
-    assert encode is not None and encode.configs == 10
+    assert encode is not None and encode.batch.sizes.configs == 10
     new = GraphSegmentTraining(ENCODERS["SAGE"](), nn.Linear(8, 1), "sum", max_rows=made.max_rows)
     assert recorded_encoding(new, graph, CONFIGS) is None, "lazy layers have no shapes yet"
     handle = made.encoder.register_forward_hook(lambda *_: None)
     assert recorded_encoding(made, graph, CONFIGS) is None, "a replay runs no hooks"
     handle.remove()
-    other = model(graph, TakesSegments())
+    other = model(graph, TakesSegments(ENCODERS["SAGE"]()))
     other.max_rows = made.max_rows
     assert recorded_encoding(other, graph, CONFIGS) is None
     assert recorded_encoding(model(graph, ENCODERS["SAGE"](), "attention"), graph, CONFIGS) is None

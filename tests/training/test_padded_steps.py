@@ -28,6 +28,7 @@ from gst.method.recorded import Recorded
 from gst.nn import SAGE, FusedSAGE, Head
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
 from gst.training.recorded_step import PaddedSteps
+from tests.method.host_waits import TakesSegments
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "GST-One": {"estimate": "fresh", "pooling": "max"},
@@ -182,17 +183,6 @@ class NormedConfigs(nn.Module):
         return self.norm(pooled.flatten(0, -2)).view_as(pooled)
 
 
-class TakesSegments(nn.Module):
-    """It does not say how to make its plans."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = SAGE(8, 1, num_opcodes=8, config_symbols=7)
-
-    def forward(self, segments: Any) -> Any:
-        return self.inner(segments)
-
-
 class OwnForward(SegmentTrainingModule):
     def forward(self, step: Any) -> Tensor:
         return 2 * super().forward(step)
@@ -200,7 +190,10 @@ class OwnForward(SegmentTrainingModule):
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulation": ({"accumulate_grad_batches": 2}, "the trainer accumulates them"),
-    "no plans": ({"encoder": TakesSegments}, "needs plans of fixed shapes of an encoder that takes a SegmentBatch"),
+    "no plans": (
+        {"encoder": lambda: TakesSegments(SAGE(8, 1, num_opcodes=8, config_symbols=7))},
+        "needs plans of fixed shapes of an encoder that takes a SegmentBatch",
+    ),
     "ddp": ({"strategy": "ddp"}, "on one device, not for strategy DDPStrategy"),
     "statistics": ({"head": lambda: nn.Sequential(NormedConfigs(8), Head(8))}, "BatchNorm of the head"),
     "a subclass": ({"kind": OwnForward}, "OwnForward has its own forward"),

@@ -16,7 +16,7 @@ from embedding_cache import EmbeddingTable
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from gst.method import encoding, readouts
+from gst.method import encoding
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
@@ -25,8 +25,8 @@ from gst.method.fixed_step import FixedStep
 from gst.method.recorded import Recorded
 from gst.util.packing import Packed
 from tests.choices import rest_in_e2e
-from tests.execution.recorded import RecordedGraph
-from tests.method.host_waits import Messages, graphs
+from tests.execution.recorded import Spoilt, pooled
+from tests.method.host_waits import Messages, TakesSegments, graphs
 
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "one": lambda: {"estimate": "fresh"},
@@ -54,12 +54,6 @@ ENCODERS: dict[str, Callable[[], nn.Module]] = {
     "FusedSAGE": lambda: gst.nn.FusedSAGE(16, 1, 1, 4),
 }
 STEPS = 6  # three that warm up, and three replays
-
-
-def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
-    """`pool_nodes` without kernels of the CPU alone, which cannot be recorded."""
-    total = readouts._pool_owned_with_torch(states, batch, pooling)
-    return total / batch.node_counts[:, None, None] if pooling == "mean" else total
 
 
 def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
@@ -107,12 +101,12 @@ class Training:
         return FixedStep(self.model, loss_of, self.optimizer, self.sizes)
 
 
-class Replayed(RecordedGraph):
+class Replayed(Spoilt):
     """Recording on an accelerator computes nothing: what it has done here to the state of a training is undone."""
 
     def __init__(self, training: Training) -> None:
         super().__init__()
-        self.training, self.saved, self.replays = training, list[tuple[Tensor, Tensor]](), 0
+        self.training, self.saved = training, list[tuple[Tensor, Tensor]]()
 
     def capture_begin(self) -> None:
         momenta = [each["momentum_buffer"] for each in self.training.optimizer.state.values()]
@@ -125,12 +119,6 @@ class Replayed(RecordedGraph):
         torch.set_rng_state(self.drawn)
         for each, before in self.saved:
             each.data.copy_(before)
-
-    def replay(self) -> None:
-        self.replays += 1
-        self.spoil()
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # kernels are launched as they were recorded
-            super().replay()
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -319,16 +307,9 @@ def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: 
     plans = GraphSegmentTraining(gst.nn.SAGE(16, 1, num_opcodes=4), nn.Linear(16, 1), estimate="fresh")
     with pytest.raises(NoFixedShapes, match=r"needs the plans of the encoder; give it to Sizes\.of"):
         FixedStep(plans, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
-    other = GraphSegmentTraining(TakesSegments(), nn.Linear(16, 1), estimate="fresh")
+    other = GraphSegmentTraining(TakesSegments(nn.Identity()), nn.Linear(16, 1), estimate="fresh")
     with pytest.raises(NoFixedShapes, match="plans of fixed shapes of an encoder that takes a SegmentBatch"):
         FixedStep(other, pairwise_hinge, None, Sizes(9, 9, 9, 9, 9, 9))
-
-
-class TakesSegments(nn.Module):
-    """An encoder of somebody else, without `fixed_plans`."""
-
-    def forward(self, segments: Any) -> Tensor:
-        return segments.node_features
 
 
 class Normed(Messages):
