@@ -67,5 +67,5 @@ def recorded_encoding(model: Any, graph: SegmentedGraph, num_configs: int) -> Re
     if parts < FEWEST_PARTS or encoder_refusal(model) or hook_refusal(model):
         return None
     sizes = Sizes.of([graph], 1, 1, at_once, model.encoder)
-    sample = assemble([graph], [(0, graph.num_segments // 2)], torch.arange(at_once)[None])
+    sample = assemble([graph], [(0, graph.num_segments // 2)], torch.arange(at_once)[None] % graph.num_configs)
     return RecordedEncoding(model, sizes) if sizes.padding(sample) <= MOST_PADDING else None
