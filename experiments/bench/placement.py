@@ -19,7 +19,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.fusion import chains, fused_task, whole_step
-from gst.placement.loop import Loop, as_is
+from gst.placement.loop import Loop
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
@@ -107,7 +107,11 @@ def _one(
         fused = fused_task(moldable, isolated, chains(moldable)) if compiled else None
 
         def search(
-            task: Task, planned: Mapping[str, Planned], where: str, seed: int, as_run: Callable[[Plan], Plan] = as_is
+            task: Task,
+            planned: Mapping[str, Planned],
+            where: str,
+            seed: int,
+            as_run: Callable[[Plan], Plan] = lambda plan: plan,
         ) -> Plan:
             runtime, log = MeasuredObjective(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
             starts = plans_by_name(planned)

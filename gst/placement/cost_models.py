@@ -30,9 +30,6 @@ Sums = Float64[np.ndarray, "plans sums"]
 class NoSurrogate(Surrogate):
     """Leaves the simulator as it is."""
 
-    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
-        pass
-
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         return np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
 

@@ -21,9 +21,10 @@ from partitioners.compiled import compiled
 
 KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
 """Standard deviations of logarithms of factors, a priori."""
-LAUNCH_US, REMOTE_NS, SLOWDOWN = 2.0, 0.1, 0.05
-"""The same of the time added to each operation, of that to read a byte that another device has written, and of the
-share of its speed that an operation loses to each other one (`Contention.slowdown`)."""
+LAUNCH_US, REMOTE_NS, SWITCH_US, SLOWDOWN = 2.0, 0.1, 1.0, 0.05
+"""The same of the time added to each operation, of that to read a byte that another device has written, of that from an
+operation to the next on its device, and of the share of its speed that an operation loses to each other one
+(`Contention.slowdown`)."""
 SLOWER = 0.01  # step of the derivative by that share
 ERRORS = (0.01, 0.02, 0.04, 0.08, 0.16)  # of the model and a measurement, in logarithms; the likeliest is taken
 STEPS = 4  # of Gauss and Newton
@@ -39,6 +40,7 @@ class Layout(NamedTuple):
         columns: of the factors of each operation on each device.
         launch: of the time added to operations of each model of device, by device.
         remote: of the time to read a byte that another device has written.
+        switch: of the time from an operation to the next on its device.
         slowdown: of the loss of speed to others that run; -1 where no devices share a memory.
         links: of the factors of latency, then of rate, from device to device: that of all links, that of this one.
         widths: standard deviation of each parameter a priori.
@@ -47,6 +49,7 @@ class Layout(NamedTuple):
     columns: Int64[np.ndarray, "devices nodes factors"]
     launch: Int64[np.ndarray, " devices"]
     remote: int
+    switch: int
     slowdown: int
     links: Int64[np.ndarray, "2 devices devices 2"]
     widths: Float64[np.ndarray, " parameters"]
@@ -167,7 +170,8 @@ class Fitted:
             costs, times_us=times_us, latency_us=costs.latency_us * latency, bytes_per_us=costs.bytes_per_us * rate
         )
         remote = max(task.contention.remote_ns_per_byte + float(parameters[places.remote]), 0.0)
-        self.contention = task.contention._replace(remote_ns_per_byte=remote)
+        switch = max(task.contention.switch_us + float(parameters[places.switch]), 0.0)
+        self.contention = task.contention._replace(remote_ns_per_byte=remote, switch_us=switch)
         if places.slowdown >= 0:
             lost = max(task.contention.slowdown + float(parameters[places.slowdown]), 0.0)
             self.contention = self.contention._replace(slowdown=lost)
@@ -203,13 +207,13 @@ class Fitted:
 
     def _row(self, run: Timeline) -> Float64[np.ndarray, " parameters"]:
         costs, copies = self.costs, copies_of(self.costs, run)
-        on_path, is_copied, remote_bytes = self.critical(run, copies)
+        on_path, is_copied, remote_bytes, switches = self.critical(run, copies)
         nodes = np.flatnonzero(on_path & self._launched)
         home, row = run.device[nodes], np.zeros(len(self._places.widths))
         for column in self._places.columns[home, nodes].T:
             np.add.at(row, column, self._scaled[home, nodes])
         np.add.at(row, self._places.launch[home], 1.0)
-        row[self._places.remote] = remote_bytes / 1e3
+        row[self._places.remote], row[self._places.switch] = remote_bytes / 1e3, switches
         sent = np.flatnonzero(is_copied)
         here, there = run.device[copies.node[sent]], copies.device[sent]
         latency = costs.latency_us[here, there]
@@ -221,10 +225,10 @@ class Fitted:
 
     def critical(
         self, run: Timeline, copies: Copies
-    ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " copies"], float]:
+    ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " copies"], float, int]:
         """Mark the operations and copies of a simulated run that each waited for the one before, up to its end.
 
-        Count also the bytes that these operations read from other devices."""
+        Count also the bytes that these operations read from other devices, and those that waited for their device."""
         costs, memory = self.costs, self._memory
         copy_of = np.full((costs.num_nodes, self._num_memories), -1)
         copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
@@ -246,7 +250,7 @@ def layout(task: Task) -> Layout:
     sizes_of = (int(kinds.max()) + 1, int(classes.max()) + 1, len(costs.devices), int(models.max()) + 1)
     num_kinds, num_classes, num_devices, num_models = sizes_of
     is_shared = len({device.memory for device in costs.devices}) < num_devices
-    first = np.cumsum([0, num_kinds, num_classes, num_devices, num_models * num_kinds, num_models, 1, is_shared])
+    first = np.cumsum([0, num_kinds, num_classes, num_devices, num_models * num_kinds, num_models, 1, 1, is_shared])
     shape = (num_devices, count)
     columns = np.stack([
         np.broadcast_to(first[0] + kinds, shape), np.broadcast_to(first[1] + classes, shape),
@@ -254,11 +258,11 @@ def layout(task: Task) -> Layout:
         first[3] + models[:, None] * num_kinds + kinds,
     ], axis=-1)  # fmt: skip
     pairs = np.arange(2 * num_devices**2).reshape(2, num_devices, num_devices)
-    links = np.stack([np.broadcast_to(first[7] + np.arange(2)[:, None, None], pairs.shape), first[7] + 2 + pairs], -1)
-    widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, REMOTE_NS, SLOWDOWN, LINK, ONE_LINK)
-    numbers = [*np.diff(first), 2, pairs.size]
-    widths = np.repeat(widths_of, numbers)
-    return Layout(columns, first[4] + models, int(first[5]), int(first[6]) if is_shared else -1, links, widths)
+    links = np.stack([np.broadcast_to(first[8] + np.arange(2)[:, None, None], pairs.shape), first[8] + 2 + pairs], -1)
+    widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, REMOTE_NS, SWITCH_US, SLOWDOWN, LINK, ONE_LINK)
+    widths = np.repeat(widths_of, [*np.diff(first), 2, pairs.size])
+    remote, switch, slowdown = map(int, first[5:8])
+    return Layout(columns, first[4] + models, remote, switch, slowdown if is_shared else -1, links, widths)
 
 
 def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
@@ -296,7 +300,7 @@ def _critical(
         if lane[copy] >= 0:
             copy_before[copy] = copy_last[lane[copy]]
             copy_last[lane[copy]] = copy
-    on_path, is_copied, remote = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_), 0.0
+    on_path, is_copied, remote, switches = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_), 0.0, 0
     while node >= 0:
         on_path[node] = True
         latest, cause, copy = -1.0, before[node], -1
@@ -318,5 +322,6 @@ def _critical(
             is_copied[copy] = True
             cause, earlier = copy_node[copy], copy_before[copy]
             copy = earlier if earlier >= 0 and copy_end[earlier] > end[cause] else -1
+        switches += cause >= 0 and cause == before[node]
         node = cause
-    return on_path, is_copied, remote
+    return on_path, is_copied, remote, switches

@@ -38,10 +38,6 @@ class Proposal:
     origin: str
 
 
-def as_is(plan: Plan) -> Plan:
-    return plan
-
-
 @dataclass(eq=False)
 class Loop:
     """A search for the fastest plan of a task. Each round fits the cost model, lets all proposers ask the reward about
@@ -72,7 +68,7 @@ class Loop:
     rounds: int = 8
     seed: int = 0
     progress: Progress = no_progress
-    as_run: Callable[[Plan], Plan] = as_is
+    as_run: Callable[[Plan], Plan] = lambda plan: plan
     surrogate: Surrogate | None = None
     methods: Sequence[str] = ("annealing",)
     on_fleet: bool = False

@@ -40,6 +40,7 @@ class Surrogate(Protocol):
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
         """Learn from plans with runtimes simulated by the costs of the profile, and logarithms of measured / these."""
+        return
 
     def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
         """Return the task with the costs that explain the measurements best; as it is, if the model corrects none.
