@@ -33,6 +33,7 @@ from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.cost_models import COST_MODELS
+from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
@@ -49,7 +50,16 @@ from gst.util.writing import write_json
 
 KNOWN = 4_000  # plans of the search in a world that is known
 AT_ONCE = 50  # plans drawn from an untrained policy
+NOTHING = 1e-12  # variance, a priori, of a cost that is not fitted
 LEAST = -1e8  # log probabilities of actions that are possible
+
+
+def without_gaps(task: Task, seed: int) -> FittedSimulator:
+    """Return fitted costs that hold no time from an operation to the next on its device."""
+    model = FittedSimulator(task)
+    model._prior[model._layout.switch] = NOTHING
+    return model
+
 
 WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
     "none": (COST_MODELS["none"], "annealing", 1),
@@ -57,6 +67,7 @@ WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
     "linear": (COST_MODELS["linear"], "annealing", 1),
     "ten parameters": (lambda task, seed: TenParameters(task), "annealing", 1),
     "fitted": (COST_MODELS["fitted"], "annealing", 1),
+    "fitted without gaps": (without_gaps, "annealing", 1),
     "gst": (COST_MODELS["gst"], "annealing", 0.25),  # the network takes longer
     "as few as gst": (COST_MODELS["fitted"], "annealing", 0.25),
     "go": (COST_MODELS["fitted"], "go", 1),
@@ -68,19 +79,22 @@ WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
     "as long as go": (COST_MODELS["fitted"], "annealing", 10),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
-proposed plans; a linear model; a simulator with ten fitted parameters; fitted costs; the GST network on top of these,
-and they alone with as few questions. Proposers: GO, with fitted costs in the loop or none; GO that learns nothing;
-plans drawn uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO
-takes; and mutation of measured plans in every way."""
+proposed plans; a linear model; a simulator with ten fitted parameters; fitted costs, also without the time between
+operations; the GST network on top of these, and they alone with as few questions. Proposers: GO, with fitted costs in
+the loop or none; GO that learns nothing; plans drawn uniformly; GO that has learned on other programs, and goes on or
+does not; annealing for about as long as GO takes; and mutation of measured plans in every way."""
 COST_WAYS = ("none", "random", "linear", "ten parameters", "fitted", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
     (("gst", 50), ("as few as gst", 50)),
-    *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted", "as long as go")),
+    (("fitted", 50), ("fitted without gaps", 50)),
+    *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted without gaps")),
+    (("go", 50), ("as long as go", 50)),
     *(((way, 50), ("go", 50)) for way in ("pretrained go", "zero-shot go")),
     (("zero-shot go", 50), ("untrained go", 50)),
 )
-"""Pairs of a way with its measurements, compared besides."""
+"""Pairs of a way with its measurements, compared besides. GO was run before fitted costs held the time between
+operations."""
 
 
 class Untrained:

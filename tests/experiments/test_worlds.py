@@ -15,14 +15,16 @@ import torch
 from experiments.reproductions.go.imitation import distance
 from experiments.worlds import study, transfer
 from experiments.worlds.fitted import PARAMETERS, TenParameters
-from experiments.worlds.world import WORLDS, World, world
+from experiments.worlds.world import EIGHT, WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
+from gst.placement.fitted import FittedSimulator
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
+from gst.programs import traced
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,11 +76,23 @@ def test_ten_parameters_are_found_where_they_are_all_there_is() -> None:
     assert np.abs(off).max() < 0.02 < np.abs(before).min()
 
 
+def test_the_time_between_operations_is_found_but_where_it_is_left_out() -> None:
+    task = EIGHT.task(traced("rnnlm:layers=1,hidden=32,steps=4", kind="cuda"))
+    slower, plans = replace(task, contention=task.contention._replace(switch_us=5.0)), plans_of(task, 60)
+    simulated, measured = (SimulatedObjective(each)(plans) for each in (task, slower))
+    switches = []
+    for model in (FittedSimulator(task), study.without_gaps(task, 0)):
+        model.learn(plans, simulated, np.log(measured / simulated))
+        switches.append(model.corrected(task).contention.switch_us - task.contention.switch_us)
+    assert switches[0] > 0.5 > 1e-6 > switches[1], switches
+
+
 def test_ratios_are_paired_by_program_and_seed() -> None:
     def row(way: str, budget: int, seed: int, ms: float) -> dict[str, object]:
         return {"world": "w", "program": "p", "seed": seed, "budget": budget, "way": way, "ms": ms}
 
-    assert study.compared([row("go", 50, 0, 3.0), row("fitted", 50, 0, 2.0)])["w"]["go at 50, fitted at 50"][0] == 1.5
+    pair = [row("go", 50, 0, 3.0), row("uniform", 50, 0, 2.0)]
+    assert study.compared(pair)["w"]["go at 50, uniform at 50"][0] == 1.5
     rows = [row("none", 50, 0, 2.0), row("none", 50, 1, 8.0), row("none", 200, 0, 1.0), row("gst", 50, 1, 4.0),
             row("gst", 50, 0, 1.0), row("start", 0, 0, 3.0)]  # fmt: skip
     found = study.compared(rows)["w"]
