@@ -293,6 +293,7 @@ def _plain(figure: Figure) -> Figure:
 WAYS = {
     "none": (GREY, "s", "simulator as it is"), "linear": (ORANGE, "v", "linear regression"),
     "ten parameters": (PURPLE, "^", "ten parameters fitted"), "fitted": (BLUE, "o", "all costs fitted"),
+    "true costs": (GREEN, "D", "costs of the world itself"),
 }  # fmt: skip
 
 

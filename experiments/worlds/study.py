@@ -6,8 +6,8 @@ only measure.
 
 Each row is one search: the runtime, without noise, of the plan that it found. The rows of a program and a world are
 written when all their searches have ended, and the same command goes on with those that are missing. `start` is the
-best of the baselines and annealing in simulation, without a measurement; `known` is annealing in the world itself, as
-if it were known. All ways begin with the same plans.
+best of the baselines and annealing in simulation, without a measurement; `true costs` knows those of the world, so no
+model of costs can do better but by luck. All ways begin with the same plans.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
 from gst.placement.proposers import MAKERS, Learned, Proposer
-from gst.placement.reward import Surrogate
-from gst.placement.search.annealing import anneal
+from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
 from gst.placement.trial import Trial, tau
 from gst.util.progress import Progress, bar
 from gst.util.writing import write_json
 
-KNOWN = 4_000  # plans of the search in a world that is known
 AT_ONCE = 50  # plans drawn from an untrained policy
 NOTHING = 1e-12  # variance, a priori, of a cost that is not fitted
 LEAST = -1e8  # log probabilities of actions that are possible
@@ -64,6 +62,7 @@ def without_gaps(task: Task, seed: int) -> FittedSimulator:
 WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
     "none": (COST_MODELS["none"], "annealing", 1),
     "random": (COST_MODELS["none"], "annealing", 1),
+    "true costs": (COST_MODELS["none"], "annealing", 1),
     "linear": (COST_MODELS["linear"], "annealing", 1),
     "ten parameters": (lambda task, seed: TenParameters(task), "annealing", 1),
     "fitted": (COST_MODELS["fitted"], "annealing", 1),
@@ -79,15 +78,16 @@ WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
     "as long as go": (COST_MODELS["fitted"], "annealing", 10),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
-proposed plans; a linear model; a simulator with ten fitted parameters; fitted costs, also without the time between
-operations; the GST network on top of these, and they alone with as few questions. Proposers: GO, with fitted costs in
-the loop or none; GO that learns nothing; plans drawn uniformly; GO that has learned on other programs, and goes on or
-does not; annealing for about as long as GO takes; and mutation of measured plans in every way."""
+proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
+without the time between operations; the GST network on top of these, and they alone with as few questions. Proposers:
+GO, with fitted costs in the loop or none; GO that learns nothing; plans drawn uniformly; GO that has learned on other
+programs, and goes on or does not; annealing for about as long as GO takes; and mutation of measured plans always."""
 COST_WAYS = ("none", "random", "linear", "ten parameters", "fitted", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
     (("gst", 50), ("as few as gst", 50)),
     (("fitted", 50), ("fitted without gaps", 50)),
+    (("fitted", 50), ("true costs", 50)),
     *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted without gaps")),
     (("go", 50), ("as long as go", 50)),
     *(((way, 50), ("go", 50)) for way in ("pretrained go", "zero-shot go")),
@@ -95,6 +95,21 @@ CONTROLS = (
 )
 """Pairs of a way with its measurements, compared besides. GO was run before fitted costs held the time between
 operations."""
+
+
+class TrueCosts(Surrogate):
+    """The costs of a world, which no search knows."""
+
+    corrects = True
+
+    def __init__(self, truth: Task) -> None:
+        self._truth = truth
+
+    def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
+        return self._truth
+
+    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
+        return np.zeros(len(plans)), np.zeros(len(plans))
 
 
 class Untrained:
@@ -135,7 +150,7 @@ def searched(
         asked = int(share * evaluations)
         search = Loop(
             hidden.task, hidden, log, starts, budget, asked, seed=seed,
-            surrogate=model(hidden.task, seed), methods=(method,),
+            surrogate=TrueCosts(hidden.truth) if way == "true costs" else model(hidden.task, seed), methods=(method,),
         )  # fmt: skip
         if way == "random":
             generator = np.random.default_rng(seed)
@@ -171,13 +186,10 @@ def rows_of(
     hidden = world(task, seed)
     starts = plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), evaluations, seed=seed))
     here = {"world": name, "program": program, "seed": seed, "nodes": task.num_nodes}
-    plans = list(starts.values())
     if is_new:
+        plans = list(starts.values())
         believed = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
         yield here | {"budget": 0, "way": "start", "ms": _or_none(hidden.ms([believed])[0])}
-        known = Budgeted(hidden.ms, KNOWN)
-        anneal(hidden.truth, known, seed, start=plans)
-        yield here | {"budget": 0, "way": "known", "ms": known.best_ms}
     for budget, way in missing:
         yield here | {"budget": budget, "way": way} | searched(hidden, starts, way, budget, seed, evaluations)
 
@@ -193,7 +205,7 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
         ms = {
             (row["way"], row["budget"], row["program"], row["seed"]): row["ms"] for row in rows if row["world"] == name
         }
-        cells = dict.fromkeys((way, budget) for way, budget, *_ in ms if way not in ("none", "start", "known"))
+        cells = dict.fromkeys((way, budget) for way, budget, *_ in ms if way not in ("none", "start"))
         table = {f"{way} at {budget}": _ratio(ms, (way, budget), ("none", budget)) for way, budget in cells}
         for one, other in CONTROLS:
             table[f"{one[0]} at {one[1]}, {other[0]} at {other[1]}"] = _ratio(ms, one, other)

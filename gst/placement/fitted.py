@@ -59,10 +59,11 @@ class FittedSimulator(Surrogate):
     """A cost model (`gst.placement.reward.Surrogate`): the simulator, with the costs that explain the measured plans.
 
     An operation takes its time times four factors, of its kind, of its class (operations alike in opcode, size and
-    time), of its device, and of its kind on that model of device; and a launch more. Where devices share a memory,
-    operations slow each other down. A copy takes its latency and its bytes times factors of links. Logarithms of
-    factors are normal a priori; the maximum a posteriori is found by Gauss and Newton, with shares of the critical path
-    as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4). Deviations are of the linearised posterior.
+    time), of its device, and of its kind on that model of device; and a launch more. The next on its device begins a
+    switch later. Where devices share a memory, operations slow each other down. A copy takes its latency and its bytes
+    times factors of links. Logarithms of factors are normal a priori; the maximum a posteriori is found by Gauss and
+    Newton, with shares of the critical path as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4).
+    Deviations are of the linearised posterior.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
