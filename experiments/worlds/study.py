@@ -48,14 +48,15 @@ from gst.util.progress import Progress, bar
 from gst.util.writing import write_json
 
 AT_ONCE = 50  # plans drawn from an untrained policy
+GAPS = ("switch_us", "hand_over_us")
 NOTHING = 1e-12  # variance, a priori, of a cost that is not fitted
 LEAST = -1e8  # log probabilities of actions that are possible
 
 
 def without_gaps(task: Task, seed: int) -> FittedSimulator:
-    """Return fitted costs that hold no time from an operation to the next on its device."""
+    """Return fitted costs that hold no time from an operation to the next, on its device or another."""
     model = FittedSimulator(task)
-    model._prior[model._layout.switch] = NOTHING
+    model._prior[[place for name, place in model._layout.contention.items() if name in GAPS]] = NOTHING
     return model
 
 

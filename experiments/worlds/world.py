@@ -36,6 +36,7 @@ KIND, SINGLE, DEVICE, ON_DEVICE, LINK, ONE_LINK = 0.3, 0.15, 0.15, 0.1, 0.4, 0.2
 LAUNCH_US = 4.0  # longer, at most, than believed
 REMOTE_NS = 0.1  # to read a byte that another device has written, at most
 THROTTLE = 0.15  # slower, at most, where all devices are busy all the time: no simulator here expresses it
+HAND_OVER_US = 3.0  # from a kernel to one that waits for it on another stream, at most; about 1 to 4 on an H200
 SLOWED = 0.1  # share of its speed that a kernel loses, at most, to each other one on another stream
 KERNEL_US, KERNEL_BYTES_PER_US = 2.0, 4e6  # of a kernel alone: 4 TB/s, about those of an H200
 SHORT = 0.9  # of the believed memory, at least
@@ -101,7 +102,7 @@ class World:
 
 def world(task: Task, seed: int) -> World:
     """Draw a machine on which a task takes other times than believed: kinds of operations, single operations, devices
-    and links are faster or slower, launches longer, memories smaller, and runs noisy by 1 to 3 %.
+    and links are faster or slower, launches and waits longer, memories smaller, and runs noisy by 1 to 3 %.
 
     Examples:
         >>> hidden = world(generated_task(0, num_nodes=60, num_devices=2), seed=1)
@@ -134,7 +135,9 @@ def world(task: Task, seed: int) -> World:
     switch_us, remote = task.contention.switch_us + generator.uniform(0, 1.0), apart * generator.uniform(0, REMOTE_NS)
     contention = task.contention._replace(switch_us=switch_us, remote_ns_per_byte=remote)
     if one_accelerator:
-        contention = contention._replace(slowdown=generator.uniform(0, SLOWED))
+        hand_over = generator.uniform(0, HAND_OVER_US)
+        slowdown = generator.uniform(0, SLOWED)
+        contention = contention._replace(slowdown=slowdown, hand_over_us=hand_over, wake_us=hand_over)
     truth = replace(task, costs=changed, contention=contention)
     alone = SimulatedObjective(truth)([single(truth, device) for device in range(count)])
     least = float(np.nanmin(alone)) if np.isfinite(alone).any() else float("inf")

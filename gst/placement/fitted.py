@@ -21,10 +21,9 @@ from partitioners.compiled import compiled
 
 KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
 """Standard deviations of logarithms of factors, a priori."""
-LAUNCH_US, REMOTE_NS, SWITCH_US, SLOWDOWN = 2.0, 0.1, 1.0, 0.05
-"""The same of the time added to each operation, of that to read a byte that another device has written, of that from an
-operation to the next on its device, and of the share of its speed that an operation loses to each other one
-(`Contention.slowdown`)."""
+LAUNCH_US = 2.0  # the same of the time added to each operation
+CONTENTION = {"remote_ns_per_byte": 0.1, "switch_us": 1.0, "hand_over_us": 2.0, "slowdown": 0.05}
+"""The same of what operations cost each other (`Contention`), the last two where devices share a memory."""
 SLOWER = 0.01  # step of the derivative by that share
 ERRORS = (0.01, 0.02, 0.04, 0.08, 0.16)  # of the model and a measurement, in logarithms; the likeliest is taken
 STEPS = 4  # of Gauss and Newton
@@ -39,18 +38,14 @@ class Layout(NamedTuple):
     Args:
         columns: of the factors of each operation on each device.
         launch: of the time added to operations of each model of device, by device.
-        remote: of the time to read a byte that another device has written.
-        switch: of the time from an operation to the next on its device.
-        slowdown: of the loss of speed to others that run; -1 where no devices share a memory.
+        contention: of what operations cost each other, by the names of `Contention`.
         links: of the factors of latency, then of rate, from device to device: that of all links, that of this one.
         widths: standard deviation of each parameter a priori.
     """
 
     columns: Int64[np.ndarray, "devices nodes factors"]
     launch: Int64[np.ndarray, " devices"]
-    remote: int
-    switch: int
-    slowdown: int
+    contention: dict[str, int]
     links: Int64[np.ndarray, "2 devices devices 2"]
     widths: Float64[np.ndarray, " parameters"]
 
@@ -59,11 +54,11 @@ class FittedSimulator(Surrogate):
     """A cost model (`gst.placement.reward.Surrogate`): the simulator, with the costs that explain the measured plans.
 
     An operation takes its time times four factors, of its kind, of its class (operations alike in opcode, size and
-    time), of its device, and of its kind on that model of device; and a launch more. The next on its device begins a
-    switch later. Where devices share a memory, operations slow each other down. A copy takes its latency and its bytes
-    times factors of links. Logarithms of factors are normal a priori; the maximum a posteriori is found by Gauss and
-    Newton, with shares of the critical path as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4).
-    Deviations are of the linearised posterior.
+    time), of its device, and of its kind on that model of device; and a launch more. The next one begins a while later.
+    Where devices share a memory, operations slow each other down. A copy takes its latency and its bytes times factors
+    of links. Logarithms of factors are normal a priori; the maximum a posteriori is found by Gauss and Newton, with
+    shares of the critical path as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4). Deviations are of
+    the linearised posterior.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -170,12 +165,10 @@ class Fitted:
         self.costs = replace(
             costs, times_us=times_us, latency_us=costs.latency_us * latency, bytes_per_us=costs.bytes_per_us * rate
         )
-        remote = max(task.contention.remote_ns_per_byte + float(parameters[places.remote]), 0.0)
-        switch = max(task.contention.switch_us + float(parameters[places.switch]), 0.0)
-        self.contention = task.contention._replace(remote_ns_per_byte=remote, switch_us=switch)
-        if places.slowdown >= 0:
-            lost = max(task.contention.slowdown + float(parameters[places.slowdown]), 0.0)
-            self.contention = self.contention._replace(slowdown=lost)
+        self.contention = task.contention._replace(**{
+            name: max(getattr(task.contention, name) + float(parameters[place]), 0.0)
+            for name, place in places.contention.items()
+        })  # fmt: skip
         names = list(dict.fromkeys(device.memory for device in costs.devices))
         self._memory = np.array([names.index(device.memory) for device in costs.devices])
         self._num_memories = len(names)
@@ -201,9 +194,8 @@ class Fitted:
             run = self.simulator.run(plan)
             logs[number] = np.log(run.makespan_us / 1e3)
             rows[number] = self._row(run) / max(run.makespan_us, 1e-9)
-            if self._places.slowdown >= 0:
-                more = np.log(self._slower.run(plan).makespan_us / 1e3) - logs[number]
-                rows[number, self._places.slowdown] = more / SLOWER
+            if (place := self._places.contention.get("slowdown")) is not None:
+                rows[number, place] = (np.log(self._slower.run(plan).makespan_us / 1e3) - logs[number]) / SLOWER
         return logs, rows
 
     def _row(self, run: Timeline) -> Float64[np.ndarray, " parameters"]:
@@ -214,7 +206,10 @@ class Fitted:
         for column in self._places.columns[home, nodes].T:
             np.add.at(row, column, self._scaled[home, nodes])
         np.add.at(row, self._places.launch[home], 1.0)
-        row[self._places.remote], row[self._places.switch] = remote_bytes / 1e3, switches
+        waits = {"remote_ns_per_byte": remote_bytes / 1e3, "switch_us": switches}
+        waits["hand_over_us"] = on_path.sum() - switches
+        for name, place in self._places.contention.items():
+            row[place] = waits.get(name, row[place])
         sent = np.flatnonzero(is_copied)
         here, there = run.device[copies.node[sent]], copies.device[sent]
         latency = costs.latency_us[here, there]
@@ -251,7 +246,8 @@ def layout(task: Task) -> Layout:
     sizes_of = (int(kinds.max()) + 1, int(classes.max()) + 1, len(costs.devices), int(models.max()) + 1)
     num_kinds, num_classes, num_devices, num_models = sizes_of
     is_shared = len({device.memory for device in costs.devices}) < num_devices
-    first = np.cumsum([0, num_kinds, num_classes, num_devices, num_models * num_kinds, num_models, 1, 1, is_shared])
+    names = list(CONTENTION)[: 4 if is_shared else 2]
+    first = np.cumsum([0, num_kinds, num_classes, num_devices, num_models * num_kinds, num_models, len(names)])
     shape = (num_devices, count)
     columns = np.stack([
         np.broadcast_to(first[0] + kinds, shape), np.broadcast_to(first[1] + classes, shape),
@@ -259,11 +255,13 @@ def layout(task: Task) -> Layout:
         first[3] + models[:, None] * num_kinds + kinds,
     ], axis=-1)  # fmt: skip
     pairs = np.arange(2 * num_devices**2).reshape(2, num_devices, num_devices)
-    links = np.stack([np.broadcast_to(first[8] + np.arange(2)[:, None, None], pairs.shape), first[8] + 2 + pairs], -1)
-    widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, REMOTE_NS, SWITCH_US, SLOWDOWN, LINK, ONE_LINK)
-    widths = np.repeat(widths_of, [*np.diff(first), 2, pairs.size])
-    remote, switch, slowdown = map(int, first[5:8])
-    return Layout(columns, first[4] + models, remote, switch, slowdown if is_shared else -1, links, widths)
+    links = np.stack([np.broadcast_to(first[6] + np.arange(2)[:, None, None], pairs.shape), first[6] + 2 + pairs], -1)
+    contention = {name: int(first[5]) + number for number, name in enumerate(names)}
+    if is_shared:
+        contention["wake_us"] = contention["hand_over_us"]
+    widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, *(CONTENTION[name] for name in names), LINK, ONE_LINK)
+    widths = np.repeat(widths_of, [*np.diff(first[:6]), *[1] * len(names), 2, pairs.size])
+    return Layout(columns, first[4] + models, contention, links, widths)
 
 
 def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
