@@ -15,7 +15,7 @@ import torch
 from experiments.reproductions.go.imitation import distance
 from experiments.worlds import study, transfer
 from experiments.worlds.fitted import PARAMETERS, TenParameters
-from experiments.worlds.world import EIGHT, WORLDS, World, world
+from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import FittedSimulator
@@ -24,7 +24,7 @@ from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
-from gst.programs import traced
+from tests.placement.test_fitted import task_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,15 +76,17 @@ def test_ten_parameters_are_found_where_they_are_all_there_is() -> None:
     assert np.abs(off).max() < 0.02 < np.abs(before).min()
 
 
-def test_the_time_between_operations_is_found_but_where_it_is_left_out() -> None:
-    task = EIGHT.task(traced("rnnlm:layers=1,hidden=32,steps=4", kind="cuda"))
-    slower, plans = replace(task, contention=task.contention._replace(switch_us=5.0)), plans_of(task, 60)
+@pytest.mark.parametrize(("kind", "name"), [("queues", "switch_us"), ("one memory", "hand_over_us")])
+def test_the_time_between_operations_is_found_but_where_it_is_left_out(kind: str, name: str) -> None:
+    task = task_of(kind)
+    now = getattr(task.contention, name)
+    slower, plans = replace(task, contention=task.contention._replace(**{name: now + 5.0})), plans_of(task, 60)
     simulated, measured = (SimulatedObjective(each)(plans) for each in (task, slower))
-    switches = []
+    more = []
     for model in (FittedSimulator(task), study.without_gaps(task, 0)):
         model.learn(plans, simulated, np.log(measured / simulated))
-        switches.append(model.corrected(task).contention.switch_us - task.contention.switch_us)
-    assert switches[0] > 0.5 > 1e-6 > switches[1], switches
+        more.append(getattr(model.corrected(task).contention, name) - now)
+    assert more[0] > 0.5 > 1e-6 > more[1], more
 
 
 def test_ratios_are_paired_by_program_and_seed() -> None:

@@ -37,12 +37,18 @@ def task_of(name: str) -> Task:
         return machine("gpus:3").task(traced("rnnlm:layers=1,hidden=32,steps=4", kind="cuda"))
     if name == "cores":
         return machine("cores:3").task(traced("rnnlm:layers=1,hidden=32,steps=4"))
+    if name == "one memory":  # where operations wait for each other, and slow each other down
+        apart = machine("gpus:3").task(traced("rnnlm:layers=1,hidden=32,steps=4", kind="cuda"))
+        devices = tuple(replace(each, memory="cuda:0") for each in apart.devices)
+        delays = apart.contention._replace(hand_over_us=2.0, wake_us=2.0)
+        nothing = {"latency_us": np.zeros((3, 3)), "bytes_per_us": np.full((3, 3), np.inf), "copies_queue": False}
+        return replace(apart, costs=replace(apart.costs, devices=devices, **nothing), contention=delays)
     if name == "core sets":  # devices that use several cores
         return next(task for task in map(generated_task, range(100)) if "-" in task.names[-1] and task.num_nodes < 200)
     return generated_task(3, num_nodes=120, num_devices=3)
 
 
-@pytest.mark.parametrize("name", ["generated", "queues", "cores", "core sets"])
+@pytest.mark.parametrize("name", ["generated", "queues", "cores", "one memory", "core sets"])
 def test_derivatives_are_shares_of_the_critical_path(name: str) -> None:
     task = task_of(name)
     places, plans = layout(task), plans_of(task, 24)
@@ -55,7 +61,11 @@ def test_derivatives_are_shares_of_the_critical_path(name: str) -> None:
         there[number] += step
         numeric = (np.log(Fitted(task, places, there).simulator.makespans(plans) / 1e3) - logs) / step
         right += (np.abs(numeric - rows[:, number]) < 1e-3 + 1e-2 * np.abs(numeric)).tolist()
-    assert len(right) > 200 and np.mean(right) > (0.8 if name == "core sets" else 0.97)  # sets also wait for helpers
+    least = {
+        "core sets": 0.8,
+        "one memory": 0.9,
+    }  # sets also wait for helpers; slowed operations count as if they were not
+    assert len(right) > 200 and np.mean(right) > least.get(name, 0.97)
 
 
 def test_costs_are_found_from_runtimes_of_other_plans() -> None:
