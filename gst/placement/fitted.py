@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     Args:
         columns: of the factors of each operation on each device.
         launch: of the time added to operations of each model of device, by device.
-        contention: of what operations cost each other, by the names of `Contention`.
+        contention: of what operations cost each other, by the names of `Contention`; two share one.
         links: of the factors of latency, then of rate, from device to device: that of all links, that of this one.
         widths: standard deviation of each parameter a priori.
     """
@@ -54,11 +54,11 @@ class FittedSimulator(Surrogate):
     """A cost model (`gst.placement.reward.Surrogate`): the simulator, with the costs that explain the measured plans.
 
     An operation takes its time times four factors, of its kind, of its class (operations alike in opcode, size and
-    time), of its device, and of its kind on that model of device; and a launch more. The next one begins a while later.
-    Where devices share a memory, operations slow each other down. A copy takes its latency and its bytes times factors
-    of links. Logarithms of factors are normal a priori; the maximum a posteriori is found by Gauss and Newton, with
-    shares of the critical path as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4). Deviations are of
-    the linearised posterior.
+    time), of its device, and of its kind on that model of device; and a launch more. The next on its device begins a
+    while later. Where devices share a memory, those on others do so too, and operations slow each other down. A copy
+    takes its latency and its bytes times factors of links. Logarithms of factors are normal a priori; the maximum a
+    posteriori is found by Gauss and Newton, with shares of the critical path as derivatives (Tarantola, Inverse Problem
+    Theory, 2005, section 3.4). Deviations are of the linearised posterior.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -208,8 +208,8 @@ class Fitted:
         np.add.at(row, self._places.launch[home], 1.0)
         waits = {"remote_ns_per_byte": remote_bytes / 1e3, "switch_us": switches}
         waits["hand_over_us"] = on_path.sum() - switches
-        for name, place in self._places.contention.items():
-            row[place] = waits.get(name, row[place])
+        for name in waits.keys() & self._places.contention.keys():
+            row[self._places.contention[name]] = waits[name]
         sent = np.flatnonzero(is_copied)
         here, there = run.device[copies.node[sent]], copies.device[sent]
         latency = costs.latency_us[here, there]
@@ -224,7 +224,8 @@ class Fitted:
     ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " copies"], float, int]:
         """Mark the operations and copies of a simulated run that each waited for the one before, up to its end.
 
-        Count also the bytes that these operations read from other devices, and those that waited for their device."""
+        Return also how many bytes these operations read from other devices, and how many of them followed another one
+        on their device."""
         costs, memory = self.costs, self._memory
         copy_of = np.full((costs.num_nodes, self._num_memories), -1)
         copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
