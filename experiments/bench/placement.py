@@ -111,7 +111,7 @@ def _one(
             planned: Mapping[str, Planned],
             where: str,
             seed: int,
-            as_run: Callable[[Plan], Plan] = lambda plan: plan,
+            as_run: Callable[[Plan], Plan] = Loop.as_run,
         ) -> Plan:
             runtime, log = MeasuredObjective(isolated, SEARCH_RUNS, gate=gate), Log(out / where / "measurements.jsonl")
             starts = plans_by_name(planned)

@@ -53,30 +53,36 @@ NOTHING = 1e-12  # variance, a priori, of a cost that is not fitted
 LEAST = -1e8  # log probabilities of actions that are possible
 
 
-def without_gaps(task: Task, seed: int) -> FittedSimulator:
+def believed(name: str) -> Callable[[World, int], Surrogate]:
+    """Return what makes a cost model of `COST_MODELS` from what a search believes of a world."""
+    return lambda hidden, seed: COST_MODELS[name](hidden.task, seed)
+
+
+def without_gaps(task: Task) -> FittedSimulator:
     """Return fitted costs that hold no time from an operation to the next, on its device or another."""
     model = FittedSimulator(task)
-    model._prior[[place for name, place in model._layout.contention.items() if name in GAPS]] = NOTHING
+    places = model._layout.contention
+    model._prior[[places[name] for name in GAPS if name in places]] = NOTHING
     return model
 
 
-WAYS: dict[str, tuple[Callable[[Task, int], Surrogate], str, float]] = {
-    "none": (COST_MODELS["none"], "annealing", 1),
-    "random": (COST_MODELS["none"], "annealing", 1),
-    "true costs": (COST_MODELS["none"], "annealing", 1),
-    "linear": (COST_MODELS["linear"], "annealing", 1),
-    "ten parameters": (lambda task, seed: TenParameters(task), "annealing", 1),
-    "fitted": (COST_MODELS["fitted"], "annealing", 1),
-    "fitted without gaps": (without_gaps, "annealing", 1),
-    "gst": (COST_MODELS["gst"], "annealing", 0.25),  # the network takes longer
-    "as few as gst": (COST_MODELS["fitted"], "annealing", 0.25),
-    "go": (COST_MODELS["fitted"], "go", 1),
-    "go simulated": (COST_MODELS["none"], "go", 1),
-    "untrained go": (COST_MODELS["fitted"], "untrained go", 1),
-    "uniform": (COST_MODELS["fitted"], "uniform", 1),
-    "pretrained go": (COST_MODELS["fitted"], "pretrained go", 1),
-    "zero-shot go": (COST_MODELS["fitted"], "zero-shot go", 1),
-    "as long as go": (COST_MODELS["fitted"], "annealing", 10),
+WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
+    "none": (believed("none"), "annealing", 1),
+    "random": (believed("none"), "annealing", 1),
+    "true costs": (lambda hidden, seed: TrueCosts(hidden.truth), "annealing", 1),
+    "linear": (believed("linear"), "annealing", 1),
+    "ten parameters": (lambda hidden, seed: TenParameters(hidden.task), "annealing", 1),
+    "fitted": (believed("fitted"), "annealing", 1),
+    "fitted without gaps": (lambda hidden, seed: without_gaps(hidden.task), "annealing", 1),
+    "gst": (believed("gst"), "annealing", 0.25),  # the network takes longer
+    "as few as gst": (believed("fitted"), "annealing", 0.25),
+    "go": (believed("fitted"), "go", 1),
+    "go simulated": (believed("none"), "go", 1),
+    "untrained go": (believed("fitted"), "untrained go", 1),
+    "uniform": (believed("fitted"), "uniform", 1),
+    "pretrained go": (believed("fitted"), "pretrained go", 1),
+    "zero-shot go": (believed("fitted"), "zero-shot go", 1),
+    "as long as go": (believed("fitted"), "annealing", 10),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
@@ -150,7 +156,7 @@ def searched(
         asked = int(share * evaluations)
         search = Loop(
             hidden.task, hidden, log, starts, budget, asked, seed=seed,
-            surrogate=TrueCosts(hidden.truth) if way == "true costs" else model(hidden.task, seed), methods=(method,),
+            surrogate=model(hidden, seed), methods=(method,),
         )  # fmt: skip
         if way == "random":
             generator = np.random.default_rng(seed)
@@ -188,8 +194,8 @@ def rows_of(
     here = {"world": name, "program": program, "seed": seed, "nodes": task.num_nodes}
     if is_new:
         plans = list(starts.values())
-        believed = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
-        yield here | {"budget": 0, "way": "start", "ms": _or_none(hidden.ms([believed])[0])}
+        fastest = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
+        yield here | {"budget": 0, "way": "start", "ms": _or_none(hidden.ms([fastest])[0])}
     for budget, way in missing:
         yield here | {"budget": budget, "way": way} | searched(hidden, starts, way, budget, seed, evaluations)
 

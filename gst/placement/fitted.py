@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     Args:
         columns: of the factors of each operation on each device.
         launch: of the time added to operations of each model of device, by device.
-        contention: of what operations cost each other, by the names of `Contention`; two share one.
+        contention: of what operations cost each other, by the names of `Contention`; hand-over and wake share one.
         links: of the factors of latency, then of rate, from device to device: that of all links, that of this one.
         widths: standard deviation of each parameter a priori.
     """

@@ -83,7 +83,7 @@ def test_the_time_between_operations_is_found_but_where_it_is_left_out(kind: str
     slower, plans = replace(task, contention=task.contention._replace(**{name: now + 5.0})), plans_of(task, 60)
     simulated, measured = (SimulatedObjective(each)(plans) for each in (task, slower))
     more = []
-    for model in (FittedSimulator(task), study.without_gaps(task, 0)):
+    for model in (FittedSimulator(task), study.without_gaps(task)):
         model.learn(plans, simulated, np.log(measured / simulated))
         more.append(getattr(model.corrected(task).contention, name) - now)
     assert more[0] > 0.5 > 1e-6 > more[1], more

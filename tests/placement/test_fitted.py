@@ -61,10 +61,7 @@ def test_derivatives_are_shares_of_the_critical_path(name: str) -> None:
         there[number] += step
         numeric = (np.log(Fitted(task, places, there).simulator.makespans(plans) / 1e3) - logs) / step
         right += (np.abs(numeric - rows[:, number]) < 1e-3 + 1e-2 * np.abs(numeric)).tolist()
-    least = {
-        "core sets": 0.8,
-        "one memory": 0.9,
-    }  # sets also wait for helpers; slowed operations count as if they were not
+    least = {"core sets": 0.8, "one memory": 0.9}  # sets also wait for helpers; slowed operations count as fast ones
     assert len(right) > 200 and np.mean(right) > least.get(name, 0.97)
 
 
