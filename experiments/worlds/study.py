@@ -55,7 +55,7 @@ LEAST = -1e8  # log probabilities of actions that are possible
 
 def believed(name: str) -> Callable[[World, int], Surrogate]:
     """Return what makes a cost model of `COST_MODELS` from what a search believes of a world."""
-    return lambda hidden, seed: COST_MODELS[name](hidden.task, seed)
+    return lambda hidden, seed: COST_MODELS[name](hidden.task, seed, {})
 
 
 def without_gaps(task: Task) -> FittedSimulator:

@@ -29,6 +29,7 @@ from gst.placement.objectives import Batches, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
 from gst.programs import capture, resolve, traced
+from gst.programs.features import KINDS
 from gst.programs.operation import ACCELERATOR
 
 RUNS = 3  # of each plan that is measured
@@ -100,9 +101,13 @@ class World:
         return Measurement(plan.key, plan.key, tuple(samples), *middle, machine=this_machine())
 
 
-def world(task: Task, seed: int) -> World:
+def world(task: Task, seed: int, machine: int | None = None) -> World:
     """Draw a machine on which a task takes other times than believed: kinds of operations, single operations, devices
     and links are faster or slower, launches and waits longer, memories smaller, and runs noisy by 1 to 3 %.
+
+    Args:
+        seed: of all that is drawn.
+        machine: seed of all but the factors of single operations, so that several tasks run on the same machine.
 
     Examples:
         >>> hidden = world(generated_task(0, num_nodes=60, num_devices=2), seed=1)
@@ -110,17 +115,19 @@ def world(task: Task, seed: int) -> World:
         >>> hidden.measure([plan])[0].outcome, bool(hidden.ms([plan]) == hidden.ms([plan]))
         ('ok', True)
     """
-    generator = np.random.default_rng([seed, 46])
+    of_task = np.random.default_rng([seed, 46])
+    generator = of_task if machine is None else np.random.default_rng([machine, 47])
 
-    def factors(deviation: float, *shape: int) -> np.ndarray:
-        return np.exp(deviation * generator.standard_normal(shape))
+    def factors(deviation: float, *shape: int, source: np.random.Generator = generator) -> np.ndarray:
+        return np.exp(deviation * source.standard_normal(shape))
 
     costs, count = task.costs, len(task.devices)
     kinds = kinds_of(task)
     one_accelerator = len({each.memory for each in task.devices}) == 1  # its streams are equally fast
     apart = 0.0 if one_accelerator else 1.0
-    of_kind = factors(KIND, 1, int(kinds.max()) + 1) * factors(apart * ON_DEVICE, count, int(kinds.max()) + 1)
-    times = costs.times_us * of_kind[:, kinds] * factors(SINGLE, 1, task.num_nodes)
+    num_kinds = int(kinds.max()) + 1 if machine is None else len(KINDS)
+    of_kind = factors(KIND, 1, num_kinds) * factors(apart * ON_DEVICE, count, num_kinds)
+    times = costs.times_us * of_kind[:, kinds] * factors(SINGLE, 1, task.num_nodes, source=of_task)
     launch = generator.uniform(0, LAUNCH_US) * (costs.computed & (costs.times_us.min(0) > 0))
     shares = generator.uniform(SHORT, 1.0, count)
     devices = tuple(

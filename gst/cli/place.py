@@ -39,6 +39,8 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     add("--evaluations", type=int, default=2_000, metavar="N", help=evaluations)
     models = "learns from measurements what rewards proposers: regression, the GST network, none (default: %(default)s)"
     add("--cost-model", choices=("fitted", "linear", "gst", "none"), default="fitted", help=models)
+    warm = "the --out of a search of another program on these devices: begin with the costs that it learned"
+    add("--warm-start", type=Path, metavar="DIR", help=warm)
     add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
     patience = "seconds to wait for quiet cores; 0 = do not look (default: %(default)g)"
     add("--patience", type=float, default=20.0, metavar="S", help=patience)
@@ -78,6 +80,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
         budget=options.budget, evaluations=options.evaluations, methods=methods,
         tasks=_names(options.tasks), seed=options.seed, patience_s=options.patience,
         cost_model=options.cost_model, compile_step=not options.no_compile,
+        warm_start=options.warm_start,
     )  # fmt: skip
     with Bars() as bars:
         result = place_by_options(options, settings, bars.show)

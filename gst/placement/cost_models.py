@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
 from gst.placement.fitted import FittedSimulator
-from gst.placement.reward import DEFAULT_ERROR, Answers, Surrogate
+from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
 from gst.placement.task import Task
 
 if TYPE_CHECKING:
@@ -173,8 +174,9 @@ class NetworkOnFitted(Surrogate):
 
     corrects: bool = True
 
-    def __init__(self, task: Task, seed: int = 0) -> None:
-        self.fitted, self.network = FittedSimulator(task), NetworkSurrogate(task, seed)
+    def __init__(self, task: Task, seed: int = 0, learned: Learned = MappingProxyType({})) -> None:
+        self.fitted, self.network = FittedSimulator(task, learned), NetworkSurrogate(task, seed)
+        self.least = self.fitted.least
         self.weight = 0.0
         self._known: set[str] = set()
         self._foretold = np.zeros((2, 0))  # predictions, and what came
@@ -194,6 +196,9 @@ class NetworkOnFitted(Surrogate):
     def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
         return self.fitted.corrected(task, generator)
 
+    def learned(self) -> Learned:
+        return self.fitted.learned()
+
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         return self.means(plans, simulated_ms), self.fitted(plans, simulated_ms)[1]
 
@@ -201,11 +206,11 @@ class NetworkOnFitted(Surrogate):
         return self.weight * self.network.means(plans, simulated_ms) if self.weight else np.zeros(len(plans))
 
 
-COST_MODELS: dict[str, Callable[[Task, int], Surrogate]] = {
-    "fitted": lambda task, seed: FittedSimulator(task),
-    "linear": lambda task, seed: LinearSurrogate(task),
+COST_MODELS: dict[str, Callable[[Task, int, Learned], Surrogate]] = {
+    "fitted": lambda task, seed, learned: FittedSimulator(task, learned),
+    "linear": lambda task, *_: LinearSurrogate(task),
     "gst": NetworkOnFitted,
-    "none": lambda task, seed: NoSurrogate(),
+    "none": lambda *_: NoSurrogate(),
 }
-"""By name, what makes the cost model of a task with a seed: the simulator with fitted costs, regression on sums of a
-plan, the GST network on what fitted costs leave, or none."""
+"""By name, what makes the cost model of a task with a seed and costs learned before: the simulator with fitted costs,
+regression on sums of a plan, the GST network on what fitted costs leave, or none. The first and third start warm."""

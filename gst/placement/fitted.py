@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.plan import Plan, Timeline
 from gst.lowering.stream_program import rows
-from gst.placement.reward import Answers, Surrogate
+from gst.placement.reward import LEAST_MEASUREMENTS, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from gst.simulation.copies import Copies, copies_of
@@ -28,6 +29,7 @@ SLOWER = 0.01  # step of the derivative by that share
 ERRORS = (0.01, 0.02, 0.04, 0.08, 0.16)  # of the model and a measurement, in logarithms; the likeliest is taken
 STEPS = 4  # of Gauss and Newton
 SHARES = (1.0, 0.5, 0.25)  # of a step that are tried
+UNSURE = 0.25  # least share of the deviation a priori that a learned parameter keeps for another program
 
 Rows = Float64[np.ndarray, "plans parameters"]
 
@@ -40,6 +42,7 @@ class Layout(NamedTuple):
         launch: of the time added to operations of each model of device, by device.
         contention: of what operations cost each other, by the names of `Contention`; hand-over and wake share one.
         links: of the factors of latency, then of rate, from device to device: that of all links, that of this one.
+        shared: of those that other programs have, too, by name.
         widths: standard deviation of each parameter a priori.
     """
 
@@ -47,6 +50,7 @@ class Layout(NamedTuple):
     launch: Int64[np.ndarray, " devices"]
     contention: dict[str, int]
     links: Int64[np.ndarray, "2 devices devices 2"]
+    shared: dict[str, int]
     widths: Float64[np.ndarray, " parameters"]
 
 
@@ -59,6 +63,9 @@ class FittedSimulator(Surrogate):
     takes its latency and its bytes times factors of links. Logarithms of factors are normal a priori; the maximum a
     posteriori is found by Gauss and Newton, with shares of the critical path as derivatives (Tarantola, Inverse Problem
     Theory, 2005, section 3.4). Deviations are of the linearised posterior.
+
+    Args:
+        learned: on other programs of this machine (`learned`); then the model counts before anything is measured.
 
     Examples:
         >>> from gst.placement.policies.generated_tasks import generated_task
@@ -74,12 +81,16 @@ class FittedSimulator(Surrogate):
 
     corrects: bool = True
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, learned: Learned = MappingProxyType({})) -> None:
+        self._task, self._learned = task, learned
         self._layout = layout(task)
-        self.parameters = np.zeros(len(self._layout.widths))
+        self._mean, self._prior = np.zeros(len(self._layout.widths)), self._layout.widths**2
+        for name in learned.keys() & self._layout.shared.keys():
+            mean, deviation = learned[name]
+            self._mean[self._layout.shared[name]], self._prior[self._layout.shared[name]] = mean, deviation**2
+        self.least = 0 if learned else LEAST_MEASUREMENTS
+        self.parameters = self._mean.copy()
         self._fitted = Fitted(task, self._layout, self.parameters)
-        self._prior = self._layout.widths**2
         self._rows = np.zeros((0, len(self._prior)))
         self._values = np.zeros(0)
         self._inverse, self.error = np.zeros((0, 0)), ERRORS[1]
@@ -89,13 +100,21 @@ class FittedSimulator(Surrogate):
         want = np.log(simulated_ms) + logs
         for _ in range(STEPS):
             now, rows = self._fitted.logs_and_rows(plans)
-            values = want - now + rows @ self.parameters
-            self._condition(rows, values)
-            target = self._prior * (rows.T @ (self._inverse @ values))
+            self._condition(rows, want - now + rows @ (self.parameters - self._mean))
+            target = self._mean + self._prior * (rows.T @ (self._inverse @ self._values))
             if not self._move(target - self.parameters, plans, want, now):
                 break
         now, rows = self._fitted.logs_and_rows(plans)
-        self._condition(rows, want - now + rows @ self.parameters)
+        self._condition(rows, want - now + rows @ (self.parameters - self._mean))
+
+    def learned(self) -> Learned:
+        if not len(self._rows):
+            return self._learned
+        known = self._rows * self._prior
+        variances = np.maximum(self._prior - (known * (self._inverse @ known)).sum(0), 0.0)
+        deviations = np.maximum(np.sqrt(variances), UNSURE * self._layout.widths)
+        found = {name: (self.parameters[at], deviations[at]) for name, at in self._layout.shared.items()}
+        return {**self._learned, **{name: (float(mean), float(deviation)) for name, (mean, deviation) in found.items()}}
 
     def left_out(self) -> Answers:
         """Return by how much each measured logarithm exceeds what the others foretell of it (Rasmussen and Williams,
@@ -103,7 +122,8 @@ class FittedSimulator(Surrogate):
         return (self._inverse @ self._values) / np.diag(self._inverse)
 
     def _condition(self, rows: Rows, values: Answers) -> None:
-        """Take the rows of measured plans, and the error under which their values are likeliest."""
+        """Take the rows of measured plans, and the error under which their values, above those foretold by the prior,
+        are likeliest."""
         covariance = (rows * self._prior) @ rows.T
         likelihoods = []
         for error in ERRORS:
@@ -135,7 +155,7 @@ class FittedSimulator(Surrogate):
         drawn = np.sqrt(self._prior) * generator.standard_normal(len(self._prior))
         noise = self.error * generator.standard_normal(len(self._rows))
         missed = self._values + noise - self._rows @ drawn
-        return drawn + self._prior * (self._rows.T @ (self._inverse @ missed))
+        return self._mean + drawn + self._prior * (self._rows.T @ (self._inverse @ missed))
 
     def _move(self, step: np.ndarray, plans: Sequence[Plan], want: Answers, now: Answers) -> bool:
         """Go as far along a step as it lowers the loss; return False if it does not."""
@@ -149,7 +169,7 @@ class FittedSimulator(Surrogate):
         return False
 
     def _loss(self, parameters: np.ndarray, now: Answers, want: Answers) -> float:
-        return float(np.sum(((now - want) / self.error) ** 2) + np.sum(parameters**2 / self._prior))
+        return float(np.sum(((now - want) / self.error) ** 2) + np.sum((parameters - self._mean) ** 2 / self._prior))
 
 
 class Fitted:
@@ -258,11 +278,22 @@ def layout(task: Task) -> Layout:
     pairs = np.arange(2 * num_devices**2).reshape(2, num_devices, num_devices)
     links = np.stack([np.broadcast_to(first[6] + np.arange(2)[:, None, None], pairs.shape), first[6] + 2 + pairs], -1)
     contention = {name: int(first[5]) + number for number, name in enumerate(names)}
+    shared, words = dict(contention), KINDS if task.program is not None else [f"opcodes {n}" for n in range(num_kinds)]
+    for number, word in enumerate(words[:num_kinds]):
+        shared[word] = int(first[0]) + number
+        shared |= {
+            f"{word} on {name}": int(columns[at, 0, 3] - kinds[0]) + number for at, name in enumerate(task.names)
+        }
+    for at, name in enumerate(task.names):
+        shared |= {name: int(first[2]) + at, f"launch on {name}": int(first[4] + models[at])}
+        for what, word in enumerate(("latency", "rate")):
+            shared[word] = int(first[6]) + what
+            shared |= {f"{word} {name} to {other}": int(links[what, at, to, 1]) for to, other in enumerate(task.names)}
     if is_shared:
         contention["wake_us"] = contention["hand_over_us"]
     widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, *(CONTENTION[name] for name in names), LINK, ONE_LINK)
     widths = np.repeat(widths_of, [*np.diff(first[:6]), *[1] * len(names), 2, pairs.size])
-    return Layout(columns, first[4] + models, contention, links, widths)
+    return Layout(columns, first[4] + models, contention, links, shared, widths)
 
 
 def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:

@@ -18,13 +18,15 @@ from gst.execution.measure import LEAST_ROUNDS, Log
 from gst.execution.plain import PYTORCH
 from gst.graphs.store import prepare
 from gst.lowering.plan import Plan, in_order_of
-from gst.machine.devices import Device, supports
+from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadGate
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
+from gst.placement.fitted import FittedSimulator
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
+from gst.placement.learned_costs import load_costs, save_costs
 from gst.placement.loop import Loop
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import (
@@ -39,6 +41,7 @@ from gst.placement.planning import (
     plans_by_name,
 )
 from gst.placement.profiling import cached_task, profiled_task
+from gst.placement.reward import Learned
 from gst.placement.task import Task
 from gst.placement.trial import brought, report_rows, tau
 from gst.programs import Program
@@ -94,11 +97,13 @@ def place_measured(
         (variants, kernels), skip_reason = found
         patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
         profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
-        task = cached_task(program, runner.devices, out, profile, fleet.kind.machine if fleet else None)
+        machine = fleet.kind.machine if fleet else this_machine()
+        task = cached_task(program, runner.devices, out, profile, machine)
+        learned = load_costs(Path(settings.warm_start), machine, task.names) if settings.warm_start else {}
         left_s = seconds - (time.perf_counter() - started)
         settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
 
-        planned = _plans(task, settings, out / SEARCHES, progress)
+        planned = _plans(task, learned, settings, out / SEARCHES, progress)
         check_fits(task, planned)
         starts, fused = planned, None
         extra: dict[str, Planned] = {}
@@ -107,15 +112,17 @@ def place_measured(
             if supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
                 extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
         if fused is not None:
-            in_groups = _plans(fused.task, settings, out / FUSED_SEARCHES, progress)
+            in_groups = _plans(fused.task, learned, settings, out / FUSED_SEARCHES, progress)
             best = min(in_groups, key=lambda name: np.nan_to_num(in_groups[name].expected_ms, nan=np.inf))
             extra = {f"{best}:fused": _unfolded(in_groups[best], fused), **extra}
             starts = in_groups
 
         search = None
         if settings.budget > 0:
-            search = _search(task, fused, runner, starts, out, settings, progress)
+            search = _search(task, fused, runner, starts, learned, out, settings, progress)
             extra[LOOP] = _unfolded(search.planned(), fused)
+            if costs := search.reward.surrogate.learned():
+                save_costs(out, costs, machine, task.names)
 
         final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
         plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
@@ -181,15 +188,16 @@ def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Set
     return replace(limited, evaluations=evaluations)
 
 
-def _plans(task: Task, settings: Settings, log: Path, progress: Progress) -> dict[str, Planned]:
-    """Plan by every baseline and method in simulation; fusion is part of the task."""
+def _plans(task: Task, learned: Learned, settings: Settings, log: Path, progress: Progress) -> dict[str, Planned]:
+    """Plan by every baseline and method in simulation, with costs learned before; fusion is part of the task."""
+    task = FittedSimulator(task, learned).corrected(task) if learned else task
     tasks = tuple(name for name in settings.tasks if name != "fusion")
     return plan_by(replace(settings, tasks=tasks), task, SimulatedObjective(task), log, progress)
 
 
 def _search(
     task: Task, fused: FusedTask | None, runner: IsolatedExecutor | FleetWorkers, starts: Mapping[str, Planned],
-    out: Path, settings: Settings, progress: Progress,
+    learned: Learned, out: Path, settings: Settings, progress: Progress,
 ) -> Loop:  # fmt: skip
     gate = LoadGate(patience_s=settings.patience_s, progress=progress)
     on_fleet = isinstance(runner, FleetWorkers)
@@ -199,7 +207,7 @@ def _search(
         searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
         settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
         as_run=partial(_as_run, task) if fused is None else partial(_unfolded_plan, fused),
-        surrogate=COST_MODELS[settings.cost_model](searched, settings.seed), methods=settings.methods,
+        surrogate=COST_MODELS[settings.cost_model](searched, settings.seed, learned), methods=settings.methods,
         on_fleet=on_fleet,
     )  # fmt: skip
 

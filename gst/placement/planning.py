@@ -62,6 +62,7 @@ class Settings:
         compile_step: also measure the step compiled and frozen, on all cores and on one; each takes up to a minute.
         compile_s: no such variant is begun after half of these seconds, and none is compiled beyond them.
         finals_s: seconds of each set of runs at the end, see `gst.execution.measure.measure`.
+        warm_start: directory of a search of another program on this machine, whose fitted costs this one starts from.
     """
 
     budget: int = BUDGET
@@ -75,6 +76,7 @@ class Settings:
     compile_step: bool = True
     compile_s: float = 120.0
     finals_s: float = math.inf
+    warm_start: Path | str | None = None
 
     def __post_init__(self) -> None:
         check_names(self.methods, self.tasks)
@@ -85,6 +87,8 @@ class Settings:
             raise ValueError(f"repetitions is {self.repetitions}; want 1 or more")
         if self.cost_model not in COST_MODELS:
             raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
+        if self.warm_start is not None and self.cost_model not in ("fitted", "gst"):
+            raise ValueError(f"the cost model {self.cost_model} starts from no learned costs; take fitted or gst")
 
 
 DEFAULT_SETTINGS = Settings()

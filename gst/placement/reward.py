@@ -6,7 +6,7 @@ simulated runtime.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Protocol
@@ -27,6 +27,9 @@ SAME = 1e-9  # logarithms of ratios that differ by less are equal
 
 Answers = Float64[np.ndarray, " plans"]
 
+Learned = Mapping[str, tuple[float, float]]
+"""Means and standard deviations of parameters that all programs of a machine share, by name."""
+
 
 class Surrogate(Protocol):
     """A cost model that learns from all plans measured so far. It corrects the costs of the simulator, or predicts
@@ -34,9 +37,11 @@ class Surrogate(Protocol):
 
     Attributes:
         corrects: True if it corrects costs.
+        least: number of measurements from which on it counts.
     """
 
     corrects: bool = False
+    least: int = LEAST_MEASUREMENTS
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
         """Learn from plans with runtimes simulated by the costs of the profile, and logarithms of measured / these."""
@@ -47,6 +52,10 @@ class Surrogate(Protocol):
 
         With a generator, costs are drawn from all that explain the measurements."""
         return task
+
+    def learned(self) -> Learned:
+        """Return what searches of other programs on this machine may start from."""
+        return {}
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         """Return means and standard deviations of logarithms of measured runtimes / those simulated by `corrected`."""
@@ -77,14 +86,19 @@ class Reward:
 
     def __init__(self, task: Task, surrogate: Surrogate) -> None:
         self.task, self.surrogate = task, surrogate
-        self.believed = self.simulated = SimulatedObjective(task)
         self._measured: dict[str, tuple[Plan, float, float]] = {}  # plan, believed ms, logarithm of the ratio
         self._limits = task.memories
+        self.believed, self.simulated = SimulatedObjective(task), SimulatedObjective(self.corrected())
 
     @property
     def num_measured(self) -> int:
         """Return the number of plans that were learned from."""
         return len(self._measured)
+
+    @property
+    def _counts(self) -> bool:
+        """True if the surrogate counts."""
+        return self.num_measured >= self.surrogate.least
 
     def learn(self, plans: Sequence[Plan], measured_ms: Answers, short: Sequence[Plan] = ()) -> None:
         """Add measurements to those of earlier calls, and fit the surrogate to all of them. A plan that failed (NaN) is
@@ -105,7 +119,7 @@ class Reward:
         for (plan, ms), believed_ms in zip(ran, believed, strict=True):
             if np.isfinite(believed_ms):
                 self._measured[plan.key] = plan, float(believed_ms), float(np.log(ms / believed_ms))
-        if ran and self.num_measured >= LEAST_MEASUREMENTS:
+        if ran and self._counts:
             learned_plans, ms, logs = zip(*self._measured.values(), strict=True)
             self.surrogate.learn(learned_plans, np.array(ms), np.array(logs))
         if short:
@@ -114,8 +128,7 @@ class Reward:
 
     def corrected(self, generator: np.random.Generator | None = None) -> Task:
         """Return the task as the measurements have it, see `Surrogate.corrected`."""
-        is_learned = self.num_measured >= LEAST_MEASUREMENTS
-        task = self.surrogate.corrected(self.task, generator) if is_learned else self.task
+        task = self.surrogate.corrected(self.task, generator) if self._counts else self.task
         if self._limits == self.task.memories:
             return task
         devices = tuple(replace(each, memory_limit=self._limits[each.memory]) for each in task.devices)
@@ -142,7 +155,7 @@ class Reward:
         """Return predictions in milliseconds, measured or not."""
         simulated = np.asarray(self.simulated(plans), np.float64)
         ran = np.flatnonzero(np.isfinite(simulated))
-        if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
+        if len(ran) and self._counts:
             logs = self.surrogate.means([plans[number] for number in ran.tolist()], simulated[ran])
             simulated[ran] *= np.exp(np.clip(logs, -FURTHEST, FURTHEST))
         return simulated
@@ -176,7 +189,7 @@ class Reward:
         Thompson, On the likelihood that one unknown probability exceeds another, 1933: each is the fastest in a machine
         drawn from those that explain the measurements.
         """
-        if not self.surrogate.corrects or self.num_measured < LEAST_MEASUREMENTS:
+        if not (self.surrogate.corrects and self._counts):
             return np.argsort(-self.expected_improvement(plans), kind="stable").tolist()
         predicted = self.means(plans)
         in_order = np.argsort(predicted, kind="stable").tolist()
@@ -196,7 +209,7 @@ class Reward:
         simulated = np.asarray(self.simulated(plans), np.float64)
         logs, deviations = np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
         ran = np.flatnonzero(np.isfinite(simulated))
-        if len(ran) and self.num_measured >= LEAST_MEASUREMENTS:
+        if len(ran) and self._counts:
             logs[ran], deviations[ran] = self.surrogate([plans[number] for number in ran.tolist()], simulated[ran])
         return simulated, np.clip(logs, -FURTHEST, FURTHEST), np.minimum(deviations, FURTHEST)
 

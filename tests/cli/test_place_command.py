@@ -118,7 +118,7 @@ def test_the_gst_cost_model_rewards_a_policy_whose_plans_are_measured(monkeypatc
             learned.append(len(plans))
             super().learn(plans, *told)
 
-    monkeypatch.setitem(COST_MODELS, "gst", Recorded)
+    monkeypatch.setitem(COST_MODELS, "gst", lambda task, seed, learned: Recorded(task, seed))
     arguments = ["place", PROGRAM, "--devices", "cpu:0,cpu:1", "--budget", "26", "--evaluations", "10"]
     arguments += [
         "--patience",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from experiments.reproductions.go.imitation import distance
-from experiments.worlds import study, transfer
+from experiments.worlds import sequence, study, transfer
 from experiments.worlds.fitted import PARAMETERS, TenParameters
 from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
@@ -124,6 +125,37 @@ def test_a_policy_that_has_learned_on_other_programs_is_kept_and_begins_a_traini
     training.run(Budgeted(SimulatedObjective(task), 24))
     moved = zip(training.policy.parameters(), policy.parameters(), strict=True)
     assert not all(torch.equal(one, other) for one, other in moved)
+
+
+def test_tasks_of_one_machine_differ_in_single_operations_alone() -> None:
+    task = generated_task(3, num_nodes=120, num_devices=3)
+    one, other = world(task, 1, machine=5), world(task, 2, machine=5)
+    is_long = task.costs.computed & (task.times_us.min(0) > 1)
+    ratio = one.truth.times_us[:, is_long] / other.truth.times_us[:, is_long]
+    assert np.ptp(np.log(ratio), axis=1).max() > 0.1 and one.noise == other.noise
+    assert (one.truth.costs.latency_us == other.truth.costs.latency_us).all()
+    assert one.truth.contention == other.truth.contention != world(task, 1, machine=6).truth.contention
+
+
+def test_a_sequence_of_programs_is_searched_cold_and_warm_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORLDS, "giant", (WORLDS["giant"][0], ("60:0", "80:1", "70:2")))
+    monkeypatch.setattr(sequence, "EPOCHS", 1)
+    monkeypatch.setattr(sequence, "NUM_PREDICTED", 30)
+    options = Namespace(worlds="giant", seeds=1, budgets="12", evaluations=60, json=tmp_path / "sequence.json")
+    result = sequence.run(options)
+    told = [(row["place"], row["way"], row["budget"]) for row in result["rows"] if "way" in row]
+    warm = [(place, way, budget) for place in (1, 2) for way in ("cold", "warm") for budget in (0, 12)]
+    assert told == [(0, "cold", 0), (0, "cold", 12), *warm]
+    figures = {row["model"]: row for row in result["rows"] if "model" in row}
+    assert tuple(figures) == sequence.MODELS
+    assert all(0 < row["error"] < 1 and -1 <= row["spearman"] <= 1 and row["plans"] <= 30 for row in figures.values())
+    assert len({row["error"] for row in figures.values()}) == 4
+    assert result["compared"]["giant"]["warm at 12, cold at 12"][3] == 2
+    assert sequence.run(options) == {}, "all rows are there"
+    options.seeds = 2
+    assert sequence.run(options)["rows"][: len(result["rows"])] == result["rows"]
 
 
 @pytest.mark.e2e

@@ -14,9 +14,11 @@ from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.cost_models import NetworkOnFitted
 from gst.placement.fitted import Fitted, FittedSimulator, layout
+from gst.placement.learned_costs import LEARNED, load_costs, save_costs
 from gst.placement.loop import Loop
 from gst.placement.machines import machine
 from gst.placement.objectives import SimulatedObjective
+from gst.placement.planning import Settings
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.reward import Reward, limits
 from gst.placement.search.random_plans import mutate
@@ -84,6 +86,52 @@ def test_costs_are_found_from_runtimes_of_other_plans() -> None:
     np.testing.assert_allclose(drawn.std(0), said, rtol=0.15)  # parameters drawn differ as the deviations say
     others = [SimulatedObjective(model.corrected(task, np.random.default_rng(seed)))(plans[50:]) for seed in (0, 1)]
     assert (others[0] != others[1]).all()
+
+
+def test_costs_learned_of_one_program_foretell_another_before_it_is_measured() -> None:
+    chips = machine("gpus:3")
+    first, second = (
+        chips.task(traced(f"{name}:layers=1,hidden=32,steps=4", kind="cuda")) for name in ("rnnlm", "gnmt")
+    )
+    drawn = 0.7 * np.random.default_rng(3).standard_normal(500)
+
+    def measured(task: Task, plans: list[Plan]) -> np.ndarray:
+        """On a machine whose shared parameters are those drawn; those of classes are as believed."""
+        places, parameters = layout(task), np.zeros(len(layout(task).widths))
+        for name, value in zip(sorted(places.shared), drawn.tolist(), strict=False):
+            parameters[places.shared[name]] = value * places.widths[places.shared[name]]
+        return Fitted(task, places, parameters).simulator.makespans(plans) / 1e3
+
+    assert sorted(layout(first).shared) == sorted(layout(second).shared), "kinds, devices, links and times of both"
+    plans, others = plans_of(first, 60), plans_of(second, 60)
+    teacher, believed = FittedSimulator(first), SimulatedObjective(first)(plans)
+    assert teacher.learned() == {}, "nothing was measured"
+    teacher.learn(plans, believed, np.log(measured(first, plans) / believed))
+    learned = teacher.learned()
+    reward = Reward(second, FittedSimulator(second, learned))
+    before, after = (np.log(each(others) / measured(second, others)) for each in (reward.believed, reward))
+    assert np.abs(after).mean() < 0.25 * np.abs(before).mean()
+    assert learned.keys() <= reward.surrogate.learned().keys(), "the next program starts from all that was learned"
+    prior = np.sqrt(layout(first).widths)
+    assert all(0 < learned[name][1] <= prior[at] ** 2 + 1e-12 for name, at in layout(first).shared.items())
+
+
+def test_learned_costs_are_kept_in_a_file_and_checked(tmp_path: Path) -> None:
+    machine_of, learned = {"cpu": "one", "cores": 2}, {"cpu:0": (0.25, 0.05), "latency": (-1.0, 0.5)}
+    save_costs(tmp_path, learned, machine_of, ["cpu:0"])
+    assert load_costs(tmp_path, machine_of, ["cpu:0", "cpu:1"]) == learned
+    with pytest.raises(ValueError, match=r"there is no .*nowhere.*name the --out of a gst place"):
+        load_costs(tmp_path / "nowhere", machine_of, ["cpu:0"])
+    with pytest.raises(ValueError, match="with cpu one, here it is two"):
+        load_costs(tmp_path, {**machine_of, "cpu": "two"}, ["cpu:0"])
+    with pytest.raises(ValueError, match="learned on cpu:0, and the devices are cuda:0"):
+        load_costs(tmp_path, machine_of, ["cuda:0"])
+    for wrong in ("[]", '{"machine": {}, "devices": []}', "{", (tmp_path / LEARNED).read_text().replace("0.05", "0")):
+        (tmp_path / LEARNED).write_text(wrong)
+        with pytest.raises(ValueError, match="cannot be read"):
+            load_costs(tmp_path, machine_of, ["cpu:0"])
+    with pytest.raises(ValueError, match="the cost model linear starts from no learned costs"):
+        Settings(cost_model="linear", warm_start=tmp_path)
 
 
 def test_what_is_left_out_is_what_the_others_do_not_foretell() -> None:

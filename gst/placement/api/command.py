@@ -25,6 +25,7 @@ from gst.placement.api.plan_trace import plan_streams, trace_of_task
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.learned_costs import LEARNED
 from gst.placement.loop import RAN, Trial
 from gst.placement.machines import machine
 from gst.placement.measured import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
@@ -39,7 +40,7 @@ from gst.util.progress import Progress
 from gst.util.writing import atomic_write, write_json
 
 LOGS = (SEARCHES, FUSED_SEARCHES, "measurements.jsonl")
-WRITTEN = (COSTS, GROUPS, *LOGS, "plan.json", "program.txt", "report.html")
+WRITTEN = (COSTS, LEARNED, GROUPS, *LOGS, "plan.json", "program.txt", "report.html")
 
 
 def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -97,6 +98,10 @@ def _check(options: Namespace, settings: Settings) -> None:
     measured = options.runtime == "measured" and not options.machine
     if settings.cost_model != DEFAULT_SETTINGS.cost_model and not (measured and settings.budget > 0):
         raise ValueError("--cost-model learns from what the loop measures; leave it away where nothing is")
+    if options.warm_start is not None and not measured:
+        raise ValueError("--warm-start is for plans that are measured; leave it, or --runtime simulated, away")
+    if options.warm_start is not None and options.warm_start.resolve() == options.out.resolve():
+        raise ValueError("--warm-start is the --out of another search; --resume goes on with this one")
     if "fusion" in settings.tasks and not measured:
         raise ValueError("fused groups are measured; leave fusion, or --machine and --runtime simulated, away")
     measurements = options.out / "measurements.jsonl"
