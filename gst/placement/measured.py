@@ -89,6 +89,8 @@ def place_measured(
             do), or `out` is of another program, other devices or settings.
     """
     started = time.perf_counter()
+    machine, names = fleet.kind.machine if fleet else this_machine(), [each.name for each in devices]
+    learned = load_costs(Path(settings.warm_start), machine, names) if settings.warm_start else {}
     compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
     with (
         fleet or IsolatedExecutor(source, devices) as runner,
@@ -97,9 +99,7 @@ def place_measured(
         (variants, kernels), skip_reason = found
         patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
         profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
-        machine = fleet.kind.machine if fleet else this_machine()
         task = cached_task(program, runner.devices, out, profile, machine)
-        learned = load_costs(Path(settings.warm_start), machine, task.names) if settings.warm_start else {}
         left_s = seconds - (time.perf_counter() - started)
         settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
 
