@@ -16,10 +16,7 @@ from partitioners.csr import Csr, check_num_parts, check_tolerance, checked_weig
 
 
 def largest_part(
-    num_nodes: int,
-    num_parts: int,
-    tolerance: float = 0.1,
-    node_weights: Int64[np.ndarray, " nodes"] | None = None,
+    num_nodes: int, num_parts: int, tolerance: float = 0.1, node_weights: Int64[np.ndarray, " nodes"] | None = None
 ) -> int:
     """Return the most that a part may hold, in nodes or in their weight: the mean plus `tolerance` of it, rounded up.
 

@@ -77,9 +77,7 @@ class Csr(NamedTuple):
 
 
 def symmetric_csr(
-    edges: Int64[np.ndarray, "2 edges"],
-    num_nodes: int,
-    edge_weights: Int64[np.ndarray, " edges"] | None = None,
+    edges: Int64[np.ndarray, "2 edges"], num_nodes: int, edge_weights: Int64[np.ndarray, " edges"] | None = None
 ) -> Csr:
     """Return the undirected graph of `edges`, in time and memory linear in nodes and edges.
 

@@ -205,13 +205,7 @@ class SlowTraining:
         seed: int,
         table_dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.encoder, self.head, self.pooling, self.num_fresh, self.keep = (
-            encoder,
-            head,
-            pooling,
-            num_fresh,
-            keep,
-        )
+        self.encoder, self.head, self.pooling, self.num_fresh, self.keep = (encoder, head, pooling, num_fresh, keep)
         self.rest = rest  # table, recomputed or omitted
         self.table: dict[tuple[str, int, int], Tensor] = {}
         self.table_dtype = table_dtype

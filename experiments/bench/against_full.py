@@ -42,10 +42,7 @@ def variant(name: str, nodes: int = NODES) -> dict[str, Any]:
 
 
 def run(
-    progress: Progress = no_progress,
-    nodes: int = NODES,
-    seeds: int = SEEDS,
-    epochs: int | None = None,
+    progress: Progress = no_progress, nodes: int = NODES, seeds: int = SEEDS, epochs: int | None = None
 ) -> dict[str, Any]:
     """Train both, in turns, each in a process of its own.
 

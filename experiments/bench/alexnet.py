@@ -140,10 +140,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         result["mlp"].append(figures(scores) | {"seconds": time.perf_counter() - started})
         scores, seconds = gst_scores(options.file, seed, runs)
         result["gst"].append(figures(scores[first_row]) | {"seconds": seconds})
-        print(
-            {name: [round(each["tau"], 4) for each in entries] for name, entries in result.items()},
-            flush=True,
-        )
+        print({name: [round(each["tau"], 4) for each in entries] for name, entries in result.items()}, flush=True)
     means = {name: float(np.mean([each["tau"] for each in entries])) for name, entries in result.items()}
     result |= {
         "mean_tau": means, "num_train": len(train), "num_test": len(test), "machine": machine_record(),

@@ -24,9 +24,7 @@ Reduction = Callable[[Tensor], Tensor]
 
 
 def run(
-    progress: Progress = no_progress,
-    shapes: tuple[tuple[int, int], ...] = SHAPES,
-    repetitions: int = REPETITIONS,
+    progress: Progress = no_progress, shapes: tuple[tuple[int, int], ...] = SHAPES, repetitions: int = REPETITIONS
 ) -> dict[str, Any]:
     """Measure random graphs of `EDGES_PER_ROW` edges a row.
 

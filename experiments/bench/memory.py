@@ -40,10 +40,7 @@ INTERVAL = 0.002  # seconds between samples of memory
 
 
 def run(
-    nodes: Sequence[int],
-    progress: Progress = no_progress,
-    root: Path = Path("runs"),
-    evaluated: int = 4000,
+    nodes: Sequence[int], progress: Progress = no_progress, root: Path = Path("runs"), evaluated: int = 4000
 ) -> dict[str, Any]:
     """Train GST+ED (4 fresh segments, the table on disk and full) and evaluate exactly, on synthetic programs.
 

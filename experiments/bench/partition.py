@@ -17,12 +17,7 @@ Result = TypeVar("Result")
 QUICK_SECONDS = 5.0  # what takes less is timed three times, in turn
 
 
-def run(
-    nodes: int = 1_000_000,
-    parts: int = 200,
-    seed: int = 0,
-    progress: Progress = no_progress,
-) -> dict[str, Any]:
+def run(nodes: int = 1_000_000, parts: int = 200, seed: int = 0, progress: Progress = no_progress) -> dict[str, Any]:
     """Cut each kind of graph by each method, on one core.
 
     Args:

@@ -40,11 +40,7 @@ class Link:
     gigabytes_s: float
 
 
-LINKS = {
-    "10 GbE": Link(30.0, 1.25),
-    "100 GbE": Link(5.0, 12.5),
-    "NVLink": Link(3.0, 450.0),
-}
+LINKS = {"10 GbE": Link(30.0, 1.25), "100 GbE": Link(5.0, 12.5), "NVLink": Link(3.0, 450.0)}
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,7 @@ IDEAL = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 
 
 def bench(
-    names: Sequence[str],
-    num_plans: int = 100,
-    repetitions: int = 5,
-    seed: int = 0,
-    progress: Progress = no_progress,
+    names: Sequence[str], num_plans: int = 100, repetitions: int = 5, seed: int = 0, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Measure random plans of each program, and simulate them with costs and contention measured before and after.
 

@@ -54,10 +54,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         ncols=3,
     )
     axes.set_yticks(range(len(names)), names)
-    axes.set(
-        xlabel="times as fast as the best of eager and compiled (bar), as eager (diamond)",
-        xlim=(0, None),
-    )
+    axes.set(xlabel="times as fast as the best of eager and compiled (bar), as eager (diamond)", xlim=(0, None))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=120)

@@ -112,10 +112,7 @@ def _baseline_over_hdp() -> list[float]:
     return [sum(each["portfolio_ms"] < each["hdp_ms"] for each in rows), len(rows)]
 
 
-TABLES = {
-    **{name: partial(system, name) for name in COLUMNS},
-    "go generalize": generalize,
-}
+TABLES = {**{name: partial(system, name) for name in COLUMNS}, "go generalize": generalize}
 NUMBERS: list[Number] = [
     (f"{FOLDER}/colocrl/README.md", BESIDE.format("METIS"), lambda: _beside("colocrl", "metis")),
     (f"{FOLDER}/hdp/README.md", BESIDE.format("ColocRL"), lambda: _beside("hdp", "colocrl")),

@@ -97,13 +97,7 @@ def _held_of_inputs(work: Work, first: int, num_storages: int) -> Ints:
 
 
 def behind_readers(
-    lane: Ints,
-    needs: Int64[np.ndarray, "2 needs"],
-    value: Ints,
-    reader: Ints,
-    writer: Ints,
-    holds: Rows,
-    stays: Ints,
+    lane: Ints, needs: Int64[np.ndarray, "2 needs"], value: Ints, reader: Ints, writer: Ints, holds: Rows, stays: Ints
 ) -> Ints:
     """Return the task after which each value is freed: the first on a lane of its readers that knows all of them to be
     done, so that no lane waits for a free; otherwise the last task of the last reader's lane. Values of one buffer are

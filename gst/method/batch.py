@@ -261,9 +261,7 @@ class NodeStates:
 
 
 def assemble(
-    graphs: Sequence[SegmentedGraph],
-    picks: Sequence[tuple[int, int]],
-    configs: Int64[Tensor, "graphs configs"],
+    graphs: Sequence[SegmentedGraph], picks: Sequence[tuple[int, int]], configs: Int64[Tensor, "graphs configs"]
 ) -> SegmentBatch:
     """Join segments into one batch.
 

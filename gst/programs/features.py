@@ -226,10 +226,7 @@ def colocate(
 
 
 def _feeding_updates(
-    operations: Sequence[Operation],
-    consumers: Sequence[Sequence[int]],
-    updates: Mapping[int, int],
-    groups: _Groups,
+    operations: Sequence[Operation], consumers: Sequence[Sequence[int]], updates: Mapping[int, int], groups: _Groups
 ) -> set[int]:
     """Join each update with its parameter and with the element-wise operations that feed nothing else."""
     joined: set[int] = set()

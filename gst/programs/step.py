@@ -17,11 +17,7 @@ from gst.programs.seeded import drawn_from
 
 State = dict[str, Tensor]
 
-OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "adam": ("mean", "mean_square"),
-}
+OPTIMIZERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("momentum",), "adam": ("mean", "mean_square")}
 """State of each optimizer for every parameter."""
 
 SEED = "random/seed"  # entry of a state

@@ -242,12 +242,7 @@ def _is_moved_constant(operations: Sequence[Operation], args: tuple[Any, ...], k
 
 
 def _operation(
-    module: fx.GraphModule,
-    node: fx.Node,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_view: bool,
-    name: str,
+    module: fx.GraphModule, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], is_view: bool, name: str
 ) -> Operation:
     if node.op == "get_attr":
         constant = _constant(operator.attrgetter(str(node.target))(module), node, name)

@@ -15,16 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.reporting.charts import NUM_COLOURS, Axis, brief, drawing, escape, number, text, whole
-from gst.reporting.headline import (
-    KERNELS,
-    again,
-    best_of,
-    device_names,
-    plans_of,
-    runtime_of,
-    step_kind,
-    time_of,
-)
+from gst.reporting.headline import KERNELS, again, best_of, device_names, plans_of, runtime_of, step_kind, time_of
 from gst.reporting.page import Record, empty, legend, listed, mapping, rows, section, wide_figure
 
 MOST_DEVICES = 64

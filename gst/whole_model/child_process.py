@@ -72,11 +72,7 @@ def variants_on_cores(source: Path | str, cores: int, seconds: float) -> Iterato
 
 @contextmanager
 def variants_on_accelerator(
-    source: Path | str,
-    device: torch.device,
-    seconds: float,
-    skip_reason: str = "",
-    compiled: Sequence[str] = COMPILE,
+    source: Path | str, device: torch.device, seconds: float, skip_reason: str = "", compiled: Sequence[str] = COMPILE
 ) -> Iterator[tuple[Timed, Figures]]:
     """Time the variants of a step on an accelerator; `pytorch`, as written, comes first. The function of a variant that
     is left out raises its reason (`ExecutionError`).

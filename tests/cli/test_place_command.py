@@ -77,16 +77,7 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     plans = result["plans"]
-    wanted = {
-        "chunks",
-        "metis",
-        "heft",
-        "annealing",
-        "colocrl",
-        "hdp",
-        "go",
-        "pytorch",
-    }
+    wanted = {"chunks", "metis", "heft", "annealing", "colocrl", "hdp", "go", "pytorch"}
     assert wanted <= set(plans) and sum(name.startswith("single:") for name in plans) == 1
     ran = {name: plan["median_ms"] for name, plan in plans.items() if plan["feasible"] and name != "pytorch"}
     assert ran[result["best"]] == min(ran.values()), "chosen by the first runs"
@@ -120,17 +111,7 @@ def test_the_gst_cost_model_rewards_a_policy_whose_plans_are_measured(monkeypatc
 
     monkeypatch.setitem(COST_MODELS, "gst", lambda task, seed, learned: Recorded(task, seed))
     arguments = ["place", PROGRAM, "--devices", "cpu:0,cpu:1", "--budget", "26", "--evaluations", "10"]
-    arguments += [
-        "--patience",
-        "0",
-        "--no-compile",
-        "--methods",
-        "go",
-        "--cost-model",
-        "gst",
-        "--out",
-        "out",
-    ]
+    arguments += ["--patience", "0", "--no-compile", "--methods", "go", "--cost-model", "gst", "--out", "out"]
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     assert result["cost_model"]["name"] == "gst" and result["cost_model"]["num_measured"] == 26
@@ -149,8 +130,7 @@ def test_the_command_line_names_the_methods_and_cost_models_that_there_are(capsy
 
 
 @pytest.mark.parametrize(
-    "words",
-    rest_in_e2e(["--help", "place --help", "trace experiments.mine:step"], ["trace experiments.mine:step"]),
+    "words", rest_in_e2e(["--help", "place --help", "trace experiments.mine:step"], ["trace experiments.mine:step"])
 )
 def test_a_package_of_the_user_called_experiments_is_not_shadowed(words: str) -> None:
     Path("experiments").mkdir()

@@ -35,10 +35,7 @@ def lists(
 
 @pytest.mark.parametrize("name", TWINS)
 @given(
-    graphs=st.integers(1, 3),
-    configs=st.integers(1, 6),
-    padding=st.sampled_from([0, 0.3, 1]),
-    seed=st.integers(0, 999),
+    graphs=st.integers(1, 3), configs=st.integers(1, 6), padding=st.sampled_from([0, 0.3, 1]), seed=st.integers(0, 999)
 )
 def test_losses_are_their_slow_twins(name: str, graphs: int, configs: int, padding: float, seed: int) -> None:
     scores, targets = lists(graphs, configs, padding, seed)

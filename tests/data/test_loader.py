@@ -136,14 +136,7 @@ def test_impossible_loaders_are_refused(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("by", "valid", "test"),
-    [
-        ("configs", 4, 3),
-        ("graphs", 2, 1),
-        ("configs", -1, 1),
-        ("graphs", 1, -1),
-        ("graphs", -2, 0),
-        ("nodes", 1, 1),
-    ],
+    [("configs", 4, 3), ("graphs", 2, 1), ("configs", -1, 1), ("graphs", 1, -1), ("graphs", -2, 0), ("nodes", 1, 1)],
 )
 def test_impossible_splits_are_refused(by: Any, valid: int, test: int, unchecked: None) -> None:
     with pytest.raises(ValueError):

@@ -88,9 +88,7 @@ def test_whole_files_hold_what_their_description_says(alexnet: Path) -> None:
     assert (unet.edges[0] < unet.edges[1]).all()
 
 
-def test_tile_targets_are_ratios_and_configurations_belong_to_the_root_of_the_kernel(
-    tile_kernels: list[Path],
-) -> None:
+def test_tile_targets_are_ratios_and_configurations_belong_to_the_root_of_the_kernel(tile_kernels: list[Path]) -> None:
     """Nested computations (a reducer, say) have roots too; that of the kernel itself feeds nobody."""
     assert tile_kernels
     for path in tile_kernels:
@@ -168,11 +166,7 @@ NAN = float("nan")
         (LAYOUT, {"node_config_ids": put(372)}, "config"),
         (LAYOUT, {"node_config_ids": lambda a: a[:-1]}, "config"),
         (LAYOUT, {"node_config_feat": put(NAN)}, "config"),
-        (
-            LAYOUT,
-            {"node_config_feat": lambda a: a[:0], "config_runtime": lambda a: a[:0]},
-            "no configurations",
-        ),
+        (LAYOUT, {"node_config_feat": lambda a: a[:0], "config_runtime": lambda a: a[:0]}, "no configurations"),
         (LAYOUT, {"config_runtime": put(-5)}, "-5"),
         (LAYOUT, {"config_runtime": put(2**64 - 1, np.uint64)}, "overflow"),
         (LAYOUT, {"config_runtime": lambda a: a / 2}, "integers"),

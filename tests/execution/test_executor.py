@@ -118,10 +118,7 @@ def test_one_memory_copies_nothing(program: Program) -> None:
 def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> None:
     program, step = small_program(name), WORKLOADS[name](**SMALL[name])
     plan = random_plan(program, np.random.default_rng(0))
-    parameters, data = (
-        list(program.inputs[: len(step.inputs[0])]),
-        list(program.inputs[len(step.inputs[0]) :]),
-    )
+    parameters, data = (list(program.inputs[: len(step.inputs[0])]), list(program.inputs[len(step.inputs[0]) :]))
     losses = []
     with GraphExecutor(program, pair(separate_memory=True)) as running:
         for _ in range(20):

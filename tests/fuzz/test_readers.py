@@ -33,8 +33,7 @@ def test_damaged_files(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "case"),
-    [("cost graph", 7232), ("store", 8053), ("store", 8557), ("cost model", 5101), ("policy", 6531)],
+    ("name", "case"), [("cost graph", 7232), ("store", 8053), ("store", 8557), ("cost model", 5101), ("policy", 6531)]
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_ten_thousand_cases_found_stays_mended(name: str, case: int) -> None:

@@ -84,8 +84,7 @@ def test_what_is_no_array_is_named(unchecked: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "array",
-    ["node_features", "edges", "opcodes", "config_nodes", "config_features", "targets", "counts", "spreads"],
+    "array", ["node_features", "edges", "opcodes", "config_nodes", "config_features", "targets", "counts", "spreads"]
 )
 def test_the_digest_tells_a_change_of_any_array(array: str) -> None:
     graph = random_graph(0)

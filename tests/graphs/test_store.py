@@ -416,9 +416,7 @@ def test_whoever_comes_second_takes_what_the_first_made(tmp_path: Path) -> None:
     """Another process finishes the same store while this one is still writing."""
     others: list[Path] = []
     store = prepare(
-        GRAPHS,
-        tmp_path,
-        progress=lambda name: others.append(prepare(GRAPHS, tmp_path)) if not others else None,
+        GRAPHS, tmp_path, progress=lambda name: others.append(prepare(GRAPHS, tmp_path)) if not others else None
     )
     assert others == [store] == stores(tmp_path) and not leftovers(tmp_path)
     verify(store)

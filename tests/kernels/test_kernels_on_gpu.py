@@ -18,10 +18,7 @@ from gst.kernels.streams import StreamSearch, on_streams
 from gst.programs import WORKLOADS, capture, differ_beyond_rounding, outputs_differ
 from tests.programs.small import SMALL
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 CUDA = torch.device("cuda", 0)
 
 

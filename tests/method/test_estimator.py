@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import (
-    HALO,
-    KINDS,
-    SlowTraining,
-    models,
-    random_graph,
-    whole,
-    whole_graph_prediction,
-    without_cut_edges,
-)
+from reference import HALO, KINDS, SlowTraining, models, random_graph, whole, whole_graph_prediction, without_cut_edges
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable

@@ -6,10 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from gst.method.draws import (
-    choose_fresh,
-    generator_for,
-)
+from gst.method.draws import choose_fresh, generator_for
 
 
 @pytest.mark.parametrize(("num_segments", "num_fresh", "marked"), [(1, 1, 1), (5, 2, 2), (5, 5, 5), (3, 8, 3)])

@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gst.method.draws import (
-    choose_fresh,
-    choose_kept,
-    dropout_weights,
-)
+from gst.method.draws import choose_fresh, choose_kept, dropout_weights
 
 DRAWS = 1500
 

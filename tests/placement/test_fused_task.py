@@ -184,13 +184,7 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
 ) -> None:
     chosen = Settings(
-        8,
-        50,
-        ("annealing",),
-        ("placement", "schedule", "fusion"),
-        repetitions=3,
-        patience_s=0.0,
-        compile_step=False,
+        8, 50, ("annealing",), ("placement", "schedule", "fusion"), repetitions=3, patience_s=0.0, compile_step=False
     )
     found = place_measured(program, saved, devices, tmp_path / "out", chosen)
     names = set(found.result["plans"])

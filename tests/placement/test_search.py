@@ -95,10 +95,7 @@ def record(task: Task, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
         ({"program": "0123456789abcdef"}, "program 0123456789abcdef, now"),
         ({"memory_limits": {"host": 1000}}, "made with memory_limits {'host': 1000}"),
         ({"tasks": ["placement"]}, r"made with tasks \['placement'\], now it is \['placement', 'schedule'\]"),
-        (
-            {"measurement": {"machine": {"cpu": "another", "torch": "1.0"}}},
-            r"with (cpu another|torch 1\.0), now",
-        ),
+        ({"measurement": {"machine": {"cpu": "another", "torch": "1.0"}}}, r"with (cpu another|torch 1\.0), now"),
     ],
 )
 def test_a_log_of_another_search_is_refused(
@@ -146,17 +143,7 @@ def test_gst_place_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    arguments = [
-        "--budget",
-        "14",
-        "--evaluations",
-        "40",
-        "--methods",
-        "annealing",
-        "--patience",
-        "0",
-        "--no-compile",
-    ]
+    arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing", "--patience", "0", "--no-compile"]
     arguments += ["--out", "runs/place", "--json", "place.json"]
     assert main(["place", "test_search:small", *arguments]) == 0
     result = json.loads(Path("place.json").read_text())

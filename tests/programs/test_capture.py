@@ -8,16 +8,7 @@ import pytest
 import torch
 
 from gst.lowering.calls import eager, pytorch
-from gst.programs import (
-    WORKLOADS,
-    Program,
-    Reference,
-    Step,
-    TrainingStep,
-    capture,
-    capture_module,
-    outputs_differ,
-)
+from gst.programs import WORKLOADS, Program, Reference, Step, TrainingStep, capture, capture_module, outputs_differ
 
 
 def test_nodes_are_in_topological_order_and_edges_are_what_operations_read(program: Program) -> None:

@@ -68,9 +68,4 @@ def test_opcodes_fit_and_tell_kinds_apart() -> None:
 def test_numbers_of_known_operations_are_never_changed() -> None:
     """They are stored with datasets: append only."""
     assert KNOWN_OPERATIONS[0] == "_log_softmax" and len(set(KNOWN_OPERATIONS)) == len(KNOWN_OPERATIONS)
-    assert [KNOWN_OPERATIONS.index(name) for name in ("addmm", "convolution", "mm", "zeros_like")] == [
-        10,
-        25,
-        61,
-        113,
-    ]
+    assert [KNOWN_OPERATIONS.index(name) for name in ("addmm", "convolution", "mm", "zeros_like")] == [10, 25, 61, 113]

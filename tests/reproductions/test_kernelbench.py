@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.reproductions.kernelbench.__main__ import main
-from experiments.reproductions.kernelbench.compare import (
-    compare,
-    gain_of,
-    interval_of_right,
-    rows_of,
-    scores,
-    trees,
-)
+from experiments.reproductions.kernelbench.compare import compare, gain_of, interval_of_right, rows_of, scores, trees
 from experiments.reproductions.kernelbench.programs import read_programs
 from experiments.reproductions.kernelbench.timings import Timing, read_timings
 

@@ -106,8 +106,7 @@ def test_steps_of_each_part_come_from_its_own_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "needed"),
-    [("fit", {"train", "valid"}), ("validate", {"valid"}), ("predict", {"test"})],
+    ("stage", "needed"), [("fit", {"train", "valid"}), ("validate", {"valid"}), ("predict", {"test"})]
 )
 def test_only_the_parts_that_a_command_needs_have_to_be_there(stage: str, needed: set[str]) -> None:
     for name in {"train", "valid", "test"} - needed:

@@ -41,10 +41,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 
 def fit(
-    directory: Path,
-    resume: Path | None = None,
-    epochs: int = EPOCHS,
-    finetuned: int = FINETUNED,
+    directory: Path, resume: Path | None = None, epochs: int = EPOCHS, finetuned: int = FINETUNED
 ) -> tuple[SegmentTrainingModule, Watch]:
     """A few epochs on a small program, with a checkpoint after every step."""
     L.seed_everything(0)

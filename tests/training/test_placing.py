@@ -15,10 +15,7 @@ from gst.placement.api.backend import backend
 from gst.training import PlacedSteps
 from gst.util.compiled import compiler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")]
 
 
 class Regression(L.LightningModule):

@@ -25,9 +25,7 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     assert len(lines) == 2 and not any("| 0/10" in line for line in lines)
 
 
-def test_work_of_one_item_is_named_in_a_log_when_it_begins(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_work_of_one_item_is_named_in_a_log_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     with Bars() as bars:
         for what in ("compiling, which takes minutes", "compiling, which takes minutes", "measuring"):
             bars.show(what, 0, 1)

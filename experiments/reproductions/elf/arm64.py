@@ -20,9 +20,7 @@ architecture, table of dynamic relocations)."""
 
 
 def sweep(
-    code: UInt8[np.ndarray, " bytes"],
-    starts: Int64[np.ndarray, " functions"],
-    ends: Int64[np.ndarray, " functions"],
+    code: UInt8[np.ndarray, " bytes"], starts: Int64[np.ndarray, " functions"], ends: Int64[np.ndarray, " functions"]
 ) -> tuple[Int64[np.ndarray, "functions kinds"], Int64[np.ndarray, "3 branches"]]:
     """As `x86.sweep`."""
     counts: np.ndarray

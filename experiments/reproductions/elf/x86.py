@@ -77,9 +77,7 @@ KIND_0F = _kinds(
 
 
 def sweep(
-    code: UInt8[np.ndarray, " bytes"],
-    starts: Int64[np.ndarray, " functions"],
-    ends: Int64[np.ndarray, " functions"],
+    code: UInt8[np.ndarray, " bytes"], starts: Int64[np.ndarray, " functions"], ends: Int64[np.ndarray, " functions"]
 ) -> tuple[Int64[np.ndarray, "functions kinds"], Int64[np.ndarray, "3 branches"]]:
     """Decode every function from its start to its end. A byte that starts no instruction counts as one.
 

@@ -266,10 +266,7 @@ class Schedule:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        home: Int64[np.ndarray, " nodes"],
-        order: Int64[np.ndarray, " nodes"] | None = None,
+        self, problem: Problem, home: Int64[np.ndarray, " nodes"], order: Int64[np.ndarray, " nodes"] | None = None
     ) -> None:
         self.home = np.ascontiguousarray(home, np.int64)
         self.order = np.arange(problem.num_nodes) if order is None else order

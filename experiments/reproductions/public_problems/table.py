@@ -32,11 +32,7 @@ from experiments.reproductions.public_problems.cost_graphs import (
     task_of_cost_graph,
 )
 from experiments.reproductions.public_problems.exact.cost_graphs import published_optimum
-from experiments.reproductions.public_problems.published import (
-    PublishedObjective,
-    published_bound,
-    search_published,
-)
+from experiments.reproductions.public_problems.published import PublishedObjective, published_bound, search_published
 from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio

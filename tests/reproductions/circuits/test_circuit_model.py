@@ -17,12 +17,7 @@ from experiments.reproductions.circuits.compare import BASELINES, VARIANTS, by_d
 from experiments.reproductions.circuits.files import CircuitFile
 from experiments.reproductions.circuits.labels import PROGRAM, read_labels
 from experiments.reproductions.circuits.model import SynthesisModel
-from experiments.reproductions.circuits.predictor import (
-    combined,
-    load_predictor,
-    save_predictor,
-    train_predictor,
-)
+from experiments.reproductions.circuits.predictor import combined, load_predictor, save_predictor, train_predictor
 from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, numbers, read_recipes
 from experiments.reproductions.circuits.training import (
     Example,

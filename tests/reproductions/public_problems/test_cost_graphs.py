@@ -102,8 +102,7 @@ def test_calls_that_wait_for_each_other_have_no_order(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the published graphs in shared/data/placement")
 @pytest.mark.parametrize(
-    ("name", "milliseconds"),
-    [("bert24", 92.426), ("gnmt", 182.674), ("inceptionv3", 311.524), ("resnet50", 202.263)],
+    ("name", "milliseconds"), [("bert24", 92.426), ("gnmt", 182.674), ("inceptionv3", 311.524), ("resnet50", 202.263)]
 )
 def test_human_experts_as_the_published_program_has_them(name: str, milliseconds: float) -> None:
     """What `greedy -computeLatency` of the source prints for these files."""

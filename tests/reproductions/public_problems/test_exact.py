@@ -12,11 +12,7 @@ import pytest
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph
 from experiments.reproductions.public_problems.exact.cost_graphs import published_optimum
 from experiments.reproductions.public_problems.exact.tasks import optimum, replayed_us
-from experiments.reproductions.public_problems.published import (
-    PublishedObjective,
-    published_bound,
-    search_published,
-)
+from experiments.reproductions.public_problems.published import PublishedObjective, published_bound, search_published
 from gst.placement.task import Task
 from tests.placement.placement_graphs import FIXTURE, cost_graph, made_task
 

@@ -12,12 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 
 from experiments.reproductions.public_problems.cost_graphs import CostGraph
-from experiments.reproductions.public_problems.exact.solver import (
-    Optimum,
-    first_come,
-    solve,
-    solver_library,
-)
+from experiments.reproductions.public_problems.exact.solver import Optimum, first_come, solve, solver_library
 from experiments.reproductions.public_problems.published import PublishedObjective, published_bound
 from gst.lowering.plan import Plan
 

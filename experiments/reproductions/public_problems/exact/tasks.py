@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from experiments.reproductions.public_problems.exact.solver import (
-    Optimum,
-    first_come,
-    solve,
-    solver_library,
-)
+from experiments.reproductions.public_problems.exact.solver import Optimum, first_come, solve, solver_library
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
 from gst.placement.task import Task
