@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from partitioners.balance import Problem
 from partitioners.communities import communities
 from partitioners.csr import check_num_parts, check_tolerance, checked_edges, checked_weights
-from partitioners.orders import contiguous, fennel, linear_deterministic_greedy, uniform
+from partitioners.orders import contiguous, uniform
 
 
 def has_metis() -> bool:
@@ -25,13 +25,13 @@ def has_metis() -> bool:
 
 
 def usual_method() -> str:
-    """The method to cut by where any will do: METIS, and Fennel without pymetis.
+    """The method to cut by where any will do: METIS, and communities without pymetis.
 
     Examples:
         >>> usual_method()
         'metis'
     """
-    return "metis" if has_metis() else "fennel"
+    return "metis" if has_metis() else "communities"
 
 
 def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
@@ -56,21 +56,14 @@ def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
     return problem.refined(np.array(found.vertex_part, dtype=np.int64))
 
 
-HOPELESS = 1.5  # LDG at this many times the least cut: Fennel, which streams as LDG does, is not worth its time
-
-
 def auto(problem: Problem) -> Int64[np.ndarray, " nodes"]:
     """Return the part of each node, by the method whose parts, balanced, cut least by weight; the earlier in a tie."""
     best = problem.balanced(contiguous(problem))
     least = problem.csr.cut(best)
-    cut_of: dict[Method, int] = {}
-    for method in (communities, linear_deterministic_greedy, fennel, metis):
-        if least == 0 or (method is fennel and cut_of[linear_deterministic_greedy] > HOPELESS * least):
-            continue
+    for method in (communities, metis) if least else ():
         parts = problem.balanced(method(problem))
-        cut_of[method] = problem.csr.cut(parts)
-        if cut_of[method] < least:
-            best, least = parts, cut_of[method]
+        if (cut := problem.csr.cut(parts)) < least:
+            best, least = parts, cut
     return best
 
 
@@ -81,8 +74,6 @@ METHODS: dict[str, Method] = {
     "auto": auto,
     "metis": metis,
     "communities": communities,
-    "ldg": linear_deterministic_greedy,
-    "fennel": fennel,
     "contiguous": contiguous,
     "random": uniform,
 }

@@ -24,7 +24,7 @@ MATRIX = {
     "resumed": ("resumed",),
 }
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
-PARTITIONERS = ("auto", "metis", "communities", "ldg", "fennel", "contiguous")
+PARTITIONERS = ("auto", "metis", "communities", "contiguous")
 STEPS = {
     "unshared fp32": "every node under every configuration, fp32",
     "shared fp32": "equal states once, fp32",

@@ -67,7 +67,7 @@ USUAL = """\
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
 --data.store DIR             where segments are kept once they are cut
 --data.max_nodes N           most nodes of a segment
---data.method NAME           partitioner: metis, communities, ldg, fennel, contiguous, random, auto
+--data.method NAME           partitioner: metis, communities, contiguous, random, auto
 --data.halo N                hops of context around a segment
 --data.split_by NAME         hold out configs, graphs or groups; --data.num_valid N, --data.num_test N
 --data.missing_targets skip  leave out targets that are NaN or infinite, which are refused otherwise

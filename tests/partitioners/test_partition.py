@@ -198,7 +198,7 @@ def test_machine_code_does_what_the_interpreted_kernels_do() -> None:
         ({"num_parts": 0}, "num_parts is 0"),
         ({"num_nodes": 2}, r"edges name nodes 0\.\.2; wanted 0\.\.1"),
         ({"edges": np.array([[0], [-1]])}, r"edges name nodes -1\.\.0"),
-        ({"method": "louvain"}, "'louvain'; wanted one of auto, metis, communities, ldg, fennel"),
+        ({"method": "louvain"}, "'louvain'; wanted one of auto, metis, communities, contiguous"),
         ({"seed": -1}, "seed is -1"),
         ({"tolerance": -0.1}, "tolerance is -0.1"),
         ({"tolerance": float("nan")}, "tolerance is nan"),
