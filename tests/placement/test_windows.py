@@ -14,12 +14,14 @@ from gst.lowering.plan import Plan
 from gst.placement.baselines.arrays import Scheduled, moved
 from gst.placement.baselines.computed import ComputedOperations
 from gst.placement.baselines.list_schedules import etf, heft
+from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search import annealing, windows
 from gst.placement.search.annealing import anneal
 from gst.placement.search.windows import SIZE, Border, Run, Schedule, refine, run_window, schedule, sweep, tails
 from gst.placement.task import Task
+from gst.programs import traced
 
 CORE_SETS = (9, 10, 18)  # seeds of 200 or more nodes on cores and the set of all of them
 
@@ -222,6 +224,24 @@ def test_windows_leave_the_plan_alone_where_the_objective_finds_them_slower(gian
     objective = Budgeted(dislikes, 60)
     anneal(task, objective, start=starts)
     assert objective.best is not None and (objective.best.placement == liked).all() and objective.best_ms == 1.0
+
+
+def test_whole_plans_get_what_windows_would_waste_where_links_queue(
+    giant: tuple[Task, list[Plan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows know of no queues of links, so their plans are far slower there than they think."""
+    queued = machine("gpus:4").task(traced("rnnlm", kind="cuda"))
+    assert queued.num_nodes >= annealing.MANY and queued.costs.copies_queue
+
+    def annealed(task: Task, starts: Sequence[Plan] = ()) -> Budgeted:
+        objective = Budgeted(SimulatedObjective(task), 600)
+        anneal(task, objective, start=starts)
+        return objective
+
+    asked = annealed(queued)
+    assert asked.num_asked > 500 > 240 > annealed(*giant).num_asked, "windows had the rest"
+    monkeypatch.setattr(annealing, "MISLED", np.inf)
+    assert asked.best_ms < 0.99 * annealed(queued).best_ms
 
 
 def test_giant_tasks_of_one_device_or_of_tight_memories_are_annealed_too() -> None:

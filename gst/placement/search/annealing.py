@@ -23,8 +23,12 @@ WARM_UP = 200  # steps, at most, that estimate this cost
 LOOK_EVERY = 15  # steps, at least, between two simulations that show the waits of the plan
 PATIENCE = 0.15  # share of the budget without a better plan before the search returns to the best
 MANY = 1_000  # nodes of a task, from which on windows of its schedule are annealed before whole plans
-ROUNDS = 3  # of windows; each begins with the simulated run of the best plan so far
-WINDOWS = 0.9  # share of the budget that windows have
+ROUNDS = (0.1, 0.3, 0.3, 0.3)
+"""Shares of the rounds of windows. Each begins with the simulated run of the best plan so far."""
+MISLED = (
+    1.1  # a round whose plan takes so much longer is the last: windows do not see what makes it slow, such as queues
+)
+WINDOWS = 0.7  # share of the budget that windows have, at most
 STEPS = 0.1  # steps in windows per node: they take as long as one simulation
 
 
@@ -40,7 +44,7 @@ def anneal(
 
     From `MANY` nodes on, a whole simulation is slow: most of the budget then goes to windows of the schedule
     (`gst.placement.search.windows`), at `STEPS` steps per node for each plan of the budget. The objective judges each
-    result, and the search goes on from the faster plan.
+    result, and the search goes on from the faster plan. Where windows mislead (`MISLED`), whole plans get the rest.
 
     Args:
         objective: asked about `start` first, then until nothing is left, except for the share of windows.
@@ -62,8 +66,8 @@ def anneal(
         state, now = _begin(task, objective, around, energy, start)
         total = objective.left
         if task.num_nodes >= MANY and len(task.devices) > 1 and now < FAILED:
-            state, now = _anneal_windows(task, around, energy, state, now, seed, progress)
-            total -= int(WINDOWS * total)
+            state, now, share = _anneal_windows(task, around, energy, state, now, seed, progress)
+            total -= int(share * total)
         _search(around, energy, state, now, generator, progress, min(total, objective.left))
 
 
@@ -84,26 +88,27 @@ def _begin(
 
 def _anneal_windows(
     task: Task, around: Neighbourhood, energy: _Energy, state: State, now: float, seed: int, progress: Progress
-) -> tuple[State, float]:
-    """Return the best of a state and of the plans of each round of windows."""
+) -> tuple[State, float, float]:
+    """Return the best of a state and of the plans of each round of windows, its energy, and the share of the budget
+    that the rounds took."""
     operations, objective = ComputedOperations(task), energy.objective
-    steps = int(WINDOWS * objective.left * STEPS * task.num_nodes / ROUNDS)
+    steps, share = WINDOWS * objective.left * STEPS * task.num_nodes, 0.0
     number = np.full(task.num_nodes, -1)
     number[operations.nodes] = np.arange(len(operations.nodes))
-    for each in range(ROUNDS):
+    for each, part in enumerate(ROUNDS):
         order = number[task.simulator.run(around.plan(state)).order]
         begin = schedule(operations.what, state.placement[operations.nodes], order[order >= 0])
 
         def report(what: str, done: int, whole: int, each: int = each) -> None:
-            progress(what, each * whole + done, ROUNDS * whole)
+            progress(what, each * whole + done, len(ROUNDS) * whole)
 
-        result, count = refine(operations.what, begin, steps, ROUNDS * seed + each, report)
-        plan = operations.plan(result.home, result.order)
-        if plan is None or count == 0 or objective.left == 0:
+        result, count = refine(operations.what, begin, int(part * steps), len(ROUNDS) * seed + each, report)
+        plan, share = operations.plan(result.home, result.order), share + part * WINDOWS
+        if plan is None or count == 0 or objective.left == 0 or (took := energy(plan, now)) > MISLED * now:
             break
-        if (took := energy(plan, now)) < now:
+        if took < now:
             state, now = around.state(plan, by_tail=False), took
-    return state, now
+    return state, now, share
 
 
 def _search(
