@@ -1,8 +1,9 @@
-"""Searches in hidden worlds: the table of experiments/results/worlds.json."""
+"""Searches in hidden worlds: the tables of experiments/results/worlds*.json."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.figures.documents import Number, result, table
@@ -37,6 +38,23 @@ PROPOSERS = {
 }
 
 
+WARM = {
+    "warm at 0, cold at 0": "none / none",
+    "warm at 0, cold at 20": "none / 20",
+    "warm at 0, cold at 50": "none / 50",
+    "warm at 20, cold at 20": "20 / 20",
+    "warm at 20, cold at 50": "20 / 50",
+    "warm at 50, cold at 50": "50 / 50",
+}
+MODELS = {
+    "simulator": "simulator as it is",
+    "regression": "ridge regression on plans of other programs",
+    "network": "GST network, the same plans",
+    "learned costs": "**costs learned from the same plans**",
+    "repeats": "a second measurement",
+}
+
+
 def worlds() -> str:
     """Return the table of runtimes of the plans found, over those found without a cost model."""
     found = result("worlds")
@@ -53,12 +71,35 @@ def worlds() -> str:
 
 def proposers() -> str:
     """Return the table of GO against other proposers, and of what it has learned elsewhere."""
-    ways = result("worlds")["over_none"]["eight"]
+    ways = result("worlds_proposers")["over_none"]["eight"]
     rows = []
     for way, label in PROPOSERS.items():
         found = ways.get(way)
         rows.append([label, _interval(found), str(int(found[3])) if found else "0"])
     return table(["50 measurements, fitted costs; runtime with the one / with the other", "ratio", "searches"], rows)
+
+
+def sequence() -> str:
+    """Return the table of searches that begin with learned costs, over those that do not."""
+    found = result("worlds_sequence")["compared"]
+    head = ["measurements, with learned costs / without", *(WORLDS[name] for name in found)]
+    rows = [[label, *(_interval(cells.get(pair)) for cells in found.values())] for pair, label in WARM.items()]
+    rows.append(["searches compared", *(str(int(cells["warm at 0, cold at 0"][3])) for cells in found.values())])
+    return table(head, rows)
+
+
+def unseen() -> str:
+    """Return the table of predictions of plans of programs that no model has seen."""
+    found = result("worlds_sequence")["compared"] | {"cores": result("worlds_cores")["compared"]}
+    head = ["Spearman's rank correlation, mean error", *(WORLDS.get(name, "two cores, measured") for name in found)]
+    return table(head, [[label, *(_model(cells, name) for cells in found.values())] for name, label in MODELS.items()])
+
+
+def _model(cells: Mapping[str, list[float]], name: str) -> str:
+    if f"error of {name}" not in cells:
+        return ""
+    order, error = cells[f"spearman of {name}"], cells[f"error of {name}"]
+    return f"{order[0]:.3f} ({order[1]:.3f}..{order[2]:.3f}), {100 * error[0]:.1f} %"
 
 
 def _interval(each: list[float] | None, usual: int | None = None) -> str:
@@ -86,5 +127,5 @@ def _over(rows: list[dict[str, Any]], name: str, way: str) -> str:
     return (f"{math.exp(sum(logs) / len(logs)):.3f}" if logs else "-") + failed
 
 
-TABLES = {"worlds": worlds, "proposers in worlds": proposers}
+TABLES = {"worlds": worlds, "proposers in worlds": proposers, "sequence": sequence, "unseen programs": unseen}
 NUMBERS: list[Number] = []

@@ -77,7 +77,9 @@ def searches(name: str, seed: int, budgets: Sequence[int], evaluations: int) -> 
         hidden = world(task, len(programs) * seed + place, machine=seed)
         here = {"world": name, "seed": seed, "place": place, "program": program, "nodes": task.num_nodes}
         if place == len(programs) - 1:
-            yield from ({**here, **row} for row in predictions(hidden, known, learned, seed))
+            plans = [plan for _, plan in islice(random_plans(task, seed), NUM_PREDICTED)]
+            ms = np.array([each.median_ms for each in hidden.measure(plans)])
+            yield from ({**here, **row} for row in predictions(Known(task, plans, ms), known, learned, seed))
         warm = dict(learned)
         for way, costs in (("cold", {}), ("warm", warm)):
             if way == "warm" and not warm:
@@ -108,20 +110,16 @@ def searched(
         return search.run(), search
 
 
-def predictions(hidden: World, known: Sequence[Known], learned: Learned, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield rank correlation and mean error of each of `MODELS` on random plans of a program that none has seen."""
-    plans = [plan for _, plan in islice(random_plans(hidden.task, seed), NUM_PREDICTED)]
-    measured = [each.median_ms for each in hidden.measure(plans)]
-    plans = [plan for plan, ms in zip(plans, measured, strict=True) if np.isfinite(ms)]
-    ms = np.array([each for each in measured if np.isfinite(each)])
-    simulated = SimulatedObjective(hidden.task)(plans)
+def predictions(asked: Known, known: Sequence[Known], learned: Learned, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield rank correlation and mean error of each of `MODELS` on plans of a program that none has seen."""
+    ran = np.flatnonzero(np.isfinite(asked.ms))
+    task, plans, ms = asked.task, [asked.plans[number] for number in ran.tolist()], asked.ms[ran]
+    simulated = SimulatedObjective(task)(plans)
     models: dict[str, Callable[[], Answers]] = {
         "simulator": lambda: simulated,
-        "regression": lambda: simulated * np.exp(regression(known, hidden.task, plans, simulated)),
-        "network": lambda: simulated * np.exp(network(known, hidden.task, plans, seed)),
-        "learned costs": lambda: SimulatedObjective(FittedSimulator(hidden.task, learned).corrected(hidden.task))(
-            plans
-        ),
+        "regression": lambda: simulated * np.exp(regression(known, task, plans, simulated)),
+        "network": lambda: simulated * np.exp(network(known, task, plans, seed)),
+        "learned costs": lambda: SimulatedObjective(FittedSimulator(task, learned).corrected(task))(plans),
     }
     for model in MODELS:
         answers = models[model]()

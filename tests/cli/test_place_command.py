@@ -20,6 +20,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import usable_cores
 from gst.placement.baselines.bounds import words
 from gst.placement.cost_models import COST_MODELS, NetworkSurrogate
+from gst.placement.learned_costs import LEARNED
 from gst.placement.machines import machine
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import METHODS, Settings
@@ -117,6 +118,23 @@ def test_the_gst_cost_model_rewards_a_policy_whose_plans_are_measured(monkeypatc
     assert result["cost_model"]["name"] == "gst" and result["cost_model"]["num_measured"] == 26
     assert learned and learned == sorted(learned) and result["plans"]["loop"]["feasible"]
     assert result["proposed"]["go"]["measured"] > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@needs_compiler
+@needs_two_cores
+def test_a_search_starts_from_the_costs_that_another_learned() -> None:
+    quick = ["--devices", "cpu:0,cpu:1", "--budget", "12", "--evaluations", "40", "--patience", "0", "--no-compile"]
+    assert main(["place", PROGRAM, *quick, "--out", "first"]) == 0
+    other = PROGRAM.replace("steps=2", "steps=3")
+    assert main(["place", other, *quick, "--warm-start", "first", "--out", "second"]) == 0
+    first, second = (json.loads(Path(out, LEARNED).read_text())["costs"] for out in ("first", "second"))
+    assert first.keys() <= second.keys() and first != second, "it learned on"
+    cold = Log(Path("first/measurements.jsonl")).read(), Log(Path("second/measurements.jsonl")).read()
+    assert [len(log) for log in cold] == [12, 12]
+    assert main(["place", other, *quick, "--warm-start", "first", "--out", "second", "--resume"]) == 0
+    assert len(Log(Path("second/measurements.jsonl")).read()) == 12, "nothing is left to measure"
 
 
 def test_the_command_line_names_the_methods_and_cost_models_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +260,9 @@ def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixt
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--budget", "-1", *out], "budget")
     for more in (["--machine", "gpus:2"], ["--runtime", "simulated"], ["--budget", "0"]):
         refused(capsys, ["place", PROGRAM, "--cost-model", "gst", *more, *out], "--cost-model", "measures")
+    refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--warm-start", "first", *out], "--warm-start", "measured")
+    refused(capsys, ["place", PROGRAM, "--warm-start", out[-1], *out], "another search", "--resume")
+    refused(capsys, ["place", PROGRAM, "--warm-start", "nowhere", *out], "no nowhere/learned_costs.json", "--out")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--memory-limit", "1KiB", *QUICK, *out], "MiB", "least")
 
 
