@@ -307,10 +307,6 @@ class Problem:
         return np.ones(self.num_nodes, np.int64) if self.node_weights is None else self.node_weights
 
     @cached_property
-    def total_weight(self) -> int:
-        return int(self.weights.sum())
-
-    @cached_property
     def largest(self) -> int:
         """Most weight that a part may hold."""
         return largest_part(self.num_nodes, self.num_parts, self.tolerance, self.node_weights)
@@ -318,7 +314,7 @@ class Problem:
     @property
     def smallest(self) -> int:
         """Least weight that local moving leaves a part: half the mean, but a node."""
-        return max(1, self.total_weight // (2 * self.num_parts))
+        return max(1, int(self.weights.sum()) // (2 * self.num_parts))
 
     def balanced(self, parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
         """`parts` where no part is empty or too heavy, otherwise a repaired copy."""

@@ -81,9 +81,7 @@ class LinearSurrogate(Surrogate):
 
 class NetworkSurrogate(Surrogate):
     """The GST cost model, asked through a `Rescorer`; learning again goes on from the weights it has. Deviations are
-    the disagreement of the members and the error on what was learned. It takes minutes where `LinearSurrogate` takes
-    seconds, and a search of 50 measurements ends about as well by either (`experiments.bench.search_loop`).
-    """
+    the disagreement of the members and the error on what was learned."""
 
     def __init__(self, task: Task, seed: int = 0, members: int = 3) -> None:
         from gst.cost import CostModel  # with encoders and tables, which searches by other surrogates do without

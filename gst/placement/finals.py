@@ -69,9 +69,7 @@ class Finals:
 
     def figures(self) -> dict[str, Any]:
         """Return `best`, `winner`, `load` (share of the cores that others took), and times by the second set:
-        `objective` of
-        the best plan, `winner_ms`, `pytorch_ms`, `compiled_ms`. A time is None for what did not run.
-        """
+        `objective` of the best plan, `winner_ms`, `pytorch_ms`, `compiled_ms`. A time is None for what did not run."""
         ms = {name: None if np.isnan(each.median_ms) else each.median_ms for name, each in self.second.items()}
         best_ms = ms[self.best] if ms[self.best] is not None else self.first[self.best].median_ms
         return {

@@ -50,9 +50,7 @@ class Chip:
         is_view: Bool[np.ndarray, " nodes"],
     ) -> Float64[np.ndarray, " nodes"]:
         """Return the time of each operation: the launch, and the longer of arithmetic (floating-point operations) and
-        traffic
-        (bytes), by Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; of each view `view_us`.
-        """
+        traffic (bytes), by Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; of each view `view_us`."""
         busy = np.maximum(arithmetic / self.gflops, traffic / self.gb_per_s) / 1e3
         return np.where(is_view, self.view_us, self.launch_us + busy)
 

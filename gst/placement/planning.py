@@ -262,10 +262,9 @@ def placed_result(
     task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the entries that all results have: `program`, `num_nodes`, `devices`, `runtime` ('measured' or
-    'simulated'),
-    `objective` and `lower_bound` (ms), `best`, `plans`, `machine`, and where costs were measured `profile_load`, the
-    share of the cores that other processes took meanwhile. Measured results add `cost_model` and the `figures` of
-    `gst.placement.finals.Finals`, above all the `winner`, which need not be a plan.
+    'simulated'), `objective` and `lower_bound` (ms), `best`, `plans`, `machine`, and where costs were measured
+    `profile_load`, the share of the cores that other processes took meanwhile. Measured results add `cost_model` and
+    the `figures` of `gst.placement.finals.Finals`, above all the `winner`, which need not be a plan.
 
     Args:
         best: name of the fastest plan; `objective` is its time.

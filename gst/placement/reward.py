@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float64
+from scipy.special import ndtr
 
 from gst.lowering.plan import Plan
 from gst.placement.objectives import Objective, SimulatedObjective
@@ -179,7 +180,7 @@ class Reward:
         below = best - np.log(simulated) - logs
         score = below / np.maximum(deviations, SAME)
         density = np.exp(-np.square(score) / 2) / np.sqrt(2 * np.pi)
-        gains = np.nan_to_num(below * _normal_cdf(score) + deviations * density)
+        gains = np.nan_to_num(below * ndtr(score) + deviations * density)
         return np.where([plan.key in self._measured for plan in plans], 0.0, np.maximum(gains, 0.0))
 
     def chosen(self, plans: Sequence[Plan], count: int, generator: np.random.Generator) -> list[int]:
@@ -238,7 +239,3 @@ class _Predicted:
 
     def __call__(self, plans: Sequence[Plan]) -> Answers:
         return self._reward.means(plans)
-
-
-def _normal_cdf(values: Answers) -> Answers:
-    return np.array([NormalDist().cdf(value) if np.isfinite(value) else np.nan for value in values], np.float64)

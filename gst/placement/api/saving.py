@@ -40,8 +40,7 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         fast = gst.load("model.placed", model).module()
 
     The winner is compiled again, and its outputs are compared with the model's on random inputs, on the accelerator
-    if it
-    was placed on one.
+    if it was placed on one.
 
     Args:
         model: as it was given to `gst.place`, in the same mode, with any weights.

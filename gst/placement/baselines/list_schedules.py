@@ -97,8 +97,7 @@ def heft(task: Task, narrow: bool = False) -> Plan | None:
 
     The operation of greatest upward rank is next, on the device where it would finish first, after the others there. A
     device of several cores is free when all of them are. Programs are placed by operations and by colocation groups;
-    the
-    plan that simulates faster is returned, None if none keeps the memory limits.
+    the plan that simulates faster is returned, None if none keeps the memory limits.
 
     Args:
         narrow: use the devices of fewest threads alone; otherwise nearly everything goes to the widest device.

@@ -158,8 +158,7 @@ def metis(task: Task, seed: int = 0) -> Plan | None:
     """Partition colocation groups by METIS (Karypis and Kumar, 1998), into 2 parts up to one for each of the `peers`.
 
     Groups are weighted by profiled time, edges by transfer time. The plan that simulates fastest is returned, in
-    program
-    order or by upward rank; None without pymetis.
+    program order or by upward rank; None without pymetis.
     """
     if not has_metis():
         return None
