@@ -262,8 +262,6 @@ def test_what_cannot_be_placed_is_refused_in_one_line(capsys: pytest.CaptureFixt
         refused(capsys, ["place", PROGRAM, "--cost-model", "gst", *more, *out], "--cost-model", "measures")
     warm = ["place", PROGRAM, "--machine", "gpus:2", "--warm-start", "first", *out]
     refused(capsys, warm, "--warm-start", "measured")
-        capsys, ["place", PROGRAM, "--machine", "gpus:2", "--warm-start", "first", *out], "--warm-start", "measured"
-    )
     refused(capsys, ["place", PROGRAM, "--warm-start", out[-1], *out], "another search", "--resume")
     refused(capsys, ["place", PROGRAM, "--warm-start", "nowhere", *out], "no nowhere/learned_costs.json", "--out")
     refused(capsys, ["place", PROGRAM, "--machine", "gpus:2", "--memory-limit", "1KiB", *QUICK, *out], "MiB", "least")
