@@ -24,6 +24,7 @@ DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the w
 COVERAGE = 0.68  # probability of the interval around a prediction
 FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound
 MOST_DRAWN = 64  # plans, the fastest by prediction, that are simulated in each machine drawn
+MARGIN = 0.035  # at most, of a limit of memory that was learned: plans as near to it as those that failed fail, too
 SAME = 1e-9  # logarithms of ratios that differ by less are equal
 
 Answers = Float64[np.ndarray, " plans"]
@@ -218,8 +219,9 @@ class Reward:
 def limits(task: Task, short: Sequence[Plan], ran: Sequence[Plan]) -> dict[str, int | None]:
     """Return limits of memories that tell plans for which memory was short from those that ran.
 
-    Errors are least, where a plan that would not run counts twice; of two limits as good the lower is taken. A plan is
-    short of the memory whose limit it comes nearest to, or exceeds most."""
+    Errors are least, where a plan that would not run counts twice; of two limits as good the lower is taken. The limit
+    is lower by `MARGIN`, or by half of the way to the most that ran. A plan is short of the memory whose limit it comes
+    nearest to, or exceeds most."""
     found = dict(task.memories)
     known = {name: limit for name, limit in found.items() if limit}
     uses = [[task.memory_use(task.simulator.run(plan)) for plan in plans] for plans in (short, ran)]
@@ -230,6 +232,9 @@ def limits(task: Task, short: Sequence[Plan], ran: Sequence[Plan]) -> dict[str, 
         candidates = sorted({min(limit, int(use) - 1) for use in failed} | {limit})
         errors = [2 * int((failed <= each).sum()) + int((held > each).sum()) for each in candidates]
         found[name] = candidates[int(np.argmin(errors))]
+        if found[name] < limit:
+            most = int(held[held <= found[name]].max(initial=0))
+            found[name] -= min(int(MARGIN * found[name]), (found[name] - most) // 2)
     return found
 
 
