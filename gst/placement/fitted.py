@@ -112,9 +112,9 @@ class FittedSimulator(Surrogate):
             return self._learned
         known = self._rows * self._prior
         variances = np.maximum(self._prior - (known * (self._inverse @ known)).sum(0), 0.0)
-        deviations = np.maximum(np.sqrt(variances), UNSURE * self._layout.widths)
-        found = {name: (self.parameters[at], deviations[at]) for name, at in self._layout.shared.items()}
-        return {**self._learned, **{name: (float(mean), float(deviation)) for name, (mean, deviation) in found.items()}}
+        deviations = np.maximum(np.sqrt(variances), UNSURE * self._layout.widths).tolist()
+        means, places = self.parameters.tolist(), self._layout.shared
+        return {**self._learned, **{name: (means[place], deviations[place]) for name, place in places.items()}}
 
     def left_out(self) -> Answers:
         """Return by how much each measured logarithm exceeds what the others foretell of it (Rasmussen and Williams,

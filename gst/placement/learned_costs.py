@@ -42,8 +42,7 @@ def load_costs(out: Path, machine: Mapping[str, Any], devices: Sequence[str]) ->
             raise ValueError("a cost is no number, or its deviation is not positive")
     except DAMAGE as error:
         raise ValueError(f"{path} cannot be read: {plain(error)}; place its program anew") from error
-    if different := [what for what, value in machine.items() if then.get(what, value) != value]:
-        what = different[0]
+    for what in (each for each, value in machine.items() if then.get(each, value) != value):
         raise ValueError(f"{path} was learned with {what} {then[what]}, here it is {machine[what]}; start without it")
     if not set(known) & set(devices):
         raise ValueError(f"{path} was learned on {', '.join(known)}, and the devices are {', '.join(devices)}")

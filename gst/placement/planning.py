@@ -22,8 +22,7 @@ from gst.placement.proposers import MAKERS, Asked
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
-METHODS = tuple(MAKERS)
-"""Names of what proposes plans beyond the baselines."""
+METHODS = tuple(MAKERS)  # names of what proposes plans beyond the baselines
 
 DEFAULT_METHODS = ("annealing",)
 TASKS = ("placement", "schedule", "fusion")
@@ -32,8 +31,8 @@ LOOP = "loop"
 """Name of the plan that the loop finds by measurements."""
 
 BUDGET = 16
-"""Plans measured by default. On the cores of this machine a search of 50 ended 3 % behind annealing on the simulator,
-which measures none (`experiments.bench.search_loop`); it is ahead where costs differ from the profile."""
+"""Plans measured by default. On two cores a search of 50 ended 3 % behind annealing on the simulator; it is ahead where
+costs differ from the profile."""
 
 
 def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:

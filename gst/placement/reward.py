@@ -231,10 +231,9 @@ def limits(task: Task, short: Sequence[Plan], ran: Sequence[Plan]) -> dict[str, 
         held = np.array([use[name] for use in uses[1]], np.int64)
         candidates = sorted({min(limit, int(use) - 1) for use in failed} | {limit})
         errors = [2 * int((failed <= each).sum()) + int((held > each).sum()) for each in candidates]
-        found[name] = candidates[int(np.argmin(errors))]
-        if found[name] < limit:
-            most = int(held[held <= found[name]].max(initial=0))
-            found[name] -= min(int(MARGIN * found[name]), (found[name] - most) // 2)
+        least = candidates[int(np.argmin(errors))]
+        most = int(held[held <= least].max(initial=0))
+        found[name] = least if least == limit else least - min(int(MARGIN * least), (least - most) // 2)
     return found
 
 
