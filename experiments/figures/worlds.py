@@ -57,10 +57,10 @@ MODELS = {
 
 def worlds() -> str:
     """Return the table of runtimes of the plans found, over those found without a cost model."""
-    found = result("worlds")
+    found, before = result("worlds"), result("worlds_before")["over_none"]
     head = ["50 measurements; runtime over that without a cost model", *(WORLDS[name] for name in found["over_none"])]
     rows = [
-        [label, *(_interval(ways.get(way), _count(ways)) for ways in found["over_none"].values())]
+        [label, *(_cell(way, ways, before.get(name, {})) for name, ways in found["over_none"].items())]
         for way, label in WAYS.items()
     ]  # fmt: skip
     rows.append(["without measurements", *(_over(found["rows"], name, "start") for name in found["over_none"])])
@@ -71,7 +71,7 @@ def worlds() -> str:
 
 def proposers() -> str:
     """Return the table of GO against other proposers, and of what it has learned elsewhere."""
-    ways = result("worlds_proposers")["over_none"]["eight"]
+    ways = result("worlds_before")["over_none"]["eight"]
     rows = []
     for way, label in PROPOSERS.items():
         found = ways.get(way)
@@ -102,6 +102,12 @@ def _model(cells: Mapping[str, list[float]], name: str) -> str:
     return f"{order[0]:.3f} ({order[1]:.3f}..{order[2]:.3f}), {100 * error[0]:.1f} %"
 
 
+def _cell(way: str, ways: Mapping[str, list[float]], before: Mapping[str, list[float]]) -> str:
+    """Return what a way found, marked if only the earlier search was run by it."""
+    found, usual = (ways.get(way), _count(ways)) if way in ways else (before.get(way), None)
+    return _interval(found, usual) + ("*" if found and way not in ways else "")
+
+
 def _interval(each: list[float] | None, usual: int | None = None) -> str:
     if not each:
         return ""
@@ -109,7 +115,7 @@ def _interval(each: list[float] | None, usual: int | None = None) -> str:
     return f"{each[0]:.3f}" + (f" ({each[1]:.3f}..{each[2]:.3f})" if each[3] > 1 else "") + count
 
 
-def _count(ways: dict[str, list[float]]) -> int:
+def _count(ways: Mapping[str, list[float]]) -> int:
     return int(ways["fitted at 50"][3])
 
 

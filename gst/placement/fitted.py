@@ -332,7 +332,7 @@ def _critical(
             copy_before[copy] = copy_last[lane[copy]]
             copy_last[lane[copy]] = copy
     on_path, is_copied, remote, switches = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_), 0.0, 0
-    while node >= 0:
+    while node >= 0 and not on_path[node]:  # by rounding an operation that takes no time may seem to begin too late
         on_path[node] = True
         latest, cause, copy = -1.0, before[node], -1
         if cause >= 0:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gst.execution.measure import Log
-from gst.lowering.plan import Plan
+from gst.lowering.plan import Plan, Timeline
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.cost_models import NetworkOnFitted
 from gst.placement.fitted import Fitted, FittedSimulator, layout
@@ -25,6 +25,7 @@ from gst.placement.reward import Reward, limits
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
 from gst.programs import traced
+from gst.simulation.copies import copies_of
 from tests.placement.pretended import Pretended
 
 
@@ -66,6 +67,20 @@ def test_derivatives_are_shares_of_the_critical_path(name: str) -> None:
         right += (np.abs(numeric - rows[:, number]) < 1e-3 + 1e-2 * np.abs(numeric)).tolist()
     least = {"core sets": 0.8, "one memory": 0.9}  # sets also wait for helpers; slowed operations count as fast ones
     assert len(right) > 200 and np.mean(right) > least.get(name, 0.97)
+
+
+def test_the_critical_path_ends_where_rounding_turns_the_order_of_operations() -> None:
+    """The second reads the first, which takes no time and seems to begin a little after it."""
+    task = machine("cores:1").task(traced("rnnlm:layers=1,hidden=32,steps=4"))
+    run, computed = task.simulator.run(single(task, 0)), task.costs.computed
+    producer, consumer = next(edge for edge in task.costs.edges.T.tolist() if computed[edge].all())
+    last = run.end_us.max() + 1.0
+    begin, end = run.begin_us.copy(), run.end_us.copy()
+    begin[[producer, consumer]], end[[producer, consumer]] = (np.nextafter(last, np.inf), last), last
+    turned = Timeline(run.device, begin, end)
+    assert turned.order.tolist().index(producer) > turned.order.tolist().index(consumer)
+    fitted = Fitted(task, layout(task), np.zeros(len(layout(task).widths)))
+    assert fitted.critical(turned, copies_of(task.costs, turned))[0][[producer, consumer]].all()
 
 
 def test_costs_are_found_from_runtimes_of_other_plans() -> None:
