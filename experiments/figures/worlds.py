@@ -51,7 +51,6 @@ MODELS = {
     "regression": "ridge regression on plans of other programs",
     "network": "GST network, the same plans",
     "learned costs": "**costs learned from the same plans**",
-    "repeats": "a second measurement",
 }
 
 
@@ -90,14 +89,12 @@ def sequence() -> str:
 
 def unseen() -> str:
     """Return the table of predictions of plans of programs that no model has seen."""
-    found = result("worlds_sequence")["compared"] | {"cores": result("worlds_cores")["compared"]}
-    head = ["Spearman's rank correlation, mean error", *(WORLDS.get(name, "two cores, measured") for name in found)]
+    found = result("worlds_sequence")["compared"]
+    head = ["Spearman's rank correlation, mean error", *(WORLDS[name] for name in found)]
     return table(head, [[label, *(_model(cells, name) for cells in found.values())] for name, label in MODELS.items()])
 
 
 def _model(cells: Mapping[str, list[float]], name: str) -> str:
-    if f"error of {name}" not in cells:
-        return ""
     order, error = cells[f"spearman of {name}"], cells[f"error of {name}"]
     return f"{order[0]:.3f} ({order[1]:.3f}..{order[2]:.3f}), {100 * error[0]:.1f} %"
 
