@@ -85,9 +85,9 @@ class FittedSimulator(Surrogate):
         self._task, self._learned = task, learned
         self._layout = layout(task)
         self._mean, self._prior = np.zeros(len(self._layout.widths)), self._layout.widths**2
-        for name in learned.keys() & self._layout.shared.keys():
-            mean, deviation = learned[name]
-            self._mean[self._layout.shared[name]], self._prior[self._layout.shared[name]] = mean, deviation**2
+        for name, place in self._layout.shared.items():
+            if name in learned:
+                self._mean[place], self._prior[place] = learned[name][0], learned[name][1] ** 2
         self.least = 0 if learned else LEAST_MEASUREMENTS
         self.parameters = self._mean.copy()
         self._fitted = Fitted(task, self._layout, self.parameters)

@@ -25,9 +25,7 @@ PATIENCE = 0.15  # share of the budget without a better plan before the search r
 MANY = 1_000  # nodes of a task, from which on windows of its schedule are annealed before whole plans
 ROUNDS = (0.1, 0.3, 0.3, 0.3)
 """Shares of the rounds of windows. Each begins with the simulated run of the best plan so far."""
-MISLED = (
-    1.1  # a round whose plan takes so much longer is the last: windows do not see what makes it slow, such as queues
-)
+MISLED = 1.1  # a round whose plan takes so many times as long is the last: windows do not know of queues of links
 WINDOWS = 0.7  # share of the budget that windows have, at most
 STEPS = 0.1  # steps in windows per node: they take as long as one simulation
 
