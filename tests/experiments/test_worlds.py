@@ -150,7 +150,7 @@ def test_a_sequence_of_programs_is_searched_cold_and_warm_and_goes_on(
     assert told == [(0, "cold", 0), (0, "cold", 12), *warm]
     figures = {row["model"]: row for row in result["rows"] if "model" in row}
     assert tuple(figures) == sequence.MODELS
-    assert all(0 < row["error"] < 1 and -1 <= row["spearman"] <= 1 and row["plans"] <= 30 for row in figures.values())
+    assert all(0 < row["error"] < 10 and abs(row["spearman"]) <= 1 and row["plans"] <= 30 for row in figures.values())
     assert len({row["error"] for row in figures.values()}) == 4
     assert result["compared"]["giant"]["warm at 12, cold at 12"][3] == 2
     assert sequence.run(options) == {}, "all rows are there"
