@@ -21,6 +21,7 @@ WAYS = {
     "ten parameters at 50": "simulator, ten parameters fitted",
     "fitted at 50": "**simulator, all costs fitted**",
     "fitted without gaps at 50": "the same without the time between operations",
+    "fitted at 20": "all costs fitted, 20 measurements with and without",
     "fitted at 50, none at 200": "all costs fitted, over none with 200",
     "true costs at 50": "costs of the world itself, which no search knows",
     "gst at 50": "GST network on fitted costs, a quarter of the questions",
