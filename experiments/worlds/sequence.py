@@ -27,6 +27,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.bootstrap import mean_interval
+from experiments.worlds.study import or_none, ratio_of
 from experiments.worlds.world import WORLDS, World, world
 from gst.cost import CostModel
 from gst.data.measured_plans import plans_graph
@@ -80,7 +81,7 @@ def searches(name: str, seed: int, budgets: Sequence[int], evaluations: int) -> 
             plans = [plan for _, plan in islice(random_plans(task, seed), NUM_PREDICTED)]
             ms = np.array([each.median_ms for each in hidden.measure(plans)])
             yield from ({**here, **row} for row in predictions(Known(task, plans, ms), known, learned, seed))
-        warm = dict(learned)
+        warm = learned
         for way, costs in (("cold", {}), ("warm", warm)):
             if way == "warm" and not warm:
                 continue
@@ -89,10 +90,10 @@ def searches(name: str, seed: int, budgets: Sequence[int], evaluations: int) -> 
             planned = plan_all(corrected, SimulatedObjective(corrected), ("annealing",), evaluations, seed=seed)
             starts = plans_by_name(planned)
             best = min(starts, key=lambda each: np.nan_to_num(planned[each].expected_ms, nan=math.inf))
-            yield {**here, "way": way, "budget": 0, "ms": _or_none(hidden, starts[best])}
+            yield {**here, "way": way, "budget": 0, "ms": or_none(hidden.ms([starts[best]])[0])}
             for budget in budgets:
                 plan, search = searched(hidden, starts, costs, budget, evaluations, seed)
-                yield {**here, "way": way, "budget": budget, "ms": _or_none(hidden, plan)}
+                yield {**here, "way": way, "budget": budget, "ms": or_none(hidden.ms([plan])[0])}
                 if budget == max(budgets) and (way == "warm" or not warm):
                     learned = search.reward.surrogate.learned()
                     ran = [trial for trial in search.trials if trial.measurement.outcome == "ok"]
@@ -157,19 +158,13 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
         budgets = sorted({budget for _, budget, *_ in ms})
         for warm, cold in [(one, other) for one in budgets for other in budgets if one <= other]:
             pairs = [(took, ms["cold", cold, *key[2:]]) for key, took in ms.items() if key[:2] == ("warm", warm)]
-            logs = [math.log(one / other) for one, other in pairs if one and other]
-            if logs:
-                cells[f"warm at {warm}, cold at {cold}"] = [*np.exp(mean_interval(logs)).tolist(), len(logs)]
+            if ratio := ratio_of(pairs):
+                cells[f"warm at {warm}, cold at {cold}"] = ratio
         for model in MODELS:
             for what in ("spearman", "error"):
                 if values := [row[what] for row in mine if row.get("model") == model]:
                     cells[f"{what} of {model}"] = [*mean_interval(values), len(values)]
     return found
-
-
-def _or_none(hidden: World, plan: Plan) -> float | None:
-    ms = float(hidden.ms([plan])[0])
-    return None if math.isnan(ms) else ms
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

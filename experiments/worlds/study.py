@@ -195,7 +195,7 @@ def rows_of(
     if is_new:
         plans = list(starts.values())
         fastest = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
-        yield here | {"budget": 0, "way": "start", "ms": _or_none(hidden.ms([fastest])[0])}
+        yield here | {"budget": 0, "way": "start", "ms": or_none(hidden.ms([fastest])[0])}
     for budget, way in missing:
         yield here | {"budget": budget, "way": way} | searched(hidden, starts, way, budget, seed, evaluations)
 
@@ -220,9 +220,14 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
 
 
 def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]) -> list[float]:
-    """Return the geometric mean of one runtime / the other, paired by program and seed; both ends of its 95 % bootstrap
-    interval; and the number of pairs. Nothing without pairs."""
+    """Return the `ratio_of` one runtime and the other, paired by program and seed."""
     pairs = [(value, ms.get((*other, *key[2:]))) for key, value in ms.items() if key[:2] == one]
+    return ratio_of(pairs)
+
+
+def ratio_of(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
+    """Return the geometric mean of the first runtime of each pair / the second; both ends of its 95 % bootstrap
+    interval; and the number of pairs that ran. Nothing without pairs."""
     logs = [math.log(mine / its) for mine, its in pairs if mine and its]
     return [*np.exp(mean_interval(logs)).tolist(), len(logs)] if logs else []
 
@@ -254,7 +259,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def _or_none(ms: float) -> float | None:
+def or_none(ms: float) -> float | None:
     return None if math.isnan(ms) else float(ms)
 
 
