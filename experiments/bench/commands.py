@@ -139,6 +139,16 @@ def _add_simulator(bench: Any, command: Command) -> None:
     _add_programs(parser)
 
 
+def _add_unseen(bench: Any, command: Command) -> None:
+    parser = command(
+        bench, "unseen", _unseen, "plans of a program that no model has seen, predicted by each, against measured ones",
+        f"{BENCH} unseen --json unseen.json\n{BENCH} unseen --programs rnnlm,gpt --plans 20",
+    )  # fmt: skip
+    parser.add_argument("--plans", type=int, default=40, help="of each program (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=15, help="of each plan (default: %(default)s)")
+    _add_programs(parser)
+
+
 def _add_placement(bench: Any, command: Command) -> None:
     parser = command(
         bench,
@@ -519,6 +529,15 @@ def _simulator(options: argparse.Namespace) -> dict[str, Any]:
     return _rows(result, options, "spearman", "mape", "peak_error_worst", "evaluations_per_second")
 
 
+def _unseen(options: argparse.Namespace) -> dict[str, Any]:
+    wait_briefly()
+    from experiments.bench.unseen import bench
+
+    with Bars() as bars:
+        result = bench(_programs(options), options.plans, options.repetitions, progress=bars.show)
+    return _told(result | {name: mean for name, (mean, *_) in result["compared"].items()}, options)
+
+
 def _placement(options: argparse.Namespace) -> dict[str, Any]:
     wait_briefly()
     from experiments.bench.placement import bench
@@ -610,6 +629,7 @@ _ADD = {
     "allocator": _add_allocator,
     "executor": _add_executor,
     "simulator": _add_simulator,
+    "unseen": _add_unseen,
     "placement": _add_placement,
     "distributed": _add_distributed,
     "checkpoint": _add_checkpoint,

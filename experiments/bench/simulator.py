@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from gst.execution.costs import measure_costs
-from gst.execution.measure import measure
+from gst.execution.measure import Measurement, measure
 from gst.execution.native import NativeExecutor, runs_in_turns
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
@@ -56,7 +56,25 @@ def bench(
     return {"machine": machine_record(), "workloads": workloads}
 
 
-def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, Any]:
+class Ran(NamedTuple):
+    """Plans of a program that ran on cores of this machine.
+
+    Args:
+        task: with costs and contention as measured before and after.
+        samples_ms: (plans, repetitions).
+        peaks: bytes.
+        seen: what `measure` says of each plan.
+    """
+
+    task: Task
+    plans: list[Plan]
+    samples_ms: np.ndarray
+    peaks: np.ndarray
+    seen: list[Measurement]
+
+
+def measured_plans(name: str, num_plans: int, repetitions: int, seed: int) -> Ran:
+    """Measure random plans of a program over the first two cores and the set of both."""
     program = traced(name)
     devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
     with NativeExecutor(program, devices) as executor:
@@ -67,26 +85,31 @@ def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, An
         runs = {str(number): partial(executor.run, plan) for number, plan in enumerate(judged)}
         seen = measure(runs, repetitions, 1, LoadGate())
         samples = np.array([seen[label].samples_ms for label in runs])
-        measured = samples.min(1)
         moments.append(measure_costs(executor))
         learned = runs_in_turns(executor, plans[len(judged) :])
         peaks = np.array([_peak(executor, plan) for plan in judged])
         moments.append(measure_costs(executor))
     costs = replace(moments[0], times_us=np.min([each.times_us for each in moments], axis=0))
-    contention = fit(costs, learned)
+    task = Task.of_program(program, costs, fit(costs, learned))
+    return Ran(task, judged, samples, peaks, list(seen.values()))
+
+
+def _one(name: str, num_plans: int, repetitions: int, seed: int) -> dict[str, Any]:
+    task, judged, samples, peaks, seen = measured_plans(name, num_plans, repetitions, seed)
+    costs, contention, measured = task.costs, task.contention, samples.min(1)
     simulator = Simulator(costs, contention)
     simulated = simulator.makespans(judged) / 1e3
     ideal = Simulator(costs, IDEAL).makespans(judged) / 1e3
     peak_errors = np.abs(np.array([peak_bytes(costs, simulator.run(plan))["host"] for plan in judged]) / peaks - 1)
     return {
-        "num_nodes": program.num_nodes, "plans": len(judged),
+        "num_nodes": task.num_nodes, "plans": len(judged),
         **_agreement(simulated, measured), "ideal": _agreement(ideal, measured),
         "repeats": _agreement(samples[:, 1::2].min(1), samples[:, ::2].min(1)),
         "peak_error": float(peak_errors.mean()), "peak_error_worst": float(peak_errors.max()),
         "evaluations_per_second": _speed(simulator, judged),
         "contention": contention._asdict(),
         "measured_ms": measured.round(3).tolist(), "simulated_ms": simulated.round(3).tolist(),
-        "quiet": all(each.quiet for each in seen.values()), "load": seen["0"].load,
+        "quiet": all(each.quiet for each in seen), "load": seen[0].load,
     }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ WAYS = {
     "fitted without gaps at 50": "the same without the time between operations",
     "fitted at 20": "all costs fitted, 20 measurements with and without",
     "fitted at 50, none at 200": "all costs fitted, over none with 200",
+    "fitted at 50, as long as fitted at 50": "all costs fitted, over none with twice the questions, about as long",
     "true costs at 50": "costs of the world itself, which no search knows",
     "gst at 50": "GST network on fitted costs, a quarter of the questions",
     "gst at 50, as few as gst at 50": "the same, over fitted costs with as few questions",
@@ -52,6 +53,7 @@ MODELS = {
     "regression": "ridge regression on plans of other programs",
     "network": "GST network, the same plans",
     "learned costs": "**costs learned from the same plans**",
+    "repeats": "other runs of the same plans",
 }
 
 
@@ -90,12 +92,15 @@ def sequence() -> str:
 
 def unseen() -> str:
     """Return the table of predictions of plans of programs that no model has seen."""
-    found = result("worlds_sequence")["compared"]
-    head = ["Spearman's rank correlation, mean error", *(WORLDS[name] for name in found)]
-    return table(head, [[label, *(_model(cells, name) for cells in found.values())] for name, label in MODELS.items()])
+    found = {WORLDS[name]: cells for name, cells in result("worlds_sequence")["compared"].items()}
+    found["two real cores"] = result("unseen")["compared"]
+    rows = [[label, *(_model(cells, name) for cells in found.values())] for name, label in MODELS.items()]
+    return table(["Spearman's rank correlation, mean error", *found], rows)
 
 
 def _model(cells: Mapping[str, list[float]], name: str) -> str:
+    if f"spearman of {name}" not in cells:
+        return ""
     order, error = cells[f"spearman of {name}"], cells[f"error of {name}"]
     return f"{order[0]:.3f} ({order[1]:.3f}..{order[2]:.3f}), {100 * error[0]:.1f} %"
 

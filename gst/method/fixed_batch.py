@@ -25,12 +25,16 @@ class NoFixedShapes(ValueError):
     """Steps of a model cannot have fixed shapes; the message says why."""
 
 
+class DoesNotFit(ValueError):
+    """A batch is larger than the size to which batches are padded."""
+
+
 @runtime_checkable
 class Plans(Protocol):
     """Makes what an encoder works out from a batch (`SegmentBatch.plans`), in tensors of fixed shapes."""
 
     def check(self, batch: SegmentBatch) -> None:
-        """Raise ValueError if the plans of a batch, which is on the host and not padded, may not fit the sizes."""
+        """Raise `DoesNotFit` if the plans of a batch of the host, not padded, are larger than the sizes."""
 
     def padding(self, batch: SegmentBatch) -> float:
         """Return how many times as large plans are padded as for this batch of the host."""
@@ -69,7 +73,7 @@ class Sizes(NamedTuple):
     ) -> Sizes:
         """Return the size that fits every step of at most `num_graphs` of the graphs, with `num_fresh` fresh segments
         of each and at most `num_configs` configurations. An `encoder` that takes a `SegmentBatch` makes its `Plans` by
-        its method `fixed_plans(sizes, graphs, num_fresh)`, which reads the edges of all segments.
+        its method `fixed_plans(sizes, graphs, num_fresh)`, which draws some steps: a later one may be larger.
         """
         most = largest_sums(graphs, num_fresh, lambda graph: np.stack(
             [np.diff(graph.row_ptr), np.diff(graph.edge_ptr), np.diff(graph.config_ptr), np.ones(graph.num_segments)], 1
@@ -131,7 +135,7 @@ class FixedBatch:
         self._checked: list[Any] = [each for each in modules(model.encoder) if hasattr(each, "check_batch")]
 
     def load(self, batch: SegmentBatch) -> PaddedBatch:
-        """Pad a batch of the host; a thread may do it ahead. ValueError if it does not fit."""
+        """Pad a batch of the host; a thread may do it ahead. `DoesNotFit` if it is too large."""
         for module in self._checked:
             module.check_batch(batch)
         if self.sizes.plans is not None:

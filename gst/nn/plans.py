@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from jaxtyping import Int64
+from torch.nn.functional import pad
 
 from gst.graphs.segments import SegmentedGraph
-from gst.method.batch import SegmentBatch
-from gst.method.fixed_batch import Sizes
+from gst.method.batch import SegmentBatch, assemble
+from gst.method.fixed_batch import DoesNotFit, Sizes
 from gst.nn.bounds import Bounds, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.sharing import Plan, Sharing
 
 Where = Literal["auto", "host", "device", "both"]
+DRAWN = 64  # steps whose largest tells what large plans are padded to
 
 _where: Where = "auto"
 
@@ -68,12 +73,15 @@ class FixedPlans:
     def __init__(
         self, plans: Iterable[PlanOptions], sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int
     ) -> None:
-        self.bounds = {each: Bounds.of(each, sizes, graphs, num_fresh) for each in plans}
+        largest = partial(_largest, sizes, graphs, num_fresh)
+        self.bounds = {each: Bounds.of(each, sizes, partial(largest, each)) for each in plans}
 
     def check(self, batch: SegmentBatch) -> None:
-        """Raise ValueError if the plans of a batch of the host, not padded, may be larger than their bounds."""
+        """Raise `DoesNotFit` if the plans of a batch of the host, not padded, are larger than their bounds."""
         for options, bounds in self.bounds.items():
-            bounds.check(batch, options)
+            if options.share and ((more := further(batch, options)) > bounds.most).any():
+                most = max(bounds.most)
+                raise DoesNotFit(f"a plan of {more.max()} further rows does not fit into {most}; pad to a larger step")
 
     def padding(self, batch: SegmentBatch) -> float:
         """Return how many times as many rows plans have padded as for this batch of the host."""
@@ -83,3 +91,27 @@ class FixedPlans:
     def of(self, padded: SegmentBatch) -> dict[PlanOptions, Plan]:
         """Return the plans of a padded batch, made where it is, by operations of fixed shapes."""
         return {options: DeviceSharing(padded, options, bounds) for options, bounds in self.bounds.items()}
+
+
+def further(batch: SegmentBatch, options: PlanOptions) -> Int64[np.ndarray, " counts"]:
+    """Return how many more rows and messages the plan of a batch of the host has than under one configuration: rows
+    before the first layer and after each, then messages of each layer by part."""
+    more = [np.diff(level.first) - 1 for level in Sharing.of(batch, *options).levels]
+    producers, consumers = batch.edge_index.numpy()
+    messages = [count for each in more[1:] for count in (each.sum(), each[consumers].sum(), each[producers].sum())]
+    return np.array([*(each.sum() for each in more), *messages])
+
+
+def _largest(
+    sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int, options: PlanOptions
+) -> Int64[np.ndarray, " counts"]:
+    """Return the largest counts of some steps; their graphs, fresh segments and configurations are drawn."""
+    generator, found = np.random.default_rng(0), []
+    for _ in range(DRAWN):
+        some = [graphs[each] for each in generator.integers(len(graphs), size=sizes.graphs)]
+        fresh = [generator.permutation(graph.num_segments)[:num_fresh].tolist() for graph in some]
+        rows = [torch.from_numpy(generator.permutation(graph.num_configs)[: sizes.configs]) for graph in some]
+        configs = torch.stack([pad(each, (0, sizes.configs - len(each)), value=-1) for each in rows])
+        picks = [(number, each) for number, mine in enumerate(fresh) for each in mine]
+        found.append(further(assemble(some, picks, configs), options))
+    return np.max(found, axis=0)

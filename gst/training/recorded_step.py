@@ -17,8 +17,9 @@ from torch.nn.functional import pad
 
 from gst.data.loader import Step, StepLoader
 from gst.method.batch import SegmentBatch, assemble
+from gst.method.draws import Draw
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import NoFixedShapes, Sizes
+from gst.method.fixed_batch import DoesNotFit, NoFixedShapes, Sizes
 from gst.method.fixed_step import FixedStep, PaddedStep, refusal
 from gst.method.recorded import Recorded
 from gst.training.placing import PlacedSteps
@@ -37,11 +38,13 @@ class PaddedSteps:
 
     Attributes:
         step: None once steps are no longer padded.
+        num_too_large: steps so far that were not padded because they did not fit.
     """
 
     def __init__(self, trainer: L.Trainer, estimator: GraphSegmentTraining, step: Recorded[FixedStep]) -> None:
         self.step: Recorded[FixedStep] | None = step
         self._trainer, self._estimator, self._reason = trainer, estimator, step.reason
+        self.num_too_large = 0
 
     @staticmethod
     def of(
@@ -68,10 +71,10 @@ class PaddedSteps:
         rank_zero_info(f"steps are neither padded nor recorded: {reason}")
         return None
 
-    def reading(self, step: Step, ahead: int) -> Callable[[], PaddedStep] | None:
-        """Draw a step; the result reads it. None once steps are no longer padded."""
+    def reading(self, step: Step, ahead: int) -> Callable[[], PaddedStep | Draw] | None:
+        """Draw a step; the result reads it, if it fits into a padded one. None once steps are no longer padded."""
         fixed = self._fixed()
-        return None if fixed is None else partial(fixed.load, fixed.draw(step.graphs, step.configs, ahead))
+        return None if fixed is None else partial(_load, fixed, fixed.draw(step.graphs, step.configs, ahead))
 
     def run(self, step: Step) -> tuple[Tensor | None, Step]:
         """Train a step that was read as a padded one; the parameters have its gradients then.
@@ -79,15 +82,20 @@ class PaddedSteps:
         Returns:
             Its loss and the step; no loss, and the same draw unpadded, if the step has to be trained unpadded.
         """
-        if not isinstance(step.prefetched, PaddedStep):
+        if not isinstance(step.prefetched, PaddedStep | Draw):
             return None, step
+        if isinstance(step.prefetched, Draw):
+            self.num_too_large += 1
+            if self.num_too_large == 1:
+                rank_zero_info("a step is too large for the size of the padded ones; such steps are not padded")
+            return None, self._unpadded(step, step.prefetched)
         if self.step is None or self._fixed() is None:
-            return None, self._unpadded(step)
+            return None, self._unpadded(step, step.prefetched.draw)
         try:
             loss = self.step.run(step.prefetched, step.targets)
         except (NoFixedShapes, torch.OutOfMemoryError) as error:
             self._stop(first_line(error) if isinstance(error, torch.OutOfMemoryError) else str(error))
-            return None, self._unpadded(step)
+            return None, self._unpadded(step, step.prefetched.draw)
         if self.step.reason != self._reason:  # it could not be recorded: padding gains nothing
             self._stop(self.step.reason)
         return loss, step
@@ -98,8 +106,7 @@ class PaddedSteps:
             self._stop(reason)
         return None if self.step is None else self.step.step
 
-    def _unpadded(self, step: Step) -> Step:
-        draw = step.prefetched.draw
+    def _unpadded(self, step: Step, draw: Draw) -> Step:
         targets = pad(step.targets, (0, draw.configs.shape[1] - step.targets.shape[1]), value=torch.nan)
         return replace(step, configs=draw.configs, targets=targets, prefetched=self._estimator.load(draw))
 
@@ -128,6 +135,13 @@ def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_a
     if not is_asked and (times := sizes.padding(_sample(loader, estimator.num_fresh, num_configs))) > MOST_PADDING:
         raise NoFixedShapes(f"they would be {times:.1f} times as large; --model.record_step true records all the same")
     return FixedStep(estimator, loss, None, sizes)
+
+
+def _load(fixed: FixedStep, draw: Draw) -> PaddedStep | Draw:
+    try:
+        return fixed.load(draw)
+    except DoesNotFit:
+        return draw
 
 
 def _sample(loader: StepLoader, num_fresh: int, num_configs: int) -> SegmentBatch:

@@ -14,14 +14,17 @@ from reference import graphs_and_parts, random_graph
 from slow_encoders import CASES, made
 from torch import Tensor, nn
 
+from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.encoding import call_of, embed_segments
-from gst.method.fixed_batch import Sizes
+from gst.method.fixed_batch import DoesNotFit, Sizes
 from gst.nn import SAGE
-from gst.nn.bounds import PlanOptions
-from gst.nn.plans import FixedPlans
+from gst.nn import bounds as bounds_module
+from gst.nn.bounds import PARTS, PlanOptions
+from gst.nn.fingerprints import DeviceSharing
+from gst.nn.plans import FixedPlans, further
 
 DOUBLE = torch.device("cpu"), torch.float64
 FIXED = list(CASES)
@@ -84,7 +87,7 @@ def test_a_padded_plan_changes_neither_embeddings_nor_gradients(case: str, pooli
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @settings(max_examples=25)
 @given(given_graph=graphs_and_parts(), num_fresh=st.integers(1, 3), configs=st.lists(st.integers(0, 2), min_size=3))
-def test_every_step_fits_and_no_unused_row_has_much_padding(
+def test_a_step_fits_or_is_refused_and_no_unused_row_has_much_padding(
     options: PlanOptions, given_graph: tuple[Graph, np.ndarray], num_fresh: int, configs: list[int]
 ) -> None:
     graph, parts = given_graph
@@ -95,8 +98,13 @@ def test_every_step_fits_and_no_unused_row_has_much_padding(
     for start in range(0, cut.num_segments, num_fresh):
         picks = [(0, j) for j in range(start, min(start + num_fresh, cut.num_segments))]
         batch = assemble([cut], picks, torch.tensor([chosen]))
-        plans.check(batch)
+        try:
+            plans.check(batch)
+        except DoesNotFit:
+            assert (further(batch, options) > plans.bounds[options].most).any()
+            continue
         (plan,) = plans.of(batch.padded_to(*sizes[:4])).values()
+        assert all(int(level.used) < len(level.node_of_row) for level in plan.levels)
         for layer in range(options.num_layers):
             matrix, used = plan.matrix(layer, ("own", *options.directions)), int(plan.levels[layer + 1].used)
             entries = matrix.row_ptr.diff()[used:]
@@ -105,8 +113,9 @@ def test_every_step_fits_and_no_unused_row_has_much_padding(
             assert int(matrix.row_ptr[-1]) == len(matrix.columns) and int(matrix.columns.max()) < matrix.shape[1]
 
 
-def test_bounds_are_reached_where_all_configurations_differ() -> None:
+def test_bounds_are_reached_where_all_configurations_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a single segment: so many rows and messages, and not one more."""
+    monkeypatch.setattr(bounds_module, "MARGIN", 0.0)
     features = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     path = np.stack([np.arange(9), np.arange(1, 10)])
     graph = Graph(np.ones((10, 1), np.float32), path, config_nodes=np.array([0, 6]), config_features=features)
@@ -114,13 +123,48 @@ def test_bounds_are_reached_where_all_configurations_differ() -> None:
     sizes = Sizes.of([cut], 1, 1, 3)
     plans = FixedPlans([options], sizes, [cut], 1)
     (bounds,) = plans.bounds.values()
-    assert bounds.most == (2, 5, 8, 5, 4, 5, 8, 7, 8)  # rows of three levels; messages of two layers, by part
+    more = np.array([2, 5, 8, 5, 4, 5, 8, 7, 8])  # rows of three levels; messages of two layers, by part
+    assert bounds.most == tuple((2 * more).tolist()), "two further configurations"
     padded = assemble([cut], [(0, 0)], torch.tensor([[0, 1, 2]])).padded_to(*sizes[:4])
     (plan,) = plans.of(padded).values()
     assert [int(level.used) for level in plan.levels] == [sizes.nodes + 2 * more for more in (2, 5, 8)]
     for layer, entries in enumerate(bounds.entries):
         for part, count in entries.items():
             assert int((plan.matrix(layer, (part,)).weights != 0).sum()) == count
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[3]], ids=str)
+def test_large_steps_are_padded_to_little_more_than_those_drawn_have(options: PlanOptions) -> None:
+    """Where no more than the configurations of a node differ, a step has far fewer rows than if all states did. A step
+    either fits, with every row and message in its place, or is refused."""
+    graph, configs = segment(synthetic_program(6_000, 60, num_regions=20), 500), 24
+    sizes = Sizes.of([graph], 4, 1, configs)
+    plans = FixedPlans([options], sizes, [graph], 1)
+    (bounds,) = plans.bounds.values()
+    generator, fitting = np.random.default_rng(1), 0
+    for _ in range(12):
+        picks = [(each, int(generator.integers(graph.num_segments))) for each in range(4)]
+        chosen = torch.from_numpy(np.stack([generator.permutation(60)[:configs] for _ in range(4)]))
+        batch = assemble([graph] * 4, picks, chosen)
+        more = further(batch, options)
+        free = DeviceSharing(batch, options)
+        assert [int(level.used) - batch.num_nodes for level in free.levels] == more[: options.num_layers + 1].tolist()
+        layer = options.num_layers - 1
+        entries = [int((free.matrix(layer, (part,)).weights != 0).sum()) for part in options.directions]
+        edges = batch.edge_index.shape[1]
+        by_part = dict(zip(PARTS, more[-3:].tolist(), strict=True))
+        assert entries == [by_part[part] + edges for part in options.directions]
+        try:
+            plans.check(batch)
+        except DoesNotFit:
+            assert (more > bounds.most).any()
+            continue
+        fitting += 1
+        (plan,) = plans.of(batch.padded_to(*sizes[:4])).values()
+        assert all(int(level.used) <= rows for level, rows in zip(plan.levels, bounds.rows, strict=True))
+    assert fitting >= 8
+    if not options.whole_segments:  # then a segment has all the states of its nodes
+        assert max(bounds.most[: options.num_layers + 1]) < 0.7 * (configs - 1) * batch.num_nodes
 
 
 def test_a_plan_of_other_graphs_that_does_not_fit_is_refused() -> None:

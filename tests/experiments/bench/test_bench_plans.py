@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.bench import allocator, executor, placement, simulator
+from experiments.bench import allocator, executor, placement, simulator, unseen
+from experiments.worlds.sequence import MODELS
 from gst.machine.devices import usable_cores
 from gst.machine.load import LoadGate
 from gst.util.compiled import compiler
@@ -42,6 +43,26 @@ def test_the_executor_benchmark_tells_of_each_program(monkeypatch: pytest.Monkey
     assert 0 < row["overhead_low"] <= row["overhead"] <= row["overhead_high"]
     assert all(row[key] > 0 for key in ("one_core_ms", "eager_ms", "all_cores_ms", "pytorch_ms"))
     assert 0 < result["hand_over"]["same_us"] < math.inf
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@needs_compiler
+@needs_two_cores
+def test_plans_of_each_program_are_predicted_by_models_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator, "LoadGate", IMPATIENT)
+    names = [TINY, TINY.replace("steps=2", "steps=3")]
+    found = unseen.bench(names, num_plans=8, repetitions=2)
+    assert [(row["program"], row["model"]) for row in found["rows"]] == [
+        *((name, "repeats") for name in names), *((name, model) for name in names for model in MODELS),
+    ]  # fmt: skip
+    for name, row in found["workloads"].items():
+        told = next(each["error"] for each in found["rows"] if (each["program"], each["model"]) == (name, "simulator"))
+        error = np.abs(np.array(row["simulated_ms"]) / row["measured_ms"] - 1).mean()
+        assert told == pytest.approx(error, abs=0.05)  # they are rounded
+        assert len(row["measured_ms"]) == 8 and min(row["measured_ms"]) > 0
+    mean, low, high = found["compared"]["error of learned costs"]
+    assert 0 < low <= mean <= high < math.inf
 
 
 @pytest.mark.e2e
