@@ -108,6 +108,20 @@ def step_calls() -> str:
     return table(["step", "operators", "operators of the graph", "copies", "waits"], rows)
 
 
+def padding() -> str:
+    """Return the table of rows of padded steps on real programs."""
+    rows = [
+        [f"{row['program']}, {row['configs']} configurations", *(f"{row[key]:,.0f}" for key in ("needed", "padded")),
+         f"{row['padded'] / row['needed']:.2f}x", f"{row['most']:,.0f}", f"{row['every_state']:,.0f}",
+         f"{row['too_large']} of {row['steps']}"]
+        for row in result("padding")["rows"]
+    ]  # fmt: skip
+    return table(
+        ["rows of a step", "needed", "padded", "", "so that none is larger", "each state one", "steps that are larger"],
+        rows,
+    )
+
+
 def _programs() -> dict[str, Any]:
     found = result("gpu/h200_make_gpu")["workloads"]
     return {"gpt": found["gpt"], "inception": result("gpu/h200_inception_lanes")}
@@ -151,6 +165,7 @@ TABLES = {
     "calls of a step": calls,
     "kernels on cpu": on_cpu,
     "calls of a training step": step_calls,
+    "padding": padding,
 }
 NUMBERS: list[Number] = [
     (PAGE, "takes {:.1f} ms by a plan over GPU and CPU and {:.1f} ms by Accelerate's offload ({:.2f} times as long)",

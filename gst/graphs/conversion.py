@@ -74,10 +74,7 @@ def _plain(data: Any) -> dict[str, Any]:
             f"left out: {', '.join(left)}; kept are tensors with a row for each node or edge, except masks",
             stacklevel=4,
         )
-    arguments = {
-        "node_features": as_array(x), "edges": edges,
-        "node_data": node_data, "edge_data": edge_data,
-    }  # fmt: skip
+    arguments = {"node_features": as_array(x), "edges": edges, "node_data": node_data, "edge_data": edge_data}
     opcodes = getattr(data, "opcodes", None)
     return arguments if opcodes is None else arguments | {"opcodes": as_array(opcodes.long())}
 

@@ -116,10 +116,7 @@ class StepInPlace:
         True
     """
 
-    def __init__(
-        self, step: Step, device: torch.device | None = None,
-        plan: Plan | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, step: Step, device: torch.device | None = None, plan: Plan | None = None) -> None:
         if not step.inputs or not isinstance(step.inputs[0], Mapping):
             raise ValueError(f"step {step.name!r} has no state: its first input has to be a dictionary of tensors")
         tensors = pytree.tree_leaves(step.inputs)

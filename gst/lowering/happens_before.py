@@ -246,9 +246,7 @@ def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
     pairs = np.stack([np.tile(of_step, 2), of_step[np.concatenate([before, awaited])]])
     pairs = pairs[:, (np.concatenate([before, awaited]) >= 0) & (pairs[0] != pairs[1])]
     needs = np.unique(pairs, axis=1) if pairs.size else pairs
-    return Stretches(
-        of_step, kinds[0], kinds[2], rows(of_step[order], order, count), rows(needs[0], needs[1], count)
-    )  # fmt: skip
+    return Stretches(of_step, kinds[0], kinds[2], rows(of_step[order], order, count), rows(needs[0], needs[1], count))
 
 
 def _parity(streams: StreamProgram) -> Ints:

@@ -7,9 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 SYSFS = Path("/sys/devices/system")
-SHARED = (
-    "cpu/cpu[0-9]*/cache/index*/shared_cpu_list", "cpu/cpu[0-9]*/topology/*_list", "node/node[0-9]*/cpulist"
-)  # fmt: skip
+SHARED = ("cpu/cpu[0-9]*/cache/index*/shared_cpu_list", "cpu/cpu[0-9]*/topology/*_list", "node/node[0-9]*/cpulist")
 """Files that name cores which share something (Linux, Documentation/ABI/testing/sysfs-devices-system-cpu)."""
 
 Domain = frozenset[int]

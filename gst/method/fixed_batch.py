@@ -26,7 +26,7 @@ class NoFixedShapes(ValueError):
 
 
 class DoesNotFit(ValueError):
-    """A batch is larger than the size to which batches are padded."""
+    """The plans of a batch are larger than those to which plans are padded."""
 
 
 @runtime_checkable
@@ -51,12 +51,13 @@ class Sizes(NamedTuple):
             padding, and a node for each segment of padding and for every `LOOPS_A_NODE` edges of it.
         graphs, configs: of the padded predictions.
         plans: makes the plans of an encoder that takes a `SegmentBatch`; None for other encoders.
+        likely: plans fit nearly all steps; else all of the graphs that the sizes are made of.
 
     Examples:
         >>> import gst
         >>> path = gst.Graph(np.zeros((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
         >>> Sizes.of([gst.segment(path, 3, "contiguous")] * 4, num_graphs=2, num_fresh=1, num_configs=7)
-        Sizes(nodes=7, edges=2, configurable=0, segments=3, graphs=2, configs=7, plans=None)
+        Sizes(nodes=7, edges=2, configurable=0, segments=3, graphs=2, configs=7, plans=None, likely=False)
     """
 
     nodes: int
@@ -66,21 +67,23 @@ class Sizes(NamedTuple):
     graphs: int
     configs: int
     plans: Plans | None = None
+    likely: bool = False
 
     @staticmethod
     def of(
-        graphs: Sequence[SegmentedGraph], num_graphs: int, num_fresh: int, num_configs: int, encoder: object = None
-    ) -> Sizes:
+        graphs: Sequence[SegmentedGraph], num_graphs: int, num_fresh: int, num_configs: int, encoder: object = None,
+        likely: bool = False,
+    ) -> Sizes:  # fmt: skip
         """Return the size that fits every step of at most `num_graphs` of the graphs, with `num_fresh` fresh segments
         of each and at most `num_configs` configurations. An `encoder` that takes a `SegmentBatch` makes its `Plans` by
-        its method `fixed_plans(sizes, graphs, num_fresh)`, which draws some steps: a later one may be larger.
+        its method `fixed_plans(sizes, graphs, num_fresh)`, which reads the edges of all segments.
         """
         most = largest_sums(graphs, num_fresh, lambda graph: np.stack(
             [np.diff(graph.row_ptr), np.diff(graph.edge_ptr), np.diff(graph.config_ptr), np.ones(graph.num_segments)], 1
         ))  # fmt: skip
         nodes, edges, configurable, segments = (num_graphs * most).tolist()  # a step may hold one graph several times
         more = segments + 1 + edges // LOOPS_A_NODE
-        sizes = Sizes(nodes + more, edges, configurable, segments + 1, num_graphs, num_configs)
+        sizes = Sizes(nodes + more, edges, configurable, segments + 1, num_graphs, num_configs, likely=likely)
         plans = plan_maker(encoder)
         return sizes if plans is None else sizes._replace(plans=plans(sizes, graphs, num_fresh))
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import assemble
 from gst.method.draws import Catalogue
-from gst.method.fixed_batch import DoesNotFit, FixedBatch, NoFixedShapes, Sizes, encoder_refusal, hook_refusal
+from gst.method.fixed_batch import FixedBatch, NoFixedShapes, Sizes, encoder_refusal, hook_refusal
 from gst.method.recorded import Recorded
 from gst.util.recording import Graph, is_here, new_graph
 from gst.util.untrusted import first_line
@@ -50,8 +50,6 @@ class RecordedEncoding:
                 try:
                     encoded.append(self.recorded.run(self.batch.load(batch))[:, : part.shape[1]])
                     continue
-                except DoesNotFit:
-                    pass
                 except (NoFixedShapes, torch.OutOfMemoryError) as error:
                     self.recorded.reason = first_line(error)
             encoded.append(self._model._encode(catalogue, segment, part))

@@ -1,22 +1,25 @@
-"""Bounds of a sharing plan: how many rows and messages it has in hardly any step more, whatever is drawn.
+"""Bounds of a sharing plan: how many rows and messages it can have, whatever segments and configurations are drawn.
 
-Most states of a large step are equal. If all differed that may, plans would be two to five times as large; so bounds
-come from steps drawn at random, and a step that exceeds them has to be found out before.
+Most states of a large step are equal, so that it needs half or a quarter of these. Where a step may exceed its bounds
+(`Sizes.likely`), they come from steps that were drawn at random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Int64
 
-from gst.method.fixed_batch import Sizes
+from gst.graphs.segments import SegmentedGraph
+from gst.method.batch import SegmentBatch
+from gst.method.fixed_batch import Sizes, largest_sums
 from gst.nn.sparse import rounded
 
 PADDING_A_ROW = 64  # entries without weight that an unused row takes at most: a kernel adds those of one row in turn
-MARGIN = 0.125  # of bounds, above what the largest of some steps has more than under one configuration
+SMALL, MARGIN = 1 << 10, 1.125  # further rows in likely bounds, at least, and times those of the steps drawn
 Direction = Literal["forward", "backward"]
 Part = Literal["own", "forward", "backward"]
 """Where a message comes from: the node itself, those whose values it consumes, or those that consume its values."""
@@ -42,8 +45,7 @@ class Bounds(NamedTuple):
         rows: before the first layer and after each: so many more than can be in use that no unused row has more than
             `PADDING_A_ROW` of the entries that are padding.
         entries: of the matrices of each layer, by part.
-        most: rows before the first layer and after each, then messages of each layer by part: so many more than under
-            one configuration.
+        most: rows and messages that there can be because configurations differ, in the order of `_more`.
     """
 
     given: int
@@ -53,12 +55,20 @@ class Bounds(NamedTuple):
 
     @staticmethod
     def of(
-        options: PlanOptions, sizes: Sizes, largest: Callable[[], Int64[np.ndarray, " counts"]]
+        options: PlanOptions, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int,
+        drawn: Callable[[], Int64[np.ndarray, " counts"]],
     ) -> Bounds:  # fmt: skip
-        """Return bounds of the plans of steps of these sizes; `largest` returns `most` of the largest of some."""
+        """Return bounds of the plans of all steps with `num_fresh` fresh segments of at most `sizes.graphs` graphs, or
+        likely ones; `drawn` returns `most` of the largest of some steps."""
         layers, configs = options.num_layers, 1 if options.one_config else sizes.configs
         counts = np.array([sizes.nodes] * (layers + 1) + [sizes.nodes, sizes.edges, sizes.edges] * layers)
-        more = np.ceil((1 + MARGIN) * largest()).astype(np.int64) if options.share else (configs - 1) * counts
+        if options.share:
+            each = largest_sums(graphs, num_fresh, partial(_of_segments, options=options))
+            more = (configs - 1) * sizes.graphs * each
+            if sizes.likely and more.max() > SMALL:
+                more = np.minimum(more, np.maximum(np.ceil(MARGIN * drawn()), SMALL).astype(np.int64))
+        else:
+            more = (configs - 1) * counts
         most = counts + more
         rows, messages = most[: layers + 1], most[layers + 1 :].reshape(layers, len(PARTS))
         given = sizes.configurable * configs
@@ -67,3 +77,39 @@ class Bounds(NamedTuple):
             given, tuple(map(rounded, (rows + padding).tolist())),
             tuple(dict(zip(PARTS, each, strict=True)) for each in messages.tolist()), tuple(more.tolist()),
         )  # fmt: skip
+
+    def hold_any(self, batch: SegmentBatch, options: PlanOptions) -> bool:
+        """Return True if the plan of a batch of the host, not padded, fits even if all states differ that may."""
+        more = _more(batch.segment_of_node.numpy(), batch.config_nodes.numpy(), batch.edge_index.numpy(), options)
+        others = 0 if options.one_config else batch.num_configs - 1
+        return not options.share or bool((others * np.array(more) <= self.most).all())
+
+
+def _of_segments(graph: SegmentedGraph, options: PlanOptions) -> Int64[np.ndarray, "segments counts"]:
+    rows = []
+    for segment, nodes in enumerate(np.diff(graph.row_ptr)):
+        inside, uses = (slice(*each[segment : segment + 2]) for each in (graph.edge_ptr, graph.config_ptr))
+        rows.append(_more(np.zeros(nodes, np.int64), graph.config_rows[uses], graph.edges[:, inside], options))
+    return np.array(rows)
+
+
+def _more(
+    segment_of_node: Int64[np.ndarray, " nodes"], configurable: np.ndarray, edges: np.ndarray, options: PlanOptions
+) -> list[int]:
+    """Return for each further configuration the rows before the first layer and after each, then the messages of each
+    layer by part: a node that a configurable one reaches has a row for every configuration."""
+    producers, consumers = edges
+    reached = np.zeros(len(segment_of_node), bool)
+    reached[configurable] = True
+    rows, messages = [int(reached.sum())], list[int]()
+    for _ in range(options.num_layers):
+        before, reached = reached, reached.copy()
+        if "forward" in options.directions:
+            reached[consumers[before[producers]]] = True
+        if "backward" in options.directions:
+            reached[producers[before[consumers]]] = True
+        if options.whole_segments:
+            reached = np.isin(segment_of_node, segment_of_node[reached])
+        rows.append(int(reached.sum()))
+        messages += [rows[-1], *(int(reached[ends].sum()) for ends in (consumers, producers))]
+    return rows + messages

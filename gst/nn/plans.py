@@ -73,15 +73,14 @@ class FixedPlans:
     def __init__(
         self, plans: Iterable[PlanOptions], sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int
     ) -> None:
-        largest = partial(_largest, sizes, graphs, num_fresh)
-        self.bounds = {each: Bounds.of(each, sizes, partial(largest, each)) for each in plans}
+        drawn = partial(_largest, sizes, graphs, num_fresh)
+        self.bounds = {each: Bounds.of(each, sizes, graphs, num_fresh, partial(drawn, each)) for each in plans}
 
     def check(self, batch: SegmentBatch) -> None:
         """Raise `DoesNotFit` if the plans of a batch of the host, not padded, are larger than their bounds."""
         for options, bounds in self.bounds.items():
-            if options.share and ((more := further(batch, options)) > bounds.most).any():
-                most = max(bounds.most)
-                raise DoesNotFit(f"a plan of {more.max()} further rows does not fit into {most}; pad to a larger step")
+            if not bounds.hold_any(batch, options) and (further(batch, options) > bounds.most).any():
+                raise DoesNotFit("a plan has more rows or messages than the padded one; were its graphs in the sizes?")
 
     def padding(self, batch: SegmentBatch) -> float:
         """Return how many times as many rows plans have padded as for this batch of the host."""
@@ -105,10 +104,12 @@ def further(batch: SegmentBatch, options: PlanOptions) -> Int64[np.ndarray, " co
 def _largest(
     sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int, options: PlanOptions
 ) -> Int64[np.ndarray, " counts"]:
-    """Return the largest counts of some steps; their graphs, fresh segments and configurations are drawn."""
+    """Return the largest counts of some steps; their graphs, by numbers of configurations, fresh segments and
+    configurations are drawn."""
     generator, found = np.random.default_rng(0), []
+    lists = np.array([-(-graph.num_configs // sizes.configs) for graph in graphs])
     for _ in range(DRAWN):
-        some = [graphs[each] for each in generator.integers(len(graphs), size=sizes.graphs)]
+        some = [graphs[each] for each in generator.choice(len(graphs), sizes.graphs, p=lists / lists.sum())]
         fresh = [generator.permutation(graph.num_segments)[:num_fresh].tolist() for graph in some]
         rows = [torch.from_numpy(generator.permutation(graph.num_configs)[: sizes.configs]) for graph in some]
         configs = torch.stack([pad(each, (0, sizes.configs - len(each)), value=-1) for each in rows])

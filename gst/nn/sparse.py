@@ -51,9 +51,7 @@ class CsrMatrix:
         return len(self.row_ptr) - 1, len(self.row_ptr_t) - 1
 
     def transpose(self) -> CsrMatrix:
-        return CsrMatrix(
-            self.row_ptr_t, self.columns_t, self.weights_t, self.row_ptr, self.columns, self.weights
-        )  # fmt: skip
+        return CsrMatrix(self.row_ptr_t, self.columns_t, self.weights_t, self.row_ptr, self.columns, self.weights)
 
     def to(self, device: torch.device) -> CsrMatrix:
         """The same matrix on a device. The host does not wait for its way to an accelerator."""

@@ -131,7 +131,7 @@ def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_a
     are more than `MOST_PADDING` times as large as without padding."""
     graphs = [graph for graph, _ in loader.selections]
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
-    sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder)
+    sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder, likely=True)
     if not is_asked and (times := sizes.padding(_sample(loader, estimator.num_fresh, num_configs))) > MOST_PADDING:
         raise NoFixedShapes(f"they would be {times:.1f} times as large; --model.record_step true records all the same")
     return FixedStep(estimator, loss, None, sizes)

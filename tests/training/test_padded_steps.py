@@ -145,7 +145,8 @@ def test_steps_that_are_too_large_for_their_padding_are_not_padded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounds from a single step, less a part of it: some steps of the training exceed them."""
-    monkeypatch.setattr(bounds, "MARGIN", -0.25)
+    monkeypatch.setattr(bounds, "SMALL", 0)
+    monkeypatch.setattr(bounds, "MARGIN", 0.75)
     monkeypatch.setattr(plans, "DRAWN", 1)
     said = listen(monkeypatch)
     padded = fit(tmp_path, True)
@@ -277,7 +278,7 @@ def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
 def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a mistake in what reads them is not taken for a refusal."""
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise ValueError("a mistake of ours")
 
     monkeypatch.setattr(Sizes, "of", fails)

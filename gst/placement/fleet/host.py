@@ -74,9 +74,7 @@ class Host:
     def answer(self, request: str) -> str:
         """Answer a request of `RemoteWorker`: `costs`, `timelines`, `groups` or `measure`."""
         ((name, arguments),) = json.loads(request).items()
-        methods = {
-            "costs": self._costs, "timelines": self._timelines, "groups": self._groups, "measure": self._measure,
-        }  # fmt: skip
+        methods = {"costs": self._costs, "timelines": self._timelines, "groups": self._groups, "measure": self._measure}
         try:
             return json.dumps(methods[name](arguments))
         except ExecutionError as failure:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import step_calls
+from experiments.bench import padding, step_calls
+from gst.data.synthetic import synthetic_program
+from gst.graphs.segments import segment
 
 
 @pytest.mark.e2e
@@ -36,3 +38,9 @@ def test_a_padded_step_is_one_graph_few_copies_and_no_wait(tmp_path: Path) -> No
             assert copies < 10
         else:
             assert copies > 30
+
+
+def test_a_padded_step_has_what_it_needs_and_not_much_more() -> None:
+    found = padding.padding(segment(synthetic_program(2_000, 40, num_regions=8), 300), 8, steps=10)
+    assert 0 < found["needed"] <= found["padded"] < 2 * found["needed"]
+    assert found["padded"] <= found["most"] <= found["every_state"] and 0 <= found["too_large"] < 5
