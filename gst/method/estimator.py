@@ -17,33 +17,8 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.config_classes import config_classes, with_references
 from gst.graphs.segments import SegmentedGraph
+from gst.method import draws, encoding
 from gst.method.batch import SegmentBatch, assemble
-from gst.method.draws import (
-    ALL_ROWS,
-    Catalogue,
-    Draw,
-    Estimate,
-    Peers,
-    checked_configs,
-    checked_estimate,
-    draw_segments,
-    dropout_weights,
-    scale_gradient,
-)  # fmt: skip
-from gst.method.encoding import (
-    Inputs,
-    apply_head,
-    call_of,
-    check_reducer,
-    embed_segments,
-    encode_segments,
-    evaluating,
-    parameter_of,
-    rank,
-    version,
-    warn_about,
-    without_configs,
-)  # fmt: skip
 from gst.method.entering import Entrance, have_configs
 from gst.method.exchange import SharedRows
 from gst.method.forgetting import FirstLook
@@ -119,8 +94,8 @@ class GraphSegmentTraining(nn.Module):
         table: EmbeddingTable | ShardedTable | None = None,
         max_rows: int = 1 << 18,
         seed: int = 0,
-        estimate: Estimate = "auto",
-        inputs: Inputs | None = None,
+        estimate: draws.Estimate = "auto",
+        inputs: encoding.Inputs | None = None,
         readout: tuple[Rows, Rows] | None = None,
         max_nodes: int = 1000,
         check_encoder: bool = True,
@@ -129,21 +104,21 @@ class GraphSegmentTraining(nn.Module):
         self.readout = readout_of(pooling if readout is None else readout)
         self.pooling = self.readout.combine
         has_table = table is not None
-        self.estimate = checked_estimate(self.pooling, num_fresh, keep_probability, has_table, estimate)
+        self.estimate = draws.checked_estimate(self.pooling, num_fresh, keep_probability, has_table, estimate)
         self.encoder, self.head, self.table, self.inputs = encoder, head, table, inputs
         self.num_fresh, self.keep_probability, self.max_rows = num_fresh, keep_probability, max_rows
         self.seed, self.step = seed, 0
         self.encoder_frozen = False
         self._regression = RowRegression() if self.estimate in ("regression", "composite") else None
-        self._keys = None if table is None else ModelKeys(table, by_class=self.estimate in ALL_ROWS)
+        self._keys = None if table is None else ModelKeys(table, by_class=self.estimate in draws.ALL_ROWS)
         self._rows_type = SharedRows if isinstance(table, ShardedTable) else OwnRows
         self._frozen_version: tuple[Any, ...] | None = None
-        self._call = call_of(encoder, inputs)
+        self._call = encoding.call_of(encoder, inputs)
         self._copies: torch.Stream | None = None
         self._entered, self._first_look = Entrance(max_nodes), FirstLook(check_encoder)
         self.register_load_state_dict_pre_hook(before_loading)
         self.register_load_state_dict_post_hook(after_loading)
-        warn_about(encoder, inputs)
+        encoding.warn_about(encoder, inputs)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(
@@ -173,8 +148,8 @@ class GraphSegmentTraining(nn.Module):
         return self._predict(self._estimate(step.draw, embedded, step.rows), has_configs)
 
     def _predict(self, pooled: Float[Tensor, "graphs configs numbers"], has_configs: bool) -> Tensor:
-        prediction = apply_head(self.head, self.readout.finish(pooled))
-        return prediction if has_configs else without_configs(prediction)
+        prediction = encoding.apply_head(self.head, self.readout.finish(pooled))
+        return prediction if has_configs else encoding.without_configs(prediction)
 
     @torch.compiler.disable
     def _begin(self, graphs: Any, configs: Tensor | None, prefetched: PrefetchedStep | None) -> PrefetchedStep:
@@ -194,20 +169,20 @@ class GraphSegmentTraining(nn.Module):
         graphs: Any,
         configs: Int64[Tensor, "graphs configs"] | None = None,
         ahead: int = 0,
-        peers: Peers | None = None,
-    ) -> Draw:
+        peers: draws.Peers | None = None,
+    ) -> draws.Draw:
         """Draw the segments of the next step, or of the one `ahead` steps after it; of a shared step this process's."""
         if peers is not None:
             graphs, configs = peers.graphs, peers.configs
         graphs = self._entered(graphs)
-        catalogue, configs = Catalogue.of(graphs), self._with_references(graphs, configs)
-        draw = draw_segments(
+        catalogue, configs = draws.Catalogue.of(graphs), self._with_references(graphs, configs)
+        draw = draws.draw_segments(
             catalogue, configs, self.step + 1 + ahead, self.seed, self.num_fresh, self.keep_probability, self.estimate,
-            rank=rank() if peers is None else 0,
+            rank=encoding.rank() if peers is None else 0,
         )  # fmt: skip
         return draw if peers is None else draw.part_of(peers)
 
-    def load(self, draw: Draw) -> PrefetchedStep:
+    def load(self, draw: draws.Draw) -> PrefetchedStep:
         """Read the fresh segments of a draw; a thread may do it ahead, since it touches nothing that a step changes."""
         rows = self.rows_of(draw)
         if self.encoder_frozen:
@@ -219,9 +194,9 @@ class GraphSegmentTraining(nn.Module):
         copied, arrived = batch.copied_by(self._copies, like)
         return PrefetchedStep(draw, copied, rows, arrived)
 
-    def rows_of(self, draw: Draw) -> StepRows | None:
+    def rows_of(self, draw: draws.Draw) -> StepRows | None:
         """Return access to the rows of a step; None without a table. A frozen encoder needs all rows."""
-        all_rows = self.encoder_frozen or self.estimate in ALL_ROWS
+        all_rows = self.encoder_frozen or self.estimate in draws.ALL_ROWS
         return None if self._keys is None else self._rows_type(self._keys, draw, self.like, all_rows)
 
     def exact(self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
@@ -231,7 +206,7 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable
     def _evaluate(self, graphs: Any, configs: Tensor | None, with_gradient: bool) -> Tensor:
         graphs = self._entered(graphs)
-        with torch.set_grad_enabled(with_gradient), evaluating(self.encoder, self.head, self.readout):
+        with torch.set_grad_enabled(with_gradient), encoding.evaluating(self.encoder, self.head, self.readout):
             pooled = self._embed(graphs, self._with_references(graphs, configs), with_gradient)
             return self._predict(pooled, have_configs(graphs, configs))
 
@@ -246,9 +221,9 @@ class GraphSegmentTraining(nn.Module):
         """
         chosen = torch.arange(graph.num_configs) if configs is None else configs
         parts = [self._with_references([graph], part[None])[0] for part in chosen.split(configs_at_once)]
-        catalogue, together = Catalogue.of([graph]), torch.cat(parts)
+        catalogue, together = draws.Catalogue.of([graph]), torch.cat(parts)
         pool, weights = self._pool(catalogue), torch.ones(1, len(together))
-        with torch.no_grad(), evaluating(self.encoder, self.head, self.readout):
+        with torch.no_grad(), encoding.evaluating(self.encoder, self.head, self.readout):
             begun, encode = time.perf_counter(), recorded_encoding(self, graph, len(together)) or self._encode
             for place, classes in enumerate(config_classes(graph).of(together.numpy())):
                 rate = len(together) * place / graph.num_segments / (time.perf_counter() - begun)
@@ -265,30 +240,30 @@ class GraphSegmentTraining(nn.Module):
         self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None
     ) -> Float[Tensor, "graphs configs channels"]:
         """Return the pooled embeddings of `configs`, from all segments, encoded now without gradient."""
-        with torch.no_grad(), evaluating(self.readout):
+        with torch.no_grad(), encoding.evaluating(self.readout):
             return self.readout.finish(self._embed(self._entered(graphs), configs, with_gradient=False))
 
     def _embed(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None, with_gradient: bool) -> Tensor:
-        catalogue, checked = Catalogue.of(graphs), checked_configs(graphs, configs)
+        catalogue, checked = draws.Catalogue.of(graphs), draws.checked_configs(graphs, configs)
         pool, everything = self._pool(catalogue), torch.arange(len(catalogue))
         ones = torch.ones(len(catalogue), checked.shape[1])
-        with evaluating(self.encoder):
+        with encoding.evaluating(self.encoder):
             self._first_look(self, catalogue, checked)
             self._add_encoded(pool, catalogue, everything, checked, ones, with_gradient)
         return pool.result()
 
     def channels(self, graph: SegmentedGraph) -> int:
         """Return the width of the embedding of a segment: one is encoded, under the first configuration."""
-        catalogue = Catalogue.of([graph])
+        catalogue = draws.Catalogue.of([graph])
         one = torch.argmax(catalogue.configurable.long())[None]  # the first that has configurable nodes, if any has
-        with evaluating(self.encoder):
+        with encoding.evaluating(self.encoder):
             return int(self._encode(catalogue, one, torch.zeros(1, 1, dtype=torch.int64)).shape[-1])
 
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
         """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         if self._keys is not None:
             for graph in graphs:
-                self._keys.of(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
+                self._keys.of(draws.Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
 
     def freeze_encoder(self) -> None:
         """Stop training the encoder (finetuning, +F) and forget its rows, which come from older weights.
@@ -316,7 +291,7 @@ class GraphSegmentTraining(nn.Module):
         return self.encoder, self.readout.phi
 
     def _rows_version(self) -> tuple[Any, ...]:
-        return tuple(map(version, self._before_rows()))
+        return tuple(map(encoding.version, self._before_rows()))
 
     def _forget_rows(self) -> None:
         if self._keys is not None:
@@ -326,19 +301,19 @@ class GraphSegmentTraining(nn.Module):
     # The estimate --------------------------------------------------------------------------------------------------
 
     @torch.compiler.disable
-    def _estimate(self, draw: Draw, embedded: Tensor, rows: StepRows | None) -> Tensor:
+    def _estimate(self, draw: draws.Draw, embedded: Tensor, rows: StepRows | None) -> Tensor:
         """Return the pooled embeddings of the graphs; `embedded` are the fresh segments."""
         catalogue, pool, chosen = draw.catalogue, self._pool(draw.catalogue), draw.fresh.nonzero().squeeze(1)
-        if self.estimate in ALL_ROWS and rows is not None:
+        if self.estimate in draws.ALL_ROWS and rows is not None:
             return self._corrected(draw, chosen, embedded, rows)
-        if self.estimate in ALL_ROWS:  # rows of now: the value is exact, the gradient that of the fresh
+        if self.estimate in draws.ALL_ROWS:  # rows of now: the value is exact, the gradient that of the fresh
             inverse = (1 / draw.inclusion)[:, None].expand(-1, draw.configs.shape[1])
-            embedded, ones = scale_gradient(embedded, inverse[chosen]), torch.ones_like(inverse)
+            embedded, ones = draws.scale_gradient(embedded, inverse[chosen]), torch.ones_like(inverse)
             self._add(pool, catalogue, chosen, embedded, ones[chosen])
             self._add_encoded(pool, catalogue, (~draw.fresh).nonzero().squeeze(1), draw.configs, ones)
             return pool.result()
         is_known = self.is_known(draw, rows)
-        weights = dropout_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
+        weights = draws.dropout_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
         self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
         used = (weights.stale > 0).any(1).nonzero().squeeze(1)
         if rows is None:
@@ -348,14 +323,14 @@ class GraphSegmentTraining(nn.Module):
             require_finite_gradients(embedded, self.encoder, rows.push(embedded, chosen).require)
         return pool.result()
 
-    def _corrected(self, draw: Draw, chosen: Tensor, embedded: Tensor, rows: StepRows) -> Tensor:
+    def _corrected(self, draw: draws.Draw, chosen: Tensor, embedded: Tensor, rows: StepRows) -> Tensor:
         """Return the estimate of `gst.method.regression`: rows of all segments, corrected by the fresh ones."""
         is_known, catalogue, pool = rows.is_known(), draw.catalogue, self._pool(draw.catalogue)
         value = weights = (draw.fresh / draw.inclusion)[:, None].expand(is_known.shape)
         if self.estimate == "composite":
             assert self._regression is not None
             value = composite_weights(catalogue.graph, draw.fresh, weights, is_known, self._regression.common)
-            embedded = scale_gradient(embedded, (weights / value)[chosen])
+            embedded = draws.scale_gradient(embedded, (weights / value)[chosen])
         self._add(pool, catalogue, chosen, embedded, value[chosen])
         stale, fresh_rows = stale_sum(draw, value[:, 0], rows, is_known, self.pooling, embedded.detach())
         result = pool.result() + stale.result(self._regression)
@@ -365,7 +340,7 @@ class GraphSegmentTraining(nn.Module):
         require_finite_gradients(embedded, self.encoder, rows.push(embedded, chosen).require)
         return result
 
-    def is_known(self, draw: Draw, rows: StepRows | None) -> Known:
+    def is_known(self, draw: draws.Draw, rows: StepRows | None) -> Known:
         """Mark the pairs of a segment and a configuration that can be stale: without a table, all or none."""
         if rows is not None:
             return rows.is_known()
@@ -374,7 +349,7 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable
     def _embed_frozen(self, step: PrefetchedStep) -> Tensor:
         """Return exact pooled embeddings, so the encoder is in evaluation mode."""
-        check_reducer()
+        encoding.check_reducer()
         if self._frozen_version == ():
             self._frozen_version = self._rows_version()
         elif self._frozen_version != self._rows_version():
@@ -383,7 +358,7 @@ class GraphSegmentTraining(nn.Module):
         catalogue, configs, rows = step.draw.catalogue, step.draw.configs, step.rows
         everything, weights = torch.arange(len(catalogue)), torch.ones(len(catalogue), configs.shape[1])
         pool = self._pool(catalogue)
-        with evaluating(*self._before_rows()):
+        with encoding.evaluating(*self._before_rows()):
             if rows is None:
                 self._add_encoded(pool, catalogue, everything, configs, weights)
                 return pool.result()
@@ -396,16 +371,18 @@ class GraphSegmentTraining(nn.Module):
 
     # Pooling, a bounded number of segments at a time -----------------------------------------------------------------
 
-    def _pool(self, catalogue: Catalogue) -> GraphPool:
+    def _pool(self, catalogue: draws.Catalogue) -> GraphPool:
         return GraphPool(catalogue.graph_node_counts.to(self.like().device, non_blocking=True), self.pooling)
 
-    def _add(self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, embedded: Tensor, weights: Tensor) -> None:
+    def _add(
+        self, pool: GraphPool, catalogue: draws.Catalogue, segments: Tensor, embedded: Tensor, weights: Tensor
+    ) -> None:
         weights = weights.to(embedded.dtype)
         given = {"weights": weights, "counts": catalogue.node_counts[segments], "graph": catalogue.graph[segments]}
         pool.add(embedded, *sent(given, embedded.device).values())
 
     def _add_encoded(
-        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, configs: Tensor, weights: Tensor,
+        self, pool: GraphPool, catalogue: draws.Catalogue, segments: Tensor, configs: Tensor, weights: Tensor,
         with_gradient: bool = False,
     ) -> list[Tensor]:  # fmt: skip
         """Encode `segments`, add them to the pool, and return their embeddings; the backward pass encodes them anew."""
@@ -419,7 +396,7 @@ class GraphSegmentTraining(nn.Module):
         return encoded
 
     def add_rows(
-        self, pool: GraphPool, catalogue: Catalogue, segments: Tensor, rows: StepRows, weights: Tensor
+        self, pool: GraphPool, catalogue: draws.Catalogue, segments: Tensor, rows: StepRows, weights: Tensor
     ) -> None:
         """Add the rows of `segments` to the pool."""
         for chunk in row_chunks(segments, weights.shape[1]):
@@ -428,26 +405,26 @@ class GraphSegmentTraining(nn.Module):
     # The encoder and the head --------------------------------------------------------------------------------------
 
     def _encode(
-        self, catalogue: Catalogue, segments: Int64[Tensor, " chosen"], configs: Int64[Tensor, "graphs configs"]
+        self, catalogue: draws.Catalogue, segments: Int64[Tensor, " chosen"], configs: Int64[Tensor, "graphs configs"]
     ) -> Float[Tensor, "chosen configs channels"]:
         like = self.like()
         if not torch.is_grad_enabled():
-            return encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, like)
-        with evaluating(*self._before_rows()):  # a backward pass may come after train()
-            return encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, like)
+            return encoding.encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, like)
+        with encoding.evaluating(*self._before_rows()):  # a backward pass may come after train()
+            return encoding.encode_segments(self._encode_batch, catalogue, segments, configs, self.max_rows, like)
 
-    def fresh_batch(self, draw: Draw) -> SegmentBatch:
+    def fresh_batch(self, draw: draws.Draw) -> SegmentBatch:
         """Read the fresh segments of a draw, in memory of the host."""
         catalogue = draw.catalogue
         return assemble(catalogue.graphs, catalogue.picks(draw.fresh.nonzero().squeeze(1)), draw.configs)
 
     @torch.compiler.disable(recursive=False)
     def _encode_batch(self, batch: SegmentBatch) -> Float[Tensor, "segments configs channels"]:
-        return embed_segments(self.encoder, batch, self._call, self.pooling, self.readout.phi)
+        return encoding.embed_segments(self.encoder, batch, self._call, self.pooling, self.readout.phi)
 
     def _with_references(self, graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
         """Return `configs`, after the reference configurations of the head if it has any."""
-        references, checked = getattr(self.head, "references", 0), checked_configs(graphs, configs)
+        references, checked = getattr(self.head, "references", 0), draws.checked_configs(graphs, configs)
         return with_references(graphs, checked, references) if references else checked
 
     @property
@@ -457,7 +434,7 @@ class GraphSegmentTraining(nn.Module):
 
     def like(self) -> Tensor:
         """Return a tensor on the device and in the dtype of the model."""
-        return parameter_of(self, torch.empty(0))
+        return encoding.parameter_of(self, torch.empty(0))
 
     # Saving --------------------------------------------------------------------------------------------------------
 

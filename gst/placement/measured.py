@@ -20,6 +20,7 @@ from gst.graphs.store import prepare
 from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadGate
+from gst.placement import planning
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
@@ -29,17 +30,6 @@ from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
 from gst.placement.learned_costs import load_costs, save_costs
 from gst.placement.loop import Loop
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
-from gst.placement.planning import (
-    DEFAULT_SETTINGS,
-    LOOP,
-    PlacementResult,
-    Settings,
-    check_fits,
-    curves,
-    placed_result,
-    plan_by,
-    plans_by_name,
-)
 from gst.placement.profiling import cached_task, profiled_task
 from gst.placement.reward import Learned
 from gst.placement.task import Task
@@ -65,12 +55,12 @@ def place_measured(
     source: Path | str,
     devices: Sequence[Device],
     out: Path,
-    settings: Settings = DEFAULT_SETTINGS,
+    settings: planning.Settings = planning.DEFAULT_SETTINGS,
     progress: Progress = no_progress,
     fleet: FleetWorkers | None = None,
     here: Mapping[str, Callable[[], object]] = MappingProxyType({}),
     seconds: float = math.inf,
-) -> PlacementResult:
+) -> planning.PlacementResult:
     """Find the fastest plan of a program by real measurements.
 
     The program is profiled, every method plans in simulation, a search measures plans, and the finalists are measured
@@ -104,7 +94,7 @@ def place_measured(
         settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
 
         planned = _plans(task, learned, settings, out / SEARCHES, progress)
-        check_fits(task, planned)
+        planning.check_fits(task, planned)
         starts, fused = planned, None
         extra: dict[str, Planned] = {}
         if "fusion" in settings.tasks:
@@ -120,19 +110,22 @@ def place_measured(
         search = None
         if settings.budget > 0:
             search = _search(task, fused, runner, starts, learned, out, settings, progress)
-            extra[LOOP] = _unfolded(search.planned(), fused)
+            extra[planning.LOOP] = _unfolded(search.planned(), fused)
             if costs := search.reward.surrogate.learned():
                 save_costs(out, costs, machine, task.names)
 
         final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
-        plans = {name: _as_run(task, plan) for name, plan in plans_by_name(final_plans).items()}
+        plans = {name: _as_run(task, plan) for name, plan in planning.plans_by_name(final_plans).items()}
         finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
 
     figures, num_measured = finals.figures(), 0 if search is None else len(search.trials)
     entries = {
-        name: finals.entry(name, final_plans.get(name), num_measured if name == LOOP else 0) for name in finals.first
+        name: finals.entry(name, final_plans.get(name), num_measured if name == planning.LOOP else 0)
+        for name in finals.first
     }
-    result = placed_result(task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries)
+    result = planning.placed_result(
+        task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries
+    )
     result |= {"proposed": {} if search is None else brought(search.trials)}
     result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
     result |= {"kernels": kernels} if kernels else {}
@@ -140,15 +133,15 @@ def place_measured(
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
-    drawing = {"measurements": [] if search is None else report_rows(search.trials), "curves": curves(planned)}
-    return PlacementResult(task, plans[finals.best], result, drawing)
+    drawing = {"measurements": [] if search is None else report_rows(search.trials), "curves": planning.curves(planned)}
+    return planning.PlacementResult(task, plans[finals.best], result, drawing)
 
 
-def within(settings: Settings, seconds: float, run_ms: float) -> Settings:
+def within(settings: planning.Settings, seconds: float, run_ms: float) -> planning.Settings:
     """Limit the settings of a search to some seconds, if a plan takes `run_ms`, as the model does as written.
 
     Examples:
-        >>> within(Settings(budget=50), seconds=30.0, run_ms=100.0).budget
+        >>> within(planning.Settings(budget=50), seconds=30.0, run_ms=100.0).budget
         8
     """
     if math.isinf(seconds):
@@ -178,7 +171,7 @@ def num_baselines(seconds: float, run_ms: float) -> int:
     return min(max(int(2 * SHARE * seconds / (RUNS * run_ms / 1e3)), LEAST_BASELINES), NUM_BASELINES)
 
 
-def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Settings:
+def _limited(settings: planning.Settings, left_s: float, run_ms: float, out: Path) -> planning.Settings:
     """Limit the settings to the time that is left; a search that goes on keeps its number of evaluations."""
     limited = settings
     if not math.isinf(left_s):
@@ -188,23 +181,25 @@ def _limited(settings: Settings, left_s: float, run_ms: float, out: Path) -> Set
     return replace(limited, evaluations=evaluations)
 
 
-def _plans(task: Task, learned: Learned, settings: Settings, log: Path, progress: Progress) -> dict[str, Planned]:
+def _plans(
+    task: Task, learned: Learned, settings: planning.Settings, log: Path, progress: Progress
+) -> dict[str, Planned]:
     """Plan by every baseline and method in simulation, with costs learned before; fusion is part of the task."""
     task = FittedSimulator(task, learned).corrected(task) if learned else task
     tasks = tuple(name for name in settings.tasks if name != "fusion")
-    return plan_by(replace(settings, tasks=tasks), task, SimulatedObjective(task), log, progress)
+    return planning.plan_by(replace(settings, tasks=tasks), task, SimulatedObjective(task), log, progress)
 
 
 def _search(
     task: Task, fused: FusedTask | None, runner: IsolatedExecutor | FleetWorkers, starts: Mapping[str, Planned],
-    learned: Learned, out: Path, settings: Settings, progress: Progress,
+    learned: Learned, out: Path, settings: planning.Settings, progress: Progress,
 ) -> Loop:  # fmt: skip
     gate = LoadGate(patience_s=settings.patience_s, progress=progress)
     on_fleet = isinstance(runner, FleetWorkers)
     measurer = runner if isinstance(runner, FleetWorkers) else MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
     searched = task if fused is None else fused.task
     return Loop(
-        searched, measurer, Log(out / "measurements.jsonl"), plans_by_name(starts), settings.budget,
+        searched, measurer, Log(out / "measurements.jsonl"), planning.plans_by_name(starts), settings.budget,
         settings.evaluations, settings.tasks, seed=settings.seed, progress=progress,
         as_run=partial(_as_run, task) if fused is None else partial(_unfolded_plan, fused),
         surrogate=COST_MODELS[settings.cost_model](searched, settings.seed, learned), methods=settings.methods,

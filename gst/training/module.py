@@ -46,7 +46,7 @@ class SegmentTrainingModule(L.LightningModule):
             `gst.method.estimator.GraphSegmentTraining`.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
-        record_step: pad all steps to the size of the largest, and on an accelerator record one as a graph (a CUDA
+        record_step: pad steps to one size, that of the largest, and on an accelerator record one as a graph (a CUDA
             graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
             size; see `docs/operations.md`.
         loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head

@@ -22,6 +22,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import DoesNotFit, NoFixedShapes, Sizes
 from gst.method.fixed_step import FixedStep, PaddedStep, refusal
 from gst.method.recorded import Recorded
+from gst.method.rows import PrefetchedStep
 from gst.training.placing import PlacedSteps
 from gst.util.untrusted import first_line
 
@@ -71,10 +72,10 @@ class PaddedSteps:
         rank_zero_info(f"steps are neither padded nor recorded: {reason}")
         return None
 
-    def reading(self, step: Step, ahead: int) -> Callable[[], PaddedStep | Draw] | None:
-        """Draw a step; the result reads it, if it fits into a padded one. None once steps are no longer padded."""
+    def reading(self, step: Step, ahead: int) -> Callable[[], PaddedStep | PrefetchedStep] | None:
+        """Draw a step; the result reads it, unpadded if it is too large. None once steps are no longer padded."""
         fixed = self._fixed()
-        return None if fixed is None else partial(_load, fixed, fixed.draw(step.graphs, step.configs, ahead))
+        return None if fixed is None else partial(self._read, fixed, fixed.draw(step.graphs, step.configs, ahead))
 
     def run(self, step: Step) -> tuple[Tensor | None, Step]:
         """Train a step that was read as a padded one; the parameters have its gradients then.
@@ -82,20 +83,15 @@ class PaddedSteps:
         Returns:
             Its loss and the step; no loss, and the same draw unpadded, if the step has to be trained unpadded.
         """
-        if not isinstance(step.prefetched, PaddedStep | Draw):
+        if step.prefetched is None:
             return None, step
-        if isinstance(step.prefetched, Draw):
-            self.num_too_large += 1
-            if self.num_too_large == 1:
-                rank_zero_info("a step is too large for the size of the padded ones; such steps are not padded")
-            return None, self._unpadded(step, step.prefetched)
-        if self.step is None or self._fixed() is None:
-            return None, self._unpadded(step, step.prefetched.draw)
+        if not isinstance(step.prefetched, PaddedStep) or self.step is None or self._fixed() is None:
+            return None, self._unpadded(step)
         try:
             loss = self.step.run(step.prefetched, step.targets)
         except (NoFixedShapes, torch.OutOfMemoryError) as error:
             self._stop(first_line(error) if isinstance(error, torch.OutOfMemoryError) else str(error))
-            return None, self._unpadded(step, step.prefetched.draw)
+            return None, self._unpadded(step)
         if self.step.reason != self._reason:  # it could not be recorded: padding gains nothing
             self._stop(self.step.reason)
         return loss, step
@@ -106,9 +102,21 @@ class PaddedSteps:
             self._stop(reason)
         return None if self.step is None else self.step.step
 
-    def _unpadded(self, step: Step, draw: Draw) -> Step:
+    def _read(self, fixed: FixedStep, draw: Draw) -> PaddedStep | PrefetchedStep:
+        try:
+            return fixed.load(draw)
+        except DoesNotFit:
+            self.num_too_large += 1
+            if self.num_too_large == 1:
+                rank_zero_info("a step is too large for the size of the padded ones; such steps are not padded")
+            return self._estimator.load(draw)
+
+    def _unpadded(self, step: Step) -> Step:
+        read = step.prefetched
+        draw = read.draw
         targets = pad(step.targets, (0, draw.configs.shape[1] - step.targets.shape[1]), value=torch.nan)
-        return replace(step, configs=draw.configs, targets=targets, prefetched=self._estimator.load(draw))
+        read = self._estimator.load(draw) if isinstance(read, PaddedStep) else read
+        return replace(step, configs=draw.configs, targets=targets, prefetched=read)
 
     def _refusal_now(self) -> str | None:
         """Return the reason against padding from now on, if callbacks have caused one while the training goes on."""
@@ -135,13 +143,6 @@ def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_a
     if not is_asked and (times := sizes.padding(_sample(loader, estimator.num_fresh, num_configs))) > MOST_PADDING:
         raise NoFixedShapes(f"they would be {times:.1f} times as large; --model.record_step true records all the same")
     return FixedStep(estimator, loss, None, sizes)
-
-
-def _load(fixed: FixedStep, draw: Draw) -> PaddedStep | Draw:
-    try:
-        return fixed.load(draw)
-    except DoesNotFit:
-        return draw
 
 
 def _sample(loader: StepLoader, num_fresh: int, num_configs: int) -> SegmentBatch:

@@ -20,7 +20,8 @@ from gst.kernels.graphs import inner_compile
 from gst.machine.devices import Device
 from gst.placement.api import backend as module
 from gst.placement.api import place as placing
-from gst.placement.api.backend import backend, outcome
+from gst.placement.api.backend import backend
+from gst.placement.api.trials import outcome
 from gst.util.compiled import compiler
 from gst.whole_model.variants import KERNELS
 from tests.kernels.test_graphs import on_four_streams

@@ -23,20 +23,9 @@ from gst.execution.measure import measure
 from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads, rested
 from gst.kernels.graphs import inner_compile
 from gst.kernels.streams import on_streams
+from gst.placement.api import trials
 from gst.placement.api.derivatives import Differentiable
 from gst.placement.api.place import own_devices, place
-from gst.placement.api.trials import (
-    Trial,
-    accelerators,
-    both_passes,
-    copied,
-    copies_of,
-    forms,
-    lifted,
-    outcome,
-    overlaps,
-    results,
-)  # fmt: skip
 from gst.placement.measured import SHARE
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
@@ -88,7 +77,7 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
         log.info("a graph runs as written: an input is a %s", other[0])
         return graph
     try:
-        own, held = lifted(graph)
+        own, held = trials.lifted(graph)
     except ValueError as error:
         log.info("a graph runs as written: %s", error)
         return graph
@@ -137,7 +126,7 @@ class _Chosen:
         return self._run(*inputs)
 
     def _chosen(self, inputs: Sequence[Any]) -> Function:
-        want = outcome(self._graph, inputs, SEED)
+        want = trials.outcome(self._graph, inputs, SEED)
         if self._is_weight and not want.mutated and not want.draws:
             try:
                 return _inference(self._graph, self._is_weight, inputs, want, self._seconds)
@@ -151,7 +140,7 @@ class _Chosen:
             log.info("a graph runs as written: %s", self._compiled)
             return self._graph
         run = self._as_eager(self._compiled, want)
-        if wrong := outcome(run, inputs, SEED).difference(want):
+        if wrong := trials.outcome(run, inputs, SEED).difference(want):
             log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
         runs: dict[str, Function] = {PYTORCH: self._graph, COMPILED: run}
@@ -160,7 +149,7 @@ class _Chosen:
         best = _fastest(runs, inputs, self._seconds, bool(want.mutated))
         return best if best is self._graph or not want.mutated else _for_overlaps(self._graph, best, inputs)
 
-    def _as_eager(self, run: Function, want: Trial) -> Function:
+    def _as_eager(self, run: Function, want: trials.Trial) -> Function:
         """Return compiled code whose derivatives are those of the graph as written."""
         return Differentiable(self._graph, run, want, want.draws) if want.reached else run
 
@@ -195,7 +184,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
     """
     from torch._inductor.compile_fx import compile_fx
 
-    own = fx.GraphModule(graph, copied(graph.graph))
+    own = fx.GraphModule(graph, trials.copied(graph.graph))
     # Code for one backward pass alone would write into tensors that the next one reads.
     settings = torch._functorch.config.patch(donated_buffer=False, enable_autograd_cache=False)
     try:
@@ -207,7 +196,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
 
 
 def _inference(
-    graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], want: Trial, seconds: float
+    graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], want: trials.Trial, seconds: float
 ) -> Function:
     """Place a graph by `gst.place` with its current weights; other weights run the graph as written.
 
@@ -217,7 +206,9 @@ def _inference(
     """
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
-    copies = [old if is_bound else new for old, new, is_bound in zip(inputs, copies_of(inputs), is_weight, strict=True)]
+    copies = [
+        old if is_bound else new for old, new, is_bound in zip(inputs, trials.copies_of(inputs), is_weight, strict=True)
+    ]
     rest = [value for value, is_bound in zip(copies, is_weight, strict=True) if not is_bound]
     placed = place(bound, rest, devices=_devices(inputs), seconds=seconds)
     log.info("a graph of %d operations runs by %s", len(graph.graph.nodes), placed.explain())
@@ -228,7 +219,7 @@ def _inference(
         raise ValueError(
             f"{placed.winner} leaves outputs on {_words(places)}, the graph as written on {_words(wanted)}"
         )
-    if forms(outputs, copies) != want.forms:
+    if trials.forms(outputs, copies) != want.forms:
         raise ValueError(f"{placed.winner} gives its outputs other strides, or memory of others")
 
     def run(*inputs: Any) -> Any:
@@ -257,16 +248,16 @@ def _words(places: Sequence[str]) -> str:
 
 def _passes_of(run: Function, inputs: Sequence[Any], copies: Sequence[Any] | None) -> Any:
     """Run both passes on copies, which are made anew if None."""
-    copies = copies_of(inputs) if copies is None else copies
-    return both_passes(run, results(inputs, copies), copies)
+    copies = trials.copies_of(inputs) if copies is None else copies
+    return trials.both_passes(run, trials.results(inputs, copies), copies)
 
 
 def _for_overlaps(graph: Function, compiled: Function, inputs: Sequence[Any]) -> Function:
     """Return the compiled graph for inputs that share memory as these do; the graph as written runs for others."""
-    wanted = overlaps(inputs)
+    wanted = trials.overlaps(inputs)
 
     def run(*inputs: Any) -> Any:
-        return compiled(*inputs) if overlaps(inputs) == wanted else graph(*inputs)
+        return compiled(*inputs) if trials.overlaps(inputs) == wanted else graph(*inputs)
 
     return run
 
@@ -278,10 +269,10 @@ def _fastest(runs: dict[str, Function], inputs: Sequence[Any], seconds: float, w
         runs: the graph as written comes first.
         writes: True if it writes to its inputs, so that each run needs new copies.
     """
-    copies = None if writes else copies_of(inputs)
+    copies = None if writes else trials.copies_of(inputs)
     no_inputs = Guard(None, (), weights=False)
     calls = {name: partial(_passes_of, run, inputs, copies) for name, run in runs.items()}
-    with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEED, accelerators(inputs)):
+    with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEED, trials.accelerators(inputs)):
         if KERNELS in calls and (wrong := _wrong_on_streams(calls, inputs)):
             log.info("a graph does not run with its kernels on streams: it gives other results: %s", wrong)
             del calls[KERNELS]
@@ -301,6 +292,6 @@ def _wrong_on_streams(calls: Mapping[str, Callable[[], Any]], inputs: Sequence[A
         calls[KERNELS]()
     found = []
     for name in (PYTORCH, KERNELS):
-        with seeded(SEED, accelerators(inputs)):
+        with seeded(SEED, trials.accelerators(inputs)):
             found.append([value for part in calls[name]() for value in part])
     return outputs_differ(found[1], found[0])

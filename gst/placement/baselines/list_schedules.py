@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan, priority_of
 from gst.lowering.stream_program import rows
+from gst.placement.baselines import units
 from gst.placement.baselines.arrays import (
     Arrays,
     Places,
@@ -25,18 +26,6 @@ from gst.placement.baselines.arrays import (
     upward_rank,
 )
 from gst.placement.baselines.list_kernels import Threads, earliest_first, place_in_order, place_the_rest, with_widths
-from gst.placement.baselines.units import (
-    Rooms,
-    Units,
-    both_units,
-    fitted,
-    kept,
-    limits_bytes,
-    memory_of,
-    quickest,
-    quickest_devices,
-    smallest_units,
-)
 from gst.placement.task import Task
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
@@ -61,7 +50,7 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
         costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
         1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere, np.zeros((0, 0, 0)),
         np.zeros(len(use), np.int64), *_grouped(task.colocation, task.num_groups), np.zeros(task.num_groups),
-        memory_of(task), limits_bytes(task), np.arange(nodes),
+        units.memory_of(task), units.limits_bytes(task), np.arange(nodes),
     )  # fmt: skip
     return scheduled(arrays, use, costs.computed)
 
@@ -105,12 +94,17 @@ def heft(task: Task, narrow: bool = False) -> Plan | None:
     threads = np.array([device.threads for device in task.devices])
     allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
     each, order = task_scheduled(task), longest_first(task)
-    makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in both_units(task)]
-    return quickest(task, [fitted(task, *maker) for maker in makers])
+    makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in units.both_units(task)]
+    return units.quickest(task, [units.fitted(task, *maker) for maker in makers])
 
 
 def _heft(
-    task: Task, each: Scheduled, parts: Units, order: Order, allowed: Bool[np.ndarray, " devices"], room: Rooms
+    task: Task,
+    each: Scheduled,
+    parts: units.Units,
+    order: Order,
+    allowed: Bool[np.ndarray, " devices"],
+    room: units.Rooms,
 ) -> Plan | None:
     each, undecided = _undecided(task, each, parts, room)
     undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
@@ -133,16 +127,18 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
     """
     children = np.full(task.num_nodes, -1) if favourite is None else favourite
     each, order = task_scheduled(task), longest_first(task)
-    makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in both_units(task)]
-    return quickest(task, [fitted(task, *maker) for maker in makers])
+    makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in units.both_units(task)]
+    return units.quickest(task, [units.fitted(task, *maker) for maker in makers])
 
 
-def _etf(task: Task, each: Scheduled, parts: Units, order: Order, favourite: Order, room: Rooms) -> Plan | None:
+def _etf(
+    task: Task, each: Scheduled, parts: units.Units, order: Order, favourite: Order, room: units.Rooms
+) -> Plan | None:
     placement, turn = earliest_first(order, *_undecided(task, each, parts, room), favourite)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
-def _undecided(task: Task, each: Scheduled, parts: Units, room: Rooms) -> tuple[Scheduled, Places]:
+def _undecided(task: Task, each: Scheduled, parts: units.Units, room: units.Rooms) -> tuple[Scheduled, Places]:
     """Return units as groups, none of them placed yet."""
     grouped = each._replace(arrays=in_groups(each.arrays, parts.of, parts.load_bytes))
     queued = task.num_nodes if task.costs.copies_queue else 0
@@ -156,24 +152,24 @@ def moldable(task: Task) -> Plan | None:
     is simulated, by upward rank and by program order, by `etf` and by events. The plan is never slower in simulation
     than `heft` or any of the `quickest_devices` alone; None if none keeps the memory limits.
     """
-    each, parts = task_scheduled(task), smallest_units(task)
+    each, parts = task_scheduled(task), units.smallest_units(task)
     plans = [heft(task), heft(task, narrow=True)]
-    for device in quickest_devices(task):
+    for device in units.quickest_devices(task):
         if np.isfinite(task.times_us[device]).all():
-            plans.append(kept(task, task.plan(np.full(task.num_nodes, device))))
+            plans.append(units.kept(task, task.plan(np.full(task.num_nodes, device))))
     none = np.full(task.num_nodes, -1)
     for slack, order in product(SLACKS, (longest_first(task), np.arange(task.num_nodes))):
         worthwhile = _worthwhile(each, parts, slack)
         some = replace(parts, times_us=np.where(worthwhile, parts.times_us, np.inf))
-        by_etf = fitted(task, parts, partial(_etf, task, each, some, order, none))
+        by_etf = units.fitted(task, parts, partial(_etf, task, each, some, order, none))
         if by_etf is not None:
-            plans += [by_etf, kept(task, task.plan(by_etf.placement, priority_of(order)))]
+            plans += [by_etf, units.kept(task, task.plan(by_etf.placement, priority_of(order)))]
         for crowd in (0.0, 1.0):
-            plans.append(fitted(task, parts, partial(_with_widths, task, each, parts, order, worthwhile, crowd)))
-    return quickest(task, plans)
+            plans.append(units.fitted(task, parts, partial(_with_widths, task, each, parts, order, worthwhile, crowd)))
+    return units.quickest(task, plans)
 
 
-def _worthwhile(each: Scheduled, parts: Units, slack: float) -> Bool[np.ndarray, "devices units"]:
+def _worthwhile(each: Scheduled, parts: units.Units, slack: float) -> Bool[np.ndarray, "devices units"]:
     """Return the narrowest devices of each unit, and those with at most 1 + `slack` times their core time."""
     width = each.use.sum(1)[:, None]
     core_time = parts.times_us * width
@@ -186,11 +182,11 @@ def _worthwhile(each: Scheduled, parts: Units, slack: float) -> Bool[np.ndarray,
 def _with_widths(
     task: Task,
     each: Scheduled,
-    parts: Units,
+    parts: units.Units,
     order: Order,
     worthwhile: Bool[np.ndarray, "devices units"],
     crowd: float,
-    room: Rooms,
+    room: units.Rooms,
 ) -> Plan | None:
     costs, delays, simulator = task.costs, task.contention, task.simulator
     helped = (simulator.threads > 1)[:, None] * delays.helper_us * costs.computed

@@ -10,21 +10,8 @@ from jaxtyping import Float64, Int64
 
 from gst.lowering.plan import Plan, priority_of
 from gst.machine.devices import overlap
+from gst.placement.baselines import units
 from gst.placement.baselines.list_schedules import etf, heft, longest_first, mean_transfers_us, moldable, sct
-from gst.placement.baselines.units import (
-    Assignment,
-    Rooms,
-    Units,
-    colocated,
-    fitted,
-    memory_of,
-    peers,
-    quickest,
-    quickest_devices,
-    repaired,
-    smallest_units,
-    units_of,
-)
 from gst.placement.task import Task
 from gst.programs import Program, Reference
 from partitioners import has_metis, partition
@@ -116,7 +103,7 @@ def portfolio(task: Task) -> dict[str, Plan]:
         >>> sorted(portfolio(generated_task(0, num_nodes=60, num_devices=2)))[:6]
         ['chunks', 'etf', 'expert', 'heft', 'metis', 'sct']
     """
-    alone = quickest_devices(task).tolist()
+    alone = units.quickest_devices(task).tolist()
     plans: dict[str, Plan | None] = {f"single:{task.names[device]}": single(task, device) for device in alone}
     if len(task.devices) > 1:
         plans |= {
@@ -135,23 +122,23 @@ def single(task: Task, device: int) -> Plan:
 
 def chunks(task: Task) -> Plan | None:
     """Cut program order into a piece of equal profiled time for each of the `peers`, as far as memories have room."""
-    parts = smallest_units(task)
-    return fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
+    parts = units.smallest_units(task)
+    return units.fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
 
 
 def expert(task: Task) -> Plan | None:
     """Place as a person does by hand: consecutive `layers`, with their backward pass and updates, in shares of equal
     profiled time on the `peers`, as far as memories have room."""
-    parts = units_of(task, layers(task))
-    return fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
+    parts = units.units_of(task, layers(task))
+    return units.fitted(task, parts, partial(_in_turn, task, parts, _times_us(task, parts), False))
 
 
 def topo(task: Task) -> Plan | None:
     """Place by m-TOPO of Baechi (Jeon et al., SoCC 2020): in program order each of the `peers` takes operations until
     it holds its share of all bytes plus the largest operation."""
-    parts = smallest_units(task)
+    parts = units.smallest_units(task)
     size = task.resident_bytes + task.costs.own_bytes.min(0) * task.costs.computed
-    return fitted(task, parts, partial(_in_turn, task, parts, np.bincount(parts.of, size, parts.count), True))
+    return units.fitted(task, parts, partial(_in_turn, task, parts, np.bincount(parts.of, size, parts.count), True))
 
 
 def metis(task: Task, seed: int = 0) -> Plan | None:
@@ -162,14 +149,14 @@ def metis(task: Task, seed: int = 0) -> Plan | None:
     """
     if not has_metis():
         return None
-    parts, devices = colocated(task), peers(task)
+    parts, devices = units.colocated(task), units.peers(task)
     priority = priority_of(longest_first(task))
     plans: list[Plan | None] = []
     for count in numbers_of_parts(min(len(devices), parts.count)):
         found = devices[weighted_metis(task, parts, count, seed)]
         for order in (None, priority):
-            plans.append(fitted(task, parts, partial(_repaired_plan, task, parts, found, order)))
-    return quickest(task, plans)
+            plans.append(units.fitted(task, parts, partial(_repaired_plan, task, parts, found, order)))
+    return units.quickest(task, plans)
 
 
 def numbers_of_parts(most: int) -> list[int]:
@@ -185,7 +172,7 @@ def numbers_of_parts(most: int) -> list[int]:
     return sorted({*numbers, most})
 
 
-def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assignment:
+def weighted_metis(task: Task, parts: units.Units, num_parts: int, seed: int) -> units.Assignment:
     """Return the part of each unit: equal profiled time, little transfer time."""
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
     ends, transfer = parts.of[pairs], mean_transfers_us(task)[pairs[0]]
@@ -197,17 +184,19 @@ def weighted_metis(task: Task, parts: Units, num_parts: int, seed: int) -> Assig
     )
 
 
-def _times_us(task: Task, parts: Units) -> Float64[np.ndarray, " units"]:
-    times = parts.times_us[peers(task)[0]]
+def _times_us(task: Task, parts: units.Units) -> Float64[np.ndarray, " units"]:
+    times = parts.times_us[units.peers(task)[0]]
     return np.where(np.isfinite(times), times, parts.times_us.min(0))
 
 
-def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], full: bool, room: Rooms) -> Plan | None:
+def _in_turn(
+    task: Task, parts: units.Units, weights: Float64[np.ndarray, " units"], full: bool, room: units.Rooms
+) -> Plan | None:
     """Give units in order to one peer after the other, a share of the weight each, as far as its memory has room.
 
     If `full`, a share may be exceeded by the heaviest unit; otherwise devices share out evenly what earlier ones left.
     """
-    devices, memory, left = peers(task), memory_of(task), room.copy()
+    devices, memory, left = units.peers(task), units.memory_of(task), room.copy()
     assignment = np.full(parts.count, devices[-1])
     first = 0
     for number, device in enumerate(devices):
@@ -225,7 +214,11 @@ def _in_turn(task: Task, parts: Units, weights: Float64[np.ndarray, " units"], f
 
 
 def _repaired_plan(
-    task: Task, parts: Units, assignment: Assignment, priority: Int64[np.ndarray, " nodes"] | None, room: Rooms
+    task: Task,
+    parts: units.Units,
+    assignment: units.Assignment,
+    priority: Int64[np.ndarray, " nodes"] | None,
+    room: units.Rooms,
 ) -> Plan | None:
-    found = repaired(task, parts, assignment, room)
+    found = units.repaired(task, parts, assignment, room)
     return None if found is None else task.plan(found[parts.of], priority)
