@@ -138,7 +138,7 @@ class FixedBatch:
         self._checked: list[Any] = [each for each in modules(model.encoder) if hasattr(each, "check_batch")]
 
     def load(self, batch: SegmentBatch) -> PaddedBatch:
-        """Pad a batch of the host; a thread may do it ahead. `DoesNotFit` if it is too large."""
+        """Pad a batch of the host; a thread may do it ahead. ValueError, or `DoesNotFit` of its plans, if too large."""
         for module in self._checked:
             module.check_batch(batch)
         if self.sizes.plans is not None:

@@ -86,7 +86,7 @@ class FixedStep:
         return self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
 
     def load(self, draw: Draw) -> PaddedStep:
-        """Read and pad the fresh segments of a draw; a thread may do it ahead. `DoesNotFit` if they are too large."""
+        """Read and pad the fresh segments of a draw; a thread may do it ahead. Raises what `FixedBatch.load` does."""
         return PaddedStep(draw, self._fixed.load(self.model.fresh_batch(draw)))
 
     def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:

@@ -80,9 +80,10 @@ class Bounds(NamedTuple):
 
     def hold_any(self, batch: SegmentBatch, options: PlanOptions) -> bool:
         """Return True if the plan of a batch of the host, not padded, fits even if all states differ that may."""
+        if options.one_config or not options.share:
+            return True
         more = _more(batch.segment_of_node.numpy(), batch.config_nodes.numpy(), batch.edge_index.numpy(), options)
-        others = 0 if options.one_config else batch.num_configs - 1
-        return not options.share or bool((others * np.array(more) <= self.most).all())
+        return bool(((batch.num_configs - 1) * np.array(more) <= self.most).all())
 
 
 def _of_segments(graph: SegmentedGraph, options: PlanOptions) -> Int64[np.ndarray, "segments counts"]:

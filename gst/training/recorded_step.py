@@ -112,11 +112,11 @@ class PaddedSteps:
             return self._estimator.load(draw)
 
     def _unpadded(self, step: Step) -> Step:
-        read = step.prefetched
-        draw = read.draw
-        targets = pad(step.targets, (0, draw.configs.shape[1] - step.targets.shape[1]), value=torch.nan)
-        read = self._estimator.load(draw) if isinstance(read, PaddedStep) else read
-        return replace(step, configs=draw.configs, targets=targets, prefetched=read)
+        was = step.prefetched
+        read = self._estimator.load(was.draw) if isinstance(was, PaddedStep) else was
+        configs = read.draw.configs
+        targets = pad(step.targets, (0, configs.shape[1] - step.targets.shape[1]), value=torch.nan)
+        return replace(step, configs=configs, targets=targets, prefetched=read)
 
     def _refusal_now(self) -> str | None:
         """Return the reason against padding from now on, if callbacks have caused one while the training goes on."""

@@ -132,8 +132,9 @@ def test_large_steps_are_padded_to_little_more_than_those_drawn_have(options: Pl
     either fits, with every row and message in its place, or is refused."""
     graph, configs = segment(synthetic_program(6_000, 60, num_regions=20), 500), 24
     sizes = Sizes.of([graph], 4, 1, configs)
-    surely, bounds = (FixedPlans([options], sizes._replace(likely=each), [graph], 1).bounds[options] for each in (0, 1))
+    surely = FixedPlans([options], sizes, [graph], 1).bounds[options]
     plans = FixedPlans([options], sizes._replace(likely=True), [graph], 1)
+    bounds = plans.bounds[options]
     generator, fitting = np.random.default_rng(1), 0
     for _ in range(12):
         picks = [(each, int(generator.integers(graph.num_segments))) for each in range(4)]
