@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple, NoReturn, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -49,7 +49,7 @@ class KeyIndex:
         """Return slots and ages at step `now` (0 and -1 if never written), and known flags; or raise ValueError."""
         fault, *result = _look_up(self._slot_of, self._written, keys, now)
         if fault >= 0:
-            self._refuse(keys, fault)
+            refuse(keys, fault, self.num_keys)
         slots, ages, is_known = result
         return slots, ages, is_known
 
@@ -57,7 +57,7 @@ class KeyIndex:
         """Return the slots of keys about to be written, and the number of those without one; or raise ValueError."""
         fault, slots, num_new = _find(self._slot_of, keys)
         if fault >= 0:
-            self._refuse(keys, fault)
+            refuse(keys, fault, self.num_keys)
         return slots, num_new
 
     def assign(
@@ -116,11 +116,13 @@ class KeyIndex:
             order = place[_follow(self._order.after)]
         return keys[order], slots[order], written[order]
 
-    def _refuse(self, keys: Int64[np.ndarray, " keys"], fault: int) -> None:
-        lowest, highest = keys.min(), keys.max()
-        if lowest < 0 or highest >= self.num_keys:
-            raise ValueError(f"keys are {lowest}..{highest}; wanted 0..{self.num_keys - 1}: resize first")
-        raise ValueError(f"key {keys[fault]} is repeated; wanted each once: push its newest row")
+
+def refuse(keys: Int64[np.ndarray, " keys"], fault: int, num_keys: int) -> NoReturn:
+    """Raise ValueError, as a key is out of range or the one at `fault` repeated."""
+    lowest, highest = keys.min(), keys.max()
+    if lowest < 0 or highest >= num_keys:
+        raise ValueError(f"keys are {lowest}..{highest}; wanted 0..{num_keys - 1}: resize first")
+    raise ValueError(f"key {keys[fault]} is repeated; wanted each once: push its newest row")
 
 
 @compiled

@@ -241,35 +241,35 @@ class AcceleratorRows:
 
     @torch.inference_mode(False)  # rows made in inference mode could never be written outside it
     def __init__(self, channels: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._rows = torch.zeros(1, channels, dtype=dtype, device=device)
+        self.rows = torch.zeros(1, channels, dtype=dtype, device=device)
 
     @property
     def num_rows(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes
+        return self.rows.nbytes
 
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
-        return torch.index_select(self._rows, 0, self._sent(slots), out=out)
+        return torch.index_select(self.rows, 0, self._sent(slots), out=out)
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
         return self.gather(slots).cpu()
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
-        self._rows.index_copy_(0, self._sent(slots).long(), rows.detach().to(self._rows))
+        self.rows.index_copy_(0, self._sent(slots).long(), rows.detach().to(self.rows))
 
     @torch.inference_mode(False)
     def grow(self, num_rows: int) -> None:
-        larger = self._rows.new_empty(num_rows, self._rows.shape[1])
-        larger[: len(self._rows)] = self._rows
-        self._rows = larger
+        larger = self.rows.new_empty(num_rows, self.rows.shape[1])
+        larger[: len(self.rows)] = self.rows
+        self.rows = larger
 
     def _sent(self, slots: Int32[np.ndarray, " slots"]) -> Tensor:
         """On the device, which the host does not wait for."""
         numbers = torch.from_numpy(slots)
-        return (numbers.pin_memory() if self._rows.is_cuda else numbers).to(self._rows.device, non_blocking=True)
+        return (numbers.pin_memory() if self.rows.is_cuda else numbers).to(self.rows.device, non_blocking=True)
 
 
 class HostRows:
@@ -287,11 +287,11 @@ class HostRows:
 
     @property
     def num_rows(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes
+        return self.rows.nbytes
 
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
         """Copies of the rows, on the table's device: in `out` if it is not None."""
@@ -306,27 +306,27 @@ class HostRows:
 
     def copied(self, slots: Int32[np.ndarray, " slots"]) -> Float[Tensor, "slots channels"]:
         """Gather a large part of all rows, once, into huge pages of the host."""
-        return self.gather(slots, ordinary(self._rows[:0], len(slots)))
+        return self.gather(slots, ordinary(self.rows[:0], len(slots)))
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         """Overwrite distinct rows with `rows`, of any dtype and device."""
-        streams = self._in_lines and self._rows.data_ptr() % LINE == 0
+        streams = self._in_lines and self.rows.data_ptr() % LINE == 0
         copy_rows = scatter_streaming if streams else scatter
         copy_rows(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
 
     def grow(self, num_rows: int) -> None:
         """Make room; rows keep their slots."""
-        self._keep(self._grow_rows(self._rows, num_rows))
+        self._keep(self._grow_rows(self.rows, num_rows))
 
     def _keep(self, rows: Tensor) -> None:
-        self._rows, self._words = rows, rows.view(self._word).numpy()
+        self.rows, self._words = rows, rows.view(self._word).numpy()
 
     def _staging(self, num_rows: int) -> Tensor:
         pins = self._device.type == "cuda"
-        return torch.empty(num_rows, self._rows.shape[1], dtype=self._rows.dtype, pin_memory=pins)
+        return torch.empty(num_rows, self.rows.shape[1], dtype=self.rows.dtype, pin_memory=pins)
 
     def _on_host(self, rows: Tensor) -> Tensor:
-        rows = rows.to(self._rows.dtype)
+        rows = rows.to(self.rows.dtype)
         if rows.is_cuda:
             staging = self._staging(len(rows)).copy_(rows, non_blocking=True)
             torch.cuda.current_stream(rows.device).synchronize()  # the kernel reads what has arrived

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
+from embedding_cache.dense import DenseIndex
 from embedding_cache.index import KeyIndex
 from embedding_cache.storage import Background, Prefetched, Tier, rows_for
 
@@ -139,8 +140,36 @@ class EmbeddingTable(nn.Module):
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
         self._background.wait()
         self._staged = None
-        self._index = KeyIndex(self.num_keys, self.capacity)
+        self._index: KeyIndex | DenseIndex = KeyIndex(self.num_keys, self.capacity)
         self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+
+    def dense(self) -> tuple[Float[Tensor, "slots channels"], Int64[Tensor, " slots"]]:
+        """Return all rows, on the device of the table, and the steps at which they were written: key k at slot 1 + k.
+        Slot 0, and slots without a row, have the step -1.
+
+        From then on every key has its own memory, and `embedding_cache.dense.write_where` may write without the host.
+        Both tensors are others after `clear`, `resize` or the loading of a state.
+
+        Raises:
+            ValueError: rows are not kept on the device, or not for every key.
+        """
+        if self.tier != "device" or self.capacity is not None:
+            raise ValueError(
+                f"tier is {self.tier!r} and capacity is {self.capacity}; "
+                "a table with a row for every key needs the tier 'device' and no capacity"
+            )
+        self._settle()
+        self._background.wait()
+        if not isinstance(self._index, DenseIndex):
+            before, step, (keys, slots, written) = self._rows, self.step, self._index.in_use()
+            self._index = DenseIndex(self.num_keys, self.device, step)
+            self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+            self._rows.grow(1 + self.num_keys)
+            if len(keys):
+                places = (keys + 1).astype(np.int32)
+                self._index.stamp(places, written)
+                self._rows.scatter(places, before.gather(slots))
+        return self._rows.rows, self._index.written
 
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
@@ -215,6 +244,8 @@ class EmbeddingTable(nn.Module):
             raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{MAX_KEYS}: tables only grow")
         self._settle()
         self._index.resize(num_keys)
+        if isinstance(self._index, DenseIndex) and len(self._index.written) > self._rows.num_rows:
+            self._rows.grow(len(self._index.written))
         self.num_keys = num_keys
 
     def export_rows(
@@ -360,6 +391,9 @@ class OnHost:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensor
+
+    def has_arrived(self) -> bool:
+        return self._arrived is None or self._arrived.query()
 
 
 class Staged:

@@ -312,14 +312,14 @@ class GraphSegmentTraining(nn.Module):
             self._add(pool, catalogue, chosen, embedded, ones[chosen])
             self._add_encoded(pool, catalogue, (~draw.fresh).nonzero().squeeze(1), draw.configs, ones)
             return pool.result()
-        is_known = self.is_known(draw, rows)
+        is_known = self._is_known(draw, rows)
         weights = draws.dropout_weights(draw.fresh, draw.inclusion, is_known, draw.kept, self.keep_probability)
         self._add(pool, catalogue, chosen, embedded, weights.fresh[chosen])
         used = (weights.stale > 0).any(1).nonzero().squeeze(1)
         if rows is None:
             self._add_encoded(pool, catalogue, used, draw.configs, weights.stale)
         else:
-            self.add_rows(pool, catalogue, used, rows, weights.stale)
+            self._add_rows(pool, catalogue, used, rows, weights.stale)
             require_finite_gradients(embedded, self.encoder, rows.push(embedded, chosen).require)
         return pool.result()
 
@@ -340,7 +340,7 @@ class GraphSegmentTraining(nn.Module):
         require_finite_gradients(embedded, self.encoder, rows.push(embedded, chosen).require)
         return result
 
-    def is_known(self, draw: draws.Draw, rows: StepRows | None) -> Known:
+    def _is_known(self, draw: draws.Draw, rows: StepRows | None) -> Known:
         """Mark the pairs of a segment and a configuration that can be stale: without a table, all or none."""
         if rows is not None:
             return rows.is_known()
@@ -364,7 +364,7 @@ class GraphSegmentTraining(nn.Module):
                 return pool.result()
             rows.begin()
             missing = (~rows.is_known() & (configs[catalogue.graph] >= 0)).any(1)
-            self.add_rows(pool, catalogue, everything[~missing], rows, weights)
+            self._add_rows(pool, catalogue, everything[~missing], rows, weights)
             encoded = self._add_encoded(pool, catalogue, everything[missing], configs, weights)
             rows.push_missing(encoded, everything[missing])  # after the others were pulled: a full table evicts them
         return pool.result()
@@ -395,7 +395,7 @@ class GraphSegmentTraining(nn.Module):
             self._add(pool, catalogue, chunk, encoded[-1], weights[chunk])
         return encoded
 
-    def add_rows(
+    def _add_rows(
         self, pool: GraphPool, catalogue: draws.Catalogue, segments: Tensor, rows: StepRows, weights: Tensor
     ) -> None:
         """Add the rows of `segments` to the pool."""

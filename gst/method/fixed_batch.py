@@ -52,12 +52,13 @@ class Sizes(NamedTuple):
         graphs, configs: of the padded predictions.
         plans: makes the plans of an encoder that takes a `SegmentBatch`; None for other encoders.
         likely: plans fit nearly all steps; else all of the graphs that the sizes are made of.
+        all_segments: of the graphs of a step together, fresh or not; one at least is padding.
 
     Examples:
         >>> import gst
         >>> path = gst.Graph(np.zeros((6, 1), np.float32), np.stack([np.arange(5), np.arange(1, 6)]))
-        >>> Sizes.of([gst.segment(path, 3, "contiguous")] * 4, num_graphs=2, num_fresh=1, num_configs=7)
-        Sizes(nodes=7, edges=2, configurable=0, segments=3, graphs=2, configs=7, plans=None, likely=False)
+        >>> Sizes.of([gst.segment(path, 3, "contiguous")] * 4, num_graphs=2, num_fresh=1, num_configs=7)[:6]
+        (7, 2, 0, 3, 2, 7)
     """
 
     nodes: int
@@ -68,6 +69,7 @@ class Sizes(NamedTuple):
     configs: int
     plans: Plans | None = None
     likely: bool = False
+    all_segments: int = 1
 
     @staticmethod
     def of(
@@ -83,7 +85,9 @@ class Sizes(NamedTuple):
         ))  # fmt: skip
         nodes, edges, configurable, segments = (num_graphs * most).tolist()  # a step may hold one graph several times
         more = segments + 1 + edges // LOOPS_A_NODE
-        sizes = Sizes(nodes + more, edges, configurable, segments + 1, num_graphs, num_configs, likely=likely)
+        everything = 1 + num_graphs * max(graph.num_segments for graph in graphs)
+        fresh = nodes + more, edges, configurable, segments + 1
+        sizes = Sizes(*fresh, num_graphs, num_configs, None, likely, everything)
         plans = plan_maker(encoder)
         return sizes if plans is None else sizes._replace(plans=plans(sizes, graphs, num_fresh))
 
@@ -137,15 +141,18 @@ class FixedBatch:
         self._packed: Packed | None = None
         self._checked: list[Any] = [each for each in modules(model.encoder) if hasattr(each, "check_batch")]
 
-    def load(self, batch: SegmentBatch) -> PaddedBatch:
-        """Pad a batch of the host; a thread may do it ahead. ValueError, or `DoesNotFit` of its plans, if too large."""
+    def load(self, batch: SegmentBatch, **others: Tensor) -> PaddedBatch:
+        """Pad a batch of the host, and `others`; a thread may do it ahead. ValueError, or `DoesNotFit` of its plans, if
+        too large."""
         for module in self._checked:
             module.check_batch(batch)
         if self.sizes.plans is not None:
             self.sizes.plans.check(batch)
         like = self.model.like()
         padded = batch.padded_to(*self.sizes[:4]).to(torch.device("cpu"), like.dtype)
-        return PaddedBatch(padded, Packed.of({**padded.tensors(), **self.others}, like.device))
+        packed = Packed.of({**padded.tensors(), **self.others}, like.device)
+        write_beginnings(packed.tensors(), others)
+        return PaddedBatch(padded, packed)
 
     def fill(self, step: PaddedBatch) -> None:
         """Copy a batch into the tensors of the first one.
@@ -193,6 +200,20 @@ class FixedBatch:
 
     def finish(self) -> None:
         """Do nothing."""
+
+    def places(self) -> tuple[int, ...]:
+        """Nothing but the batch is read."""
+        return ()
+
+    def undo(self) -> Callable[[], None]:
+        """Nothing is written."""
+        return lambda: None
+
+
+def write_beginnings(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Write tensors to the beginnings of larger ones."""
+    for name, value in values.items():
+        places[name][tuple(map(slice, value.shape))] = value
 
 
 def encoder_refusal(model: Any) -> str | None:

@@ -1,11 +1,13 @@
 """Training steps of fixed shapes: each runs the same operations on the same memory, and can be recorded once.
 
-The host draws segments and moves rows of the table before and after the arithmetic (`gst.method.recorded`).
+A thread of the host draws and reads a step, and one copy brings it to the device, which finds and writes rows of the
+table by itself (`EmbeddingTable.dense`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,14 +17,25 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from embedding_cache import EmbeddingTable
+from embedding_cache.dense import write_where
+from embedding_cache.table import OnHost
 from gst.graphs.segments import SegmentedGraph
 from gst.method.draws import Draw, dropout_weights
 from gst.method.encoding import apply_head
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import FixedBatch, NoFixedShapes, PaddedBatch, Sizes, encoder_refusal, hook_refusal, modules
+from gst.method.fixed_batch import (
+    FixedBatch,
+    NoFixedShapes,
+    PaddedBatch,
+    Sizes,
+    encoder_refusal,
+    hook_refusal,
+    modules,
+    write_beginnings,
+)  # fmt: skip
 from gst.method.readouts import GraphPool
-from gst.method.regression import stale_sum
-from gst.method.rows import StepRows
+from gst.method.regression import StaleSum, readout_shares
+from gst.method.rows import PULL_ROWS, OwnRows, first_of_each, report
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +47,17 @@ class PaddedStep:
 
 
 class StepResults(NamedTuple):
-    """The loss of a step, the embeddings of its segments, and whether these got a finite gradient."""
+    """The loss of a step, the embeddings of its segments, and which of them are not written as they are not finite."""
 
     value: Float[Tensor, ""]
     embedded: Float[Tensor, "segments configs channels"]
-    is_finite: Bool[Tensor, ""]
+    refused: Bool[Tensor, " rows"]
 
 
 class FixedStep:
     """Steps of one model in five parts: `draw` decides which segments are fresh, `load` reads and pads them, `fill`
-    copies them, at once, into the tensors that `compute` reads, `compute` is the arithmetic, and `finish` writes rows.
+    copies them, at once, into the tensors that `compute` reads, `compute` is all work of the device, and `finish` warns
+    of what the host has learned of earlier steps.
 
     Args:
         model: in training mode; see `FixedBatch`.
@@ -65,15 +79,23 @@ class FixedStep:
         if reason := refusal(model, optimizer):
             raise NoFixedShapes(reason)
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
-        self._is_finite = nothing = torch.empty(0)
+        self._is_finite = self._rows = self._written = nothing = torch.empty(0)
         self.results = StepResults(nothing, nothing, nothing)
-        self._rest: Tensor | None = None
-        self._done: tuple[StepRows | None, Tensor] | None = None
+        self._looks = deque[tuple[OnHost, Draw]]()
+        self._registered = set[str]()
+        everything, fresh, configs = sizes.all_segments, sizes.segments - 1, sizes.configs
         self._fixed = FixedBatch(model, sizes, {
-            "weights": torch.zeros(sizes.segments - 1, sizes.configs, dtype=torch.float64),
-            "graph": torch.zeros(sizes.segments - 1, dtype=torch.int64),
+            "graph_of_segment": torch.zeros(everything, dtype=torch.int64),
+            "node_counts_of_segments": torch.zeros(everything, dtype=torch.int64),
+            "is_fresh": torch.zeros(everything, dtype=torch.bool),
+            "inclusion": torch.ones(everything, dtype=torch.float64),
+            "is_kept": torch.zeros(everything, dtype=torch.bool),
+            "slots": torch.zeros(everything, configs, dtype=torch.int64),
+            "fresh": torch.full((fresh,), everything - 1),
+            "is_written": torch.zeros(fresh, configs, dtype=torch.bool),
+            "number": torch.zeros((), dtype=torch.int64),
             "graph_node_counts": torch.ones(sizes.graphs, dtype=torch.int64),
-            "targets": torch.full((sizes.graphs, sizes.configs), torch.nan, dtype=torch.float64),
+            "targets": torch.full((sizes.graphs, configs), torch.nan, dtype=torch.float64),
         })  # fmt: skip
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
@@ -83,11 +105,28 @@ class FixedStep:
                 f"a step of {len(graphs)} graphs and {configs.shape[1]} configurations does not fit into "
                 f"{self.sizes.graphs} and {self.sizes.configs}; make Sizes.of the largest step"
             )
+        new = [graph for graph in graphs if graph.fingerprint not in self._registered]
+        self.model.register(new)  # no thread may let the table grow
+        self._registered.update(graph.fingerprint for graph in new)
         return self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
 
     def load(self, draw: Draw) -> PaddedStep:
         """Read and pad the fresh segments of a draw; a thread may do it ahead. Raises what `FixedBatch.load` does."""
-        return PaddedStep(draw, self._fixed.load(self.model.fresh_batch(draw)))
+        catalogue, fresh, rows = draw.catalogue, draw.fresh.nonzero().squeeze(1), self.model.rows_of(draw)
+        others = {
+            "graph_of_segment": catalogue.graph, "node_counts_of_segments": catalogue.node_counts,
+            "is_fresh": draw.fresh, "inclusion": draw.inclusion, "is_kept": draw.kept, "fresh": fresh,
+            "number": torch.tensor(draw.number), "graph_node_counts": catalogue.graph_node_counts,
+        }  # fmt: skip
+        if isinstance(rows, OwnRows):
+            is_written = torch.zeros(len(fresh), draw.configs.shape[1], dtype=torch.bool)
+            is_written.flatten()[first_of_each(rows.keys[fresh].flatten())] = True
+            others |= {"slots": rows.keys + 1, "is_written": is_written}
+        return PaddedStep(draw, self._fixed.load(self.model.fresh_batch(draw), **others))
+
+    def places(self) -> tuple[int, ...]:
+        """Return the addresses of the table, which move when it grows or is cleared."""
+        return () if self.model.table is None else tuple(each.data_ptr() for each in self._table().dense())
 
     def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:
         """Copy what a step reads into the tensors of the first step, which `compute` reads.
@@ -97,24 +136,19 @@ class FixedStep:
         """
         if reason := _refusal_of_state(self.model):
             raise NoFixedShapes(f"a step of fixed shapes {reason}")
-        model, draw, catalogue = self.model, step.draw, step.draw.catalogue
-        model.step, self._kind = draw.number, targets.dtype
-        rows, chosen = model.rows_of(draw), draw.fresh.nonzero().squeeze(1)
-        weights, rest = self._weights(draw, rows)
-        given = {"weights": weights[chosen], "graph": catalogue.graph[chosen]}
-        given["graph_node_counts"] = catalogue.graph_node_counts
-        here, there = ({"targets": targets}, {}) if targets.device.type == "cpu" else ({}, {"targets": targets})
-        _write(step.padded.packed.tensors(), given | here)
+        self.model.step, self._kind, self._draw = step.draw.number, targets.dtype, step.draw
+        is_here = targets.device.type == "cpu"
+        if is_here:
+            write_beginnings(step.padded.packed.tensors(), {"targets": targets})
         self._fixed.fill(step.padded)
-        _write(self._fixed.tensors, there)
-        if rest is not None:
-            nothing = -torch.inf if model.pooling == "max" else 0.0
-            rest = pad(rest, (0, 0, 0, 0, 0, self.sizes.graphs - len(rest)), value=nothing)
-            self._rest = rest.clone() if self._rest is None else self._rest.copy_(rest)
-        self._done = rows, chosen
+        if not is_here:
+            write_beginnings(self._fixed.tensors, {"targets": targets})
+        if self.model.table is not None:
+            self._rows, self._written = self._table().dense()
 
     def compute(self) -> None:
-        """Encode, pool, predict, and learn from it. Nothing here depends on values, and nothing asks for them.
+        """Encode, pool, predict, learn from it, and write rows. Nothing here depends on values, and nothing asks for
+        them.
 
         Raises:
             NoFixedShapes: see `FixedBatch.encode`.
@@ -126,10 +160,10 @@ class FixedStep:
         self._is_finite = torch.ones((), dtype=torch.bool, device=embedded.device)
         if embedded.requires_grad:
             embedded.register_hook(self._look_at)
-        weights = inputs["weights"].to(embedded.dtype)
+        fresh, pool = inputs["fresh"], GraphPool(inputs["graph_node_counts"], model.pooling)
+        weights = self._add_rows(pool, embedded.shape[-1])[fresh].to(embedded.dtype)
         present = torch.where(weights[..., None] > 0, embedded, 0.0)  # 0 times what is not finite would be NaN
-        pool = GraphPool(inputs["graph_node_counts"], model.pooling, self._rest)
-        pool.add(present, weights, batch.node_counts[:-1], inputs["graph"])
+        pool.add(present, weights, batch.node_counts[:-1], inputs["graph_of_segment"][fresh])
         scores = apply_head(model.head, pool.result())
         targets = inputs["targets"].to(self._kind)
         scores = scores.squeeze(-1) if scores.dim() > targets.dim() else scores  # some heads have done that
@@ -137,43 +171,76 @@ class FixedStep:
         value.backward()
         if self.optimizer is not None:
             self.optimizer.step()
-        self.results = StepResults(value.detach(), embedded.detach(), self._is_finite)
+        self.results = StepResults(value.detach(), embedded.detach(), self._write_rows(embedded.detach()))
 
     def finish(self) -> None:
-        """Write the rows of the fresh segments, unless their gradient is not finite."""
-        rows, chosen = self._done or (None, torch.empty(0))
-        if rows is not None:
-            results = self.results
-            rows.push(results.embedded[: len(chosen)].clone(), chosen).require(results.is_finite.clone())
+        """Warn of rows of earlier steps that were not finite, once the host knows."""
+        if self.model.table is None:
+            return
+        self._looks.append((OnHost(self.results.refused), self._draw))
+        while self._looks and self._looks[0][0].has_arrived():
+            flags, draw = self._looks.popleft()
+            if len(places := flags.value().nonzero().squeeze(1)):
+                segments = draw.fresh.nonzero().squeeze(1).repeat_interleave(self.sizes.configs)
+                report(draw.catalogue, segments, draw.number, places)
+
+    def undo(self) -> Callable[[], None]:
+        """Return what gives the table the rows back that `compute` will write."""
+        if self.model.table is None:
+            return lambda: None
+        slots = self._fixed.tensors["slots"][self._fixed.tensors["fresh"]].flatten()
+        rows, written = self._rows[slots], self._written[slots]
+
+        def restore() -> None:
+            self._rows.index_copy_(0, slots, rows)
+            self._written.index_copy_(0, slots, written)
+
+        return restore
 
     def _look_at(self, gradient: Tensor) -> None:
         self._is_finite = gradient.isfinite().all()
 
-    def _weights(self, draw: Draw, rows: StepRows | None) -> tuple[Tensor, Tensor | None]:
-        """Return the weights of fresh segments, and the part of the pooled graphs that comes from rows of the table."""
-        model, like = self.model, self.model.like()
-        known = model.is_known(draw, rows)
+    def _table(self) -> EmbeddingTable:
+        assert isinstance(self.model.table, EmbeddingTable), "others are refused"
+        return self.model.table
+
+    def _add_rows(self, pool: GraphPool, channels: int) -> Float[Tensor, "segments configs"]:
+        """Add the rows of the table to the graphs; return the weights of fresh embeddings, 0 of other segments."""
+        model, inputs = self.model, self._fixed.tensors
+        is_fresh, inclusion, graph = inputs["is_fresh"], inputs["inclusion"], inputs["graph_of_segment"]
+        counts, slots = inputs["node_counts_of_segments"], inputs["slots"]
+        if model.table is None:
+            return (is_fresh / inclusion)[:, None].expand(slots.shape)
+        assert model._keys is not None
+        model._keys.check_width(channels)
+        is_known, like = self._written[slots] >= 0, torch.promote_types(model.like().dtype, torch.float32)
+        at_once = max(1, PULL_ROWS // slots.shape[1])
+        chunks = torch.arange(len(slots), device=slots.device).split(at_once)
+        known = (torch.where(is_known[chunk][..., None], self._rows[slots[chunk]], 0.0).to(like) for chunk in chunks)
         if model.estimate == "difference":
-            assert rows is not None and model.table is not None
-            value = (draw.fresh / draw.inclusion)[:, None].expand(known.shape)
-            like = like.new_empty(0, model.table.channels, dtype=torch.promote_types(like.dtype, torch.float32))
-            return value, stale_sum(draw, value[:, 0], rows, known, model.pooling, like)[0].result(None)
-        weights = dropout_weights(draw.fresh, draw.inclusion, known, draw.kept, model.keep_probability)
-        if rows is None:
-            return weights.fresh, None
-        assert model.table is not None
-        nothing = -torch.inf if model.pooling == "max" else 0.0  # in place of rows, where a graph has none
-        shape = (len(draw.catalogue.graphs), known.shape[1], model.table.channels)
-        counts = draw.catalogue.graph_node_counts.to(like.device, non_blocking=True)
-        pool = GraphPool(counts, model.pooling, like.new_full(shape, nothing))
-        model.add_rows(pool, draw.catalogue, (weights.stale > 0).any(1).nonzero().squeeze(1), rows, weights.stale)
-        return weights.fresh, pool.total
+            size, per_node = readout_shares(counts, inputs["graph_node_counts"][graph], model.pooling)
+            fresh, per_node, sizes = is_fresh / inclusion, per_node.to(like), self.sizes
+            stale = StaleSum(graph, ((1 - fresh) * size).to(like), sizes.graphs, sizes.configs, channels)
+            for chunk, part in zip(chunks, known, strict=True):
+                stale.add(chunk, part * per_node[chunk, None, None], is_known[chunk])
+            pool.total = stale.result(None)
+            return fresh[:, None].expand(slots.shape)
+        weights = dropout_weights(is_fresh, inclusion, is_known, inputs["is_kept"], model.keep_probability)
+        for chunk, part in zip(chunks, known, strict=True):
+            pool.add(part, weights.stale[chunk].to(like), counts[chunk], graph[chunk])
+        return weights.fresh
 
-
-def _write(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Write tensors to the beginnings of larger ones."""
-    for name, value in values.items():
-        places[name][tuple(map(slice, value.shape))] = value
+    def _write_rows(self, embedded: Float[Tensor, "segments configs channels"]) -> Bool[Tensor, " rows"]:
+        """Write the rows of the fresh segments, unless their gradient is not finite; return which are not finite."""
+        wanted = self._fixed.tensors["is_written"].flatten()
+        if self.model.table is None:
+            return wanted
+        given, slots = embedded.flatten(0, 1).to(self._rows.dtype), self._fixed.tensors["slots"]
+        is_finite = given.isfinite().all(1)
+        places = slots[self._fixed.tensors["fresh"]].flatten()
+        number = self._fixed.tensors["number"]
+        write_where(wanted & is_finite & self._is_finite, places, given, number, self._rows, self._written)
+        return wanted & ~is_finite
 
 
 def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None = None) -> str | None:
@@ -190,6 +257,10 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
         return "cannot encode all other segments; give the model a table, or estimate='fresh'"
     if model.table is not None and not isinstance(model.table, EmbeddingTable):
         return "is of one process; give the model an EmbeddingTable"
+    if model.table is not None and (model.table.tier != "device" or model.table.capacity is not None):
+        return "finds rows on the device; give the table the tier 'device' and no capacity"
+    if model.table is not None and model.table.device.type != model.like().device.type:
+        return f"finds rows on the device of the model; make EmbeddingTable(..., device={model.like().device.type!r})"
     if model.estimate in ("regression", "composite"):
         return f"is for dropout or difference, not {model.estimate!r}"
     if getattr(model.head, "references", 0):

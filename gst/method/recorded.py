@@ -30,8 +30,9 @@ class Recorded(Generic[Step]):
 
     Args:
         step: `fill(*inputs)` copies inputs to where `compute()` reads them, which is recorded, and `finish()` does what
-            depends on the host. `results` is a tuple of tensors; `optimizer` is None, or changes the parameters of
-            `model`, a `GraphSegmentTraining`. Examples are `FixedStep` and `FixedBatch`.
+            is not recorded. `results` is a tuple of tensors; `optimizer` is None, or changes the parameters of
+            `model`, a `GraphSegmentTraining`. `places()` are addresses of whatever else it reads, and `undo()` returns
+            what takes back what a later `compute()` writes there. Examples are `FixedStep` and `FixedBatch`.
         graph: makes an empty graph, see `gst.util.recording.new_graph`.
         is_recorded: whether to record at all; where the model is on an accelerator of this process if None.
 
@@ -91,28 +92,30 @@ class Recorded(Generic[Step]):
         _give(self.step.model, recording.gradients)
 
     def _replay_and_compare(self, recording: Recording) -> None:
-        """Compute a step both ways, with the same random numbers. A recording that computes something else is dropped,
-        and so is one that leaves no memory for an eager step, which raises OutOfMemoryError."""
+        """Replay a step, undo it, and compute it with the same random numbers. A recording that computes something else
+        is dropped, and so is one that leaves no memory for an eager step, which raises OutOfMemoryError."""
         step, buffers = self.step, list(self.step.model.buffers())
-        before = [each.clone() for each in buffers]
+        undo, before = step.undo(), [each.clone() for each in buffers]
         devices, kind = ([self._device], self._device.type) if self._stream else ([], None)
-        try:
-            with torch.random.fork_rng(devices, device_type=kind):
-                step.compute()
-        except torch.OutOfMemoryError as error:
-            self._recording, self.reason = None, first_line(error)
-            raise
-        finally:
+
+        def begin_again() -> None:
+            undo()
             for each, value in zip(buffers, before, strict=True):
                 each.copy_(value)
-        results, gradients = step.results, gradients_of(step.model)
-        self._replay(recording)
+
+        with torch.random.fork_rng(devices, device_type=kind):
+            self._replay(recording)
+        begin_again()
+        try:
+            step.compute()
+        except torch.OutOfMemoryError as error:
+            begin_again()
+            self._recording, self.reason = None, first_line(error)
+            raise
         ours = [*([each] for each in recording.results), recording.gradients]
-        theirs = [*([each] for each in results), gradients]
+        theirs = [*([each] for each in step.results), gradients_of(step.model)]
         if not all(map(_alike, ours, theirs)):
-            self.reason = "a replay computes something else than the step that was recorded"
-            self._recording, step.results = None, results
-            _give(step.model, gradients)
+            self._recording, self.reason = None, "a replay computes something else than the step that was recorded"
 
     def _look_at_constants(self) -> None:
         """Drop the graph if something has changed that it holds as a constant; new tensors need warm runs, too."""
@@ -120,7 +123,7 @@ class Recorded(Generic[Step]):
         short = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if (numbers := [*optimizer_numbers(self.step.optimizer), {"autocast": short}]) != self._numbers:
             self._recording, self._numbers = None, numbers
-        if (places := model_places(self.step.model)) != self._places:
+        if (places := [*model_places(self.step.model), self.step.places()]) != self._places:
             self._recording, self._places, self._warm_runs = None, places, 0
 
     def _record(self) -> None:

@@ -193,7 +193,7 @@ def readout_shares(
     nodes = node_counts.double()
     if pooling == "mean":
         return nodes / nodes_of_graph, torch.ones_like(nodes)
-    return nodes, nodes.reciprocal()
+    return nodes, nodes.clamp(min=1).reciprocal()  # padding has no nodes
 
 
 class StaleSum:

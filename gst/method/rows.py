@@ -130,9 +130,7 @@ class OwnRows:
         """Stage the rows: a step that `GradScaler` skips leaves the table as it was. A key that comes more than once
         (it stands for all configurations, or its graph is here twice) is written once."""
         flat = self.keys[segments].flatten()
-        distinct, inverse = flat.unique(return_inverse=True)
-        first = torch.full_like(distinct, len(flat)).scatter_reduce(0, inverse, torch.arange(len(flat)), "amin")
-        first = first[distinct >= 0].sort().values
+        first = first_of_each(flat)
         rows = embedded.detach().flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
         segment_of_row = segments[first // self.keys.shape[1]]
         refused = partial(report, self._draw.catalogue, segment_of_row, self._draw.number)
@@ -144,6 +142,18 @@ class OwnRows:
 
     def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
         return values
+
+
+def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:
+    """Return where each key is first found, ascending; negative ones are none.
+
+    Examples:
+        >>> first_of_each(torch.tensor([5, -1, 3, 5]))
+        tensor([0, 2])
+    """
+    distinct, inverse = keys.unique(return_inverse=True)
+    first = torch.full_like(distinct, len(keys)).scatter_reduce(0, inverse, torch.arange(len(keys)), "amin")
+    return first[distinct >= 0].sort().values
 
 
 def row_chunks(segments: Int64[Tensor, " chosen"], num_configs: int) -> Iterator[Int64[Tensor, " chunk"]]:

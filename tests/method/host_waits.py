@@ -106,7 +106,7 @@ def known_rows(model: GraphSegmentTraining, where: DeviceCalls) -> int:
         assert draw is not None
         rows = model.rows_of(draw)
         step = PrefetchedStep(draw, model.fresh_batch(draw).to(DEVICE, torch.float32), rows)
-        known = int(model.is_known(draw, rows).sum())
+        known = int(model._is_known(draw, rows).sum())
         where.waits.clear()
         model(prefetched=step).square().mean().backward()
         optimizer.step()
@@ -123,11 +123,12 @@ def known_rows_padded(model: GraphSegmentTraining, where: DeviceCalls) -> int:
     with described_streams(), where:
         model = model.to(DEVICE)
         optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+        if isinstance(model.table, EmbeddingTable):
+            model.table.device = DEVICE
+            model.table.clear()
         step = FixedStep(model, pairwise_hinge, optimizer, Sizes.of(data, 2, model.num_fresh, 3, model.encoder))
         where.waits.clear()
         for _ in range(2):
-            if isinstance(model.table, EmbeddingTable):
-                model.table._staged = None  # its rows are fake: they could not be written
             step.fill(step.load(step.draw(data, configs)), torch.rand(2, 3, device="cpu"))
             step.compute()
             step.finish()

@@ -331,7 +331,7 @@ def prune_weights(trainer: L.Trainer, module: Any) -> None:
 def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
     """As if the graphs of the third step had other data."""
     if (fixed := module._padded and module._padded.step) is not None:
-        del fixed.step._fixed._packed.layout["weights"]
+        del fixed.step._fixed._packed.layout["inclusion"]
 
 
 CHANGES: dict[Callable[[L.Trainer, Any], None], str] = {
@@ -339,7 +339,7 @@ CHANGES: dict[Callable[[L.Trainer, Any], None], str] = {
     freeze: "the encoder is frozen",
     freeze_parameters: "",
     prune_weights: "runs no hooks, and module 'encoder.others' has one",
-    lose_a_tensor: "weights of a step has the shape",
+    lose_a_tensor: "inclusion of a step has the shape",
 }
 
 

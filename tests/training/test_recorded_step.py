@@ -110,7 +110,9 @@ class Replayed(Spoilt):
 
     def capture_begin(self) -> None:
         momenta = [each["momentum_buffer"] for each in self.training.optimizer.state.values()]
-        state = [*self.training.model.parameters(), *self.training.model.buffers(), *momenta]
+        table = self.training.model.table
+        rows = [] if table is None else table.dense()
+        state = [*self.training.model.parameters(), *self.training.model.buffers(), *momenta, *rows]
         self.saved, self.drawn = [(each, each.detach().clone()) for each in state], torch.get_rng_state()
         super().capture_begin()
 

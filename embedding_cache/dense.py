@@ -1,0 +1,128 @@
+"""Index of a table that has a row for every key: an accelerator finds and writes rows by it, without the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int32, Int64
+from torch import Tensor
+
+from embedding_cache.index import refuse
+
+
+class DenseIndex:
+    """Does what `KeyIndex` does, with key k at slot 1 + k. The results of its methods are on the host, which waits for
+    them.
+
+    Args:
+        written: the step at which each slot was written, on the device of the table; -1 if it holds no row.
+    """
+
+    def __init__(self, num_keys: int, device: torch.device, step: int = 0) -> None:
+        self.num_keys, self.written, self._pushed = num_keys, _unwritten(num_keys + 1, device), step
+
+    @property
+    def step(self) -> int:
+        """The greatest one pushed."""
+        return max(self._pushed, int(self.written.max()))
+
+    @property
+    def rows_in_use(self) -> int:
+        return int((self.written >= 0).sum())
+
+    @property
+    def most_rows(self) -> int:
+        return self.num_keys
+
+    @property
+    def nbytes(self) -> int:
+        return self.written.nbytes
+
+    def look_up(
+        self, keys: Int64[np.ndarray, " keys"], now: int
+    ) -> tuple[Int32[np.ndarray, " keys"], Int64[np.ndarray, " keys"], Bool[np.ndarray, " keys"]]:
+        """Return slots and ages at step `now` (0 and -1 if never written), and known flags; or raise ValueError."""
+        self._check(keys)
+        written = self._at(keys + 1)
+        is_known = written >= 0
+        return np.where(is_known, keys + 1, 0).astype(np.int32), np.where(is_known, now - written, -1), is_known
+
+    def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
+        """Return the slots of keys about to be written, and the number of those without a row; or raise ValueError."""
+        self._check(keys)
+        first = np.unique(keys, return_index=True)[1]
+        if len(first) < len(keys):
+            refuse(keys, np.setdiff1d(np.arange(len(keys)), first)[0], self.num_keys)
+        return (keys + 1).astype(np.int32), int((self._at(keys + 1) < 0).sum())
+
+    def assign(
+        self, keys: Int64[np.ndarray, " keys"], before: Int32[np.ndarray, " keys"], step: int
+    ) -> Int32[np.ndarray, " keys"]:
+        """Return the slots for writing distinct `keys`."""
+        self.stamp(before, np.full(len(keys), step))
+        self._pushed = max(self._pushed, step)
+        return before
+
+    def stamp(self, slots: Int32[np.ndarray, " slots"], steps: Int64[np.ndarray, " slots"]) -> None:
+        """Say when rows were really written."""
+        places, values = (torch.from_numpy(each).to(self.written) for each in (slots, steps))
+        self.written[places] = values
+
+    def grow(self, num_slots: int) -> None:
+        """Nothing is left to grow: every key has its row."""
+
+    def resize(self, num_keys: int) -> None:
+        """Make room for more keys, by doubling."""
+        if num_keys >= len(self.written):
+            larger = _unwritten(max(num_keys + 1, 2 * len(self.written)), self.written.device)
+            larger[: len(self.written)] = self.written
+            self.written = larger
+        self.num_keys = num_keys
+
+    def ages(self, now: int) -> Int64[np.ndarray, " in_use"]:
+        """Of the rows in use."""
+        return now - self.in_use()[2]
+
+    def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
+        """Keys in use, ascending, their slots, and the steps these were written at."""
+        written = self.written.cpu().numpy()
+        slots = (written >= 0).nonzero()[0]
+        return slots - 1, slots.astype(np.int32), written[slots]
+
+    def by_write(
+        self,
+    ) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
+        """`in_use` by step and key."""
+        keys, slots, written = self.in_use()
+        order = np.argsort(written, kind="stable")
+        return keys[order], slots[order], written[order]
+
+    def _at(self, slots: Int64[np.ndarray, " slots"]) -> Int64[np.ndarray, " slots"]:
+        return self.written[torch.from_numpy(slots).to(self.written.device)].cpu().numpy()
+
+    def _check(self, keys: Int64[np.ndarray, " keys"]) -> None:
+        if len(keys) and (keys.min() < 0 or keys.max() >= self.num_keys):
+            refuse(keys, 0, self.num_keys)
+
+
+@torch.inference_mode(False)
+def _unwritten(num_slots: int, device: torch.device) -> Tensor:
+    return torch.full((num_slots,), -1, dtype=torch.int64, device=device)
+
+
+def write_where(
+    wanted: Bool[Tensor, " given"], slots: Int64[Tensor, " given"], given: Float[Tensor, "given channels"],
+    step: Int64[Tensor, ""], rows: Float[Tensor, "slots channels"], written: Int64[Tensor, " slots"],
+) -> None:  # fmt: skip
+    """Write the `wanted` ones of some rows, whose slots are distinct, and their step: by operations of fixed shapes.
+
+    Examples:
+        >>> rows, written = torch.zeros(3, 1), torch.full((3,), -1)
+        >>> wanted, slots, given = torch.tensor([False, True]), torch.tensor([1, 2]), torch.ones(2, 1)
+        >>> write_where(wanted, slots, given, torch.tensor(7), rows, written)
+        >>> rows.flatten(), written
+        (tensor([0., 0., 1.]), tensor([-1, -1,  7]))
+    """
+    slots = torch.where(wanted, slots, 0)  # row 0 is written as it was
+    rows.index_copy_(0, slots, torch.where(wanted[:, None], given, 0.0))
+    written.index_copy_(0, slots, torch.where(wanted, step, -1))
