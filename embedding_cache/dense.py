@@ -59,8 +59,8 @@ class DenseIndex:
         self, keys: Int64[np.ndarray, " keys"], before: Int32[np.ndarray, " keys"], step: int
     ) -> Int32[np.ndarray, " keys"]:
         """Return the slots for writing distinct `keys`."""
+        self._pushed = max(self.step, step)
         self.stamp(before, np.full(len(keys), step))
-        self._pushed = max(self._pushed, step)
         return before
 
     def stamp(self, slots: Int32[np.ndarray, " slots"], steps: Int64[np.ndarray, " slots"]) -> None:

@@ -245,6 +245,7 @@ class EmbeddingTable(nn.Module):
         self._settle()
         self._index.resize(num_keys)
         if isinstance(self._index, DenseIndex) and len(self._index.written) > self._rows.num_rows:
+            self._background.wait()
             self._rows.grow(len(self._index.written))
         self.num_keys = num_keys
 

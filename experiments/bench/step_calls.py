@@ -109,9 +109,10 @@ def waits(name: str, args: Any, kwargs: Any, is_copy: bool) -> bool:
 
 @contextmanager
 def described_streams() -> Iterator[None]:
-    """Python asks about streams of CUDA before the dispatcher is asked: events of the described device are none."""
+    """Python asks about streams of CUDA before the dispatcher is asked: nothing arrives from the described device."""
+    event = SimpleNamespace(query=lambda: False, synchronize=lambda: None)
     torch.cuda._lazy_init = lambda: None
-    torch.cuda.current_stream = lambda device=None: SimpleNamespace(record_event=lambda: None)  # type: ignore
+    torch.cuda.current_stream = lambda device=None: SimpleNamespace(record_event=lambda: event)  # type: ignore
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # fake parameters are other objects
     yield
 

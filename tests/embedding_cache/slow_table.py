@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedding_cache import EmbeddingTable
 
-TIERS = ["device", "pinned", "disk"]
+TIERS = ["device", "pinned", "disk", "dense"]  # the last is the first, with a row for every key
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DIRECTORY = tempfile.gettempdir()  # files of tables have no names, so one does for all
 Pulled = tuple[Tensor, Tensor, Tensor]
@@ -46,7 +46,10 @@ class SlowTable:
 
 def table_in(tier: str, *arguments: Any, **options: Any) -> EmbeddingTable:
     path = DIRECTORY if tier == "disk" else None
-    return EmbeddingTable(*arguments, tier=tier, path=path, **options)
+    table = EmbeddingTable(*arguments, tier="device" if tier == "dense" else tier, path=path, **options)
+    if tier == "dense" and table.capacity is None:
+        table.dense()
+    return table
 
 
 def assert_same(pulled: Pulled, expected: Pulled) -> None:

@@ -26,11 +26,17 @@ def test_a_row_of_zeros_is_known() -> None:
     assert table.pull(torch.tensor([0, 1]))[2].tolist() == [False, True]
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", TIERS[:3])
 def test_memory_follows_the_keys_in_use(tier: str) -> None:
     table = table_in(tier, 1_000_000, 256)
     table.push(torch.tensor([999_999, 0, 5]), torch.ones(3, 256), step=1)
     assert table.statistics()["bytes"] < 4_000_000 + 10 * (256 * 4 + 8)
+
+
+@pytest.mark.parametrize("options", [{"capacity": 3}, {"tier": "pinned"}])
+def test_a_row_for_every_key_needs_the_device_and_no_capacity(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="needs the tier 'device' and no capacity"):
+        EmbeddingTable(5, 1, **options).dense()
 
 
 def test_memory_stops_at_the_capacity() -> None:

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, table_in, through_a_file
 
+from embedding_cache.dense import write_where
+
 ACTS = ["push", "push", "write_back", "write_back", "pull", "prefetch", "wait", "look", "clear", "reload", "resize"]
+ACTS += ["write_where", "write_where"]
 
 
 class Pair:
@@ -34,6 +37,19 @@ class Pair:
 
     def write_back(self) -> None:
         self.push("write_back")
+
+    def write_where(self) -> None:
+        """As a recorded step does, to tables that can have a row for every key."""
+        if self.table.tier != "device" or self.table.capacity is not None:
+            return
+        num_keys = self.twin.num_keys
+        rows, written = self.table.dense()
+        wanted, slots = torch.rand(num_keys, generator=self.generator) < 0.5, torch.arange(num_keys) + 1
+        given, step = torch.randn(num_keys, self.twin.channels, generator=self.generator).to(self.twin.dtype), 7
+        there = [each.to(self.device) for each in (wanted, slots, given, torch.tensor(step))]
+        write_where(*there, rows, written)
+        if wanted.any():  # else no push was made
+            self.twin.push(wanted.nonzero().flatten().tolist(), given[wanted], step)
 
     def pull(self, name: str = "pull") -> None:
         keys = self.data.draw(st.lists(st.integers(0, self.twin.num_keys - 1), max_size=30))

@@ -34,7 +34,7 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name in CASES if name not in BAD])
 def test_no_host_waits_in_a_step_on_a_described_device(found: dict[str, Any], name: str) -> None:
     assert found[name]["failure"] is None and found[name]["waits"] == []
-    if name not in ("fresh segments alone", "padded, fresh segments alone", "SAGE, maxima"):
+    if name not in ("fresh segments alone", "SAGE, maxima") and not name.startswith("padded"):
         assert found[name]["known"] > 5  # rows of the table, or of now
 
 

@@ -300,6 +300,9 @@ def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
     [
         ({}, "encode all other segments"),
         ({"table": EmbeddingTable(1, 16), "estimate": "regression"}, "not 'regression'"),
+        ({"table": EmbeddingTable(1, 16, capacity=9)}, "give the table the tier 'device' and no capacity"),
+        ({"table": EmbeddingTable(1, 16, tier="pinned")}, "give the table the tier 'device' and no capacity"),
+        ({"table": EmbeddingTable(1, 16, device="meta")}, r"make EmbeddingTable\(\.\.\., device='cpu'\)"),
     ],
 )
 def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: str) -> None:
@@ -363,6 +366,15 @@ def replace_weights(training: Training) -> None:
     training.model.encoder.others.weight = nn.Parameter(weight.detach() / 2)
 
 
+def clear_table(training: Training) -> None:
+    training.model.table.clear()
+
+
+def grow_table(training: Training) -> None:
+    """As graphs that were not seen before do."""
+    training.model.table.resize(3 * training.model.table.num_keys)
+
+
 def move_weights(training: Training) -> None:
     training.model.encoder.others.weight.data = training.model.encoder.others.weight.detach() / 2
 
@@ -384,7 +396,10 @@ class Dropping(Messages):
 
 @pytest.mark.parametrize(
     "change",
-    rest_in_e2e([freeze, freeze_all, evaluate, replace_weights, move_weights], [freeze, evaluate, replace_weights]),
+    rest_in_e2e(
+        [freeze, freeze_all, evaluate, replace_weights, move_weights, clear_table, grow_table],
+        [freeze, evaluate, replace_weights, clear_table, grow_table],
+    ),
 )
 def test_a_model_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Whether it is the optimizer of the step or one outside."""
@@ -507,6 +522,21 @@ def test_a_full_memory_while_a_step_is_compared_is_raised_and_the_recording_left
     monkeypatch.setattr(step.step, "compute", compute)
     step(*training.step(3))
     assert float(training.model.encoder.seen) == before + 1
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_rows_that_are_not_finite_are_told_and_not_written(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
+    monkeypatch.setattr(encoding, "pool_nodes", pooled)
+    training = Training("dropout", "mean")
+    step = RecordedStep(training.fixed(), new_graphs(training)[1], is_recorded)
+    for number in range(4):
+        step(*training.step(number))
+    keys, table = torch.arange(training.model.table.num_keys), training.model.table
+    before = table.pull(keys)[0]
+    training.model.encoder.own.bias.data[0] = torch.inf
+    with pytest.warns(UserWarning, match=r"step 5: embeddings of segment \d of graph 'path-30', .* are not finite"):
+        step(*training.step(4))
+    assert torch.equal(table.pull(keys)[0], before) and before.any()
 
 
 def test_an_encoder_that_is_a_function_is_refused() -> None:
