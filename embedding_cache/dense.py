@@ -15,20 +15,20 @@ class DenseIndex:
     them.
 
     Args:
-        written: the step at which each slot was written, on the device of the table; -1 if it holds no row.
+        steps: at which each slot was written, on the device of the table; -1 if it holds no row.
     """
 
     def __init__(self, num_keys: int, device: torch.device, step: int = 0) -> None:
-        self.num_keys, self.written, self._pushed = num_keys, _unwritten(num_keys + 1, device), step
+        self.num_keys, self.steps, self._pushed = num_keys, _no_steps(num_keys + 1, device), step
 
     @property
     def step(self) -> int:
         """The greatest one pushed."""
-        return max(self._pushed, int(self.written.max()))
+        return max(self._pushed, int(self.steps.max()))
 
     @property
     def rows_in_use(self) -> int:
-        return int((self.written >= 0).sum())
+        return int((self.steps >= 0).sum())
 
     @property
     def most_rows(self) -> int:
@@ -36,16 +36,16 @@ class DenseIndex:
 
     @property
     def nbytes(self) -> int:
-        return self.written.nbytes
+        return self.steps.nbytes
 
     def look_up(
         self, keys: Int64[np.ndarray, " keys"], now: int
     ) -> tuple[Int32[np.ndarray, " keys"], Int64[np.ndarray, " keys"], Bool[np.ndarray, " keys"]]:
         """Return slots and ages at step `now` (0 and -1 if never written), and known flags; or raise ValueError."""
         self._check(keys)
-        written = self._at(keys + 1)
-        is_known = written >= 0
-        return np.where(is_known, keys + 1, 0).astype(np.int32), np.where(is_known, now - written, -1), is_known
+        steps = self._at(keys + 1)
+        is_known = steps >= 0
+        return np.where(is_known, keys + 1, 0).astype(np.int32), np.where(is_known, now - steps, -1), is_known
 
     def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
         """Return the slots of keys about to be written, and the number of those without a row; or raise ValueError."""
@@ -65,18 +65,18 @@ class DenseIndex:
 
     def stamp(self, slots: Int32[np.ndarray, " slots"], steps: Int64[np.ndarray, " slots"]) -> None:
         """Say when rows were really written."""
-        places, values = (torch.from_numpy(each).to(self.written) for each in (slots, steps))
-        self.written[places] = values
+        places, new_steps = (torch.from_numpy(each).to(self.steps) for each in (slots, steps))
+        self.steps[places] = new_steps
 
     def grow(self, num_slots: int) -> None:
         """Nothing is left to grow: every key has its row."""
 
     def resize(self, num_keys: int) -> None:
         """Make room for more keys, by doubling."""
-        if num_keys >= len(self.written):
-            larger = _unwritten(max(num_keys + 1, 2 * len(self.written)), self.written.device)
-            larger[: len(self.written)] = self.written
-            self.written = larger
+        if num_keys >= len(self.steps):
+            larger = _no_steps(max(num_keys + 1, 2 * len(self.steps)), self.steps.device)
+            larger[: len(self.steps)] = self.steps
+            self.steps = larger
         self.num_keys = num_keys
 
     def ages(self, now: int) -> Int64[np.ndarray, " in_use"]:
@@ -85,20 +85,20 @@ class DenseIndex:
 
     def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
         """Keys in use, ascending, their slots, and the steps these were written at."""
-        written = self.written.cpu().numpy()
-        slots = (written >= 0).nonzero()[0]
-        return slots - 1, slots.astype(np.int32), written[slots]
+        steps = self.steps.cpu().numpy()
+        slots = (steps >= 0).nonzero()[0]
+        return slots - 1, slots.astype(np.int32), steps[slots]
 
     def by_write(
         self,
     ) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
         """`in_use` by step and key."""
-        keys, slots, written = self.in_use()
-        order = np.argsort(written, kind="stable")
-        return keys[order], slots[order], written[order]
+        keys, slots, steps = self.in_use()
+        order = np.argsort(steps, kind="stable")
+        return keys[order], slots[order], steps[order]
 
     def _at(self, slots: Int64[np.ndarray, " slots"]) -> Int64[np.ndarray, " slots"]:
-        return self.written[torch.from_numpy(slots).to(self.written.device)].cpu().numpy()
+        return self.steps[torch.from_numpy(slots).to(self.steps.device)].cpu().numpy()
 
     def _check(self, keys: Int64[np.ndarray, " keys"]) -> None:
         if len(keys) and (keys.min() < 0 or keys.max() >= self.num_keys):
@@ -106,23 +106,23 @@ class DenseIndex:
 
 
 @torch.inference_mode(False)
-def _unwritten(num_slots: int, device: torch.device) -> Tensor:
+def _no_steps(num_slots: int, device: torch.device) -> Tensor:
     return torch.full((num_slots,), -1, dtype=torch.int64, device=device)
 
 
 def write_where(
-    wanted: Bool[Tensor, " given"], slots: Int64[Tensor, " given"], given: Float[Tensor, "given channels"],
-    step: Int64[Tensor, ""], rows: Float[Tensor, "slots channels"], written: Int64[Tensor, " slots"],
+    mask: Bool[Tensor, " new"], slots: Int64[Tensor, " new"], new_rows: Float[Tensor, "new channels"],
+    step: Int64[Tensor, ""], rows: Float[Tensor, "slots channels"], steps: Int64[Tensor, " slots"],
 ) -> None:  # fmt: skip
-    """Write the `wanted` ones of some rows, whose slots are distinct, and their step: by operations of fixed shapes.
+    """Write those rows under `mask`, whose slots are distinct, and their step: by operations of fixed shapes.
 
     Examples:
-        >>> rows, written = torch.zeros(3, 1), torch.full((3,), -1)
-        >>> wanted, slots, given = torch.tensor([False, True]), torch.tensor([1, 2]), torch.ones(2, 1)
-        >>> write_where(wanted, slots, given, torch.tensor(7), rows, written)
-        >>> rows.flatten(), written
+        >>> rows, steps = torch.zeros(3, 1), torch.full((3,), -1)
+        >>> mask, slots, new_rows = torch.tensor([False, True]), torch.tensor([1, 2]), torch.ones(2, 1)
+        >>> write_where(mask, slots, new_rows, torch.tensor(7), rows, steps)
+        >>> rows.flatten(), steps
         (tensor([0., 0., 1.]), tensor([-1, -1,  7]))
     """
-    slots = torch.where(wanted, slots, 0)  # row 0 is written as it was
-    rows.index_copy_(0, slots, torch.where(wanted[:, None], given, 0.0))
-    written.index_copy_(0, slots, torch.where(wanted, step, -1))
+    slots = torch.where(mask, slots, 0)  # row 0 is written as it was
+    rows.index_copy_(0, slots, torch.where(mask[:, None], new_rows, 0.0))
+    steps.index_copy_(0, slots, torch.where(mask, step, -1))

@@ -169,7 +169,7 @@ class EmbeddingTable(nn.Module):
                 places = (keys + 1).astype(np.int32)
                 self._index.stamp(places, written)
                 self._rows.scatter(places, before.gather(slots))
-        return self._rows.rows, self._index.written
+        return self._rows.rows, self._index.steps
 
     def pull(
         self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None
@@ -244,9 +244,9 @@ class EmbeddingTable(nn.Module):
             raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{MAX_KEYS}: tables only grow")
         self._settle()
         self._index.resize(num_keys)
-        if isinstance(self._index, DenseIndex) and len(self._index.written) > self._rows.num_rows:
+        if isinstance(self._index, DenseIndex) and len(self._index.steps) > self._rows.num_rows:
             self._background.wait()
-            self._rows.grow(len(self._index.written))
+            self._rows.grow(len(self._index.steps))
         self.num_keys = num_keys
 
     def export_rows(

@@ -79,7 +79,7 @@ class FixedStep:
         if reason := refusal(model, optimizer):
             raise NoFixedShapes(reason)
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
-        self._is_finite = self._rows = self._written = nothing = torch.empty(0)
+        self._is_finite = self._rows = self._steps_of_rows = nothing = torch.empty(0)
         self.results = StepResults(nothing, nothing, nothing)
         self._looks = deque[tuple[OnHost, Draw]]()
         self._registered = set[str]()
@@ -144,7 +144,7 @@ class FixedStep:
         if not is_here:
             write_beginnings(self._fixed.tensors, {"targets": targets})
         if self.model.table is not None:
-            self._rows, self._written = self._table().dense()
+            self._rows, self._steps_of_rows = self._table().dense()
 
     def compute(self) -> None:
         """Encode, pool, predict, learn from it, and write rows. Nothing here depends on values, and nothing asks for
@@ -189,11 +189,11 @@ class FixedStep:
         if self.model.table is None:
             return lambda: None
         slots = self._fixed.tensors["slots"][self._fixed.tensors["fresh"]].flatten()
-        rows, written = self._rows[slots], self._written[slots]
+        rows, steps = self._rows[slots], self._steps_of_rows[slots]
 
         def restore() -> None:
             self._rows.index_copy_(0, slots, rows)
-            self._written.index_copy_(0, slots, written)
+            self._steps_of_rows.index_copy_(0, slots, steps)
 
         return restore
 
@@ -213,7 +213,7 @@ class FixedStep:
             return (is_fresh / inclusion)[:, None].expand(slots.shape)
         assert model._keys is not None
         model._keys.check_width(channels)
-        is_known, like = self._written[slots] >= 0, torch.promote_types(model.like().dtype, torch.float32)
+        is_known, like = self._steps_of_rows[slots] >= 0, torch.promote_types(model.like().dtype, torch.float32)
         at_once = max(1, PULL_ROWS // slots.shape[1])
         chunks = torch.arange(len(slots), device=slots.device).split(at_once)
         known = (torch.where(is_known[chunk][..., None], self._rows[slots[chunk]], 0.0).to(like) for chunk in chunks)
@@ -232,15 +232,14 @@ class FixedStep:
 
     def _write_rows(self, embedded: Float[Tensor, "segments configs channels"]) -> Bool[Tensor, " rows"]:
         """Write the rows of the fresh segments, unless their gradient is not finite; return which are not finite."""
-        wanted = self._fixed.tensors["is_written"].flatten()
+        inputs = self._fixed.tensors
+        mask, slots = inputs["is_written"].flatten(), inputs["slots"][inputs["fresh"]].flatten()
         if self.model.table is None:
-            return wanted
-        given, slots = embedded.flatten(0, 1).to(self._rows.dtype), self._fixed.tensors["slots"]
-        is_finite = given.isfinite().all(1)
-        places = slots[self._fixed.tensors["fresh"]].flatten()
-        number = self._fixed.tensors["number"]
-        write_where(wanted & is_finite & self._is_finite, places, given, number, self._rows, self._written)
-        return wanted & ~is_finite
+            return mask
+        rows = embedded.flatten(0, 1).to(self._rows.dtype)
+        is_finite = rows.isfinite().all(1)
+        write_where(mask & is_finite & self._is_finite, slots, rows, inputs["number"], self._rows, self._steps_of_rows)
+        return mask & ~is_finite
 
 
 def refusal(model: GraphSegmentTraining, optimizer: torch.optim.Optimizer | None = None) -> str | None:
