@@ -8,7 +8,7 @@ for the host once, for the number of rows, and not at all where sizes are given 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gst.method.batch import SegmentBatch
-from gst.nn.bounds import PARTS, Bounds, Part, PlanOptions
+from gst.nn.bounds import PARTS, Bounds, Direction, Part, PlanOptions
 from gst.nn.sharing import Plan, Weights, check_directions
 from gst.nn.sparse import rounded, rows_of
 
@@ -24,16 +24,17 @@ ROUNDS = ((30, -4658895280553007687), (27, -7723592293110705685))  # of the fina
 
 
 def mixed(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
-    """Return a permutation of the 64-bit integers that looks random, number by number."""
+    """Return integers that look random, number by number: those of x and -1 - x are equal, as shifts keep the sign."""
     for shift, factor in ROUNDS:
-        x = (x ^ ((x >> shift) & ((1 << 64 - shift) - 1))) * factor
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+        x = (x ^ (x >> shift)) * factor
+    return x ^ (x >> 31)
 
 
 def fingerprints(batch: SegmentBatch, options: PlanOptions) -> list[Int64[Tensor, "nodes configs"]]:
     """Return a number for what each node knows under each configuration, before the first layer and after each.
 
-    Two of one node that should differ are equal with a probability of 2^-64: all in all about configs^2 nodes / 2^65.
+    Two of one node that should differ are equal with a probability of some 2^-62: all in all about configs^2 nodes /
+    2^63.
     """
     configs = 1 if options.one_config else batch.num_configs
     device, (producers, consumers) = batch.edge_index.device, batch.edge_index
@@ -50,7 +51,6 @@ def fingerprints(batch: SegmentBatch, options: PlanOptions) -> list[Int64[Tensor
             known = known.index_add(0, consumers, sent.index_select(0, producers))
         if "backward" in options.directions:
             known = known.index_add(0, producers, sent.index_select(0, consumers))
-        known = mixed(known)
         if options.whole_segments:
             together = nothing[: batch.num_segments].index_add(0, batch.segment_of_node, mixed(known + node))
             known = together.index_select(0, batch.segment_of_node)
@@ -59,48 +59,55 @@ def fingerprints(batch: SegmentBatch, options: PlanOptions) -> list[Int64[Tensor
 
 
 class Classes(NamedTuple):
-    """Configurations of each node by class, equal ones side by side."""
+    """Configurations of each node by class, equal ones side by side.
+
+    Args:
+        row: of each configuration in `order`; the rows of a node lie side by side.
+        is_first: whether it is the first of its row.
+    """
 
     order: Int64[Tensor, "nodes configs"]
-    label: Int64[Tensor, "nodes configs"]
+    row: Int64[Tensor, "nodes configs"]
     is_first: Bool[Tensor, "nodes configs"]
 
     @staticmethod
     def of(known: Int64[Tensor, "nodes configs"]) -> Classes:
         ordered, order = known.sort(dim=1, stable=True)
-        is_first = torch.ones_like(ordered, dtype=torch.bool)
-        torch.ne(ordered[:, 1:], ordered[:, :-1], out=is_first[:, 1:])
-        return Classes(order, is_first.long().cumsum(1) - 1, is_first)
+        is_first = pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+        return Classes(order, is_first.flatten().cumsum(0).view_as(order) - 1, is_first)
 
     @property
-    def of_node(self) -> Int64[Tensor, " nodes"]:
-        """Number of classes of each node."""
-        return self.label[:, -1] + 1
+    def first(self) -> Int64[Tensor, " nodes_plus_one"]:
+        """The first row of each node, and the number of rows."""
+        return torch.cat([self.row[:, 0], self.row[-1:, -1] + 1])
 
 
 class DeviceLevel(NamedTuple):
-    """The rows after some layers, those of a node side by side.
+    """The rows after some layers.
 
     Args:
         row_of: of each node and configuration.
         first: the first row of each node, and the number of rows in use at the end. Further rows are unused.
+        numbers, is_used: of all rows.
     """
 
     row_of: Int64[Tensor, "nodes configs"]
     first: Int64[Tensor, " nodes_plus_one"]
     node_of_row: Int64[Tensor, " rows"]
     config_of_row: Int64[Tensor, " rows"]
+    numbers: Int64[Tensor, " rows"]
+    is_used: Bool[Tensor, " rows"]
 
     @staticmethod
     def of(classes: Classes, rows: int) -> DeviceLevel:
-        first = pad(classes.of_node.cumsum(0), (1, 0))
-        row = first[:-1, None] + classes.label
-        place = torch.where(classes.is_first, row, rows).flatten()  # those that stand for no class go behind the last
-        node = torch.arange(len(row), device=row.device)[:, None].expand_as(row).flatten()
-        nothing = row.new_zeros(rows + 1)
+        (order, row, is_first), first = classes, classes.first
+        place = torch.where(is_first, row, rows).flatten()  # those that stand for no row go behind the last
+        pairs = torch.arange(row.numel(), device=row.device)
+        pair_of_row = row.new_zeros(rows + 1).scatter_(0, place, pairs)[:-1]
+        numbers = torch.arange(rows, device=row.device)
         return DeviceLevel(
-            torch.empty_like(row).scatter_(1, classes.order, row), first,
-            nothing.scatter(0, place, node)[:-1], nothing.scatter(0, place, classes.order.flatten())[:-1],
+            torch.empty_like(row).scatter_(1, order, row), first, pair_of_row // row.shape[1],
+            order.flatten()[pair_of_row], numbers, numbers < first[-1],
         )  # fmt: skip
 
     @property
@@ -108,14 +115,9 @@ class DeviceLevel(NamedTuple):
         return self.first[-1]
 
     @property
-    def numbers(self) -> Int64[Tensor, " rows"]:
-        """Of all rows."""
-        return torch.arange(len(self.node_of_row), device=self.first.device)
-
-    @property
     def num_unused(self) -> Int64[Tensor, ""]:
         """At least 1, to divide by."""
-        return (len(self.node_of_row) - self.used).clamp(min=1)
+        return (len(self.numbers) - self.used).clamp(min=1)
 
 
 class DeviceSharing(Plan):
@@ -134,10 +136,9 @@ class DeviceSharing(Plan):
         self._ends: dict[Part, tuple[Tensor, Tensor]] = {
             "own": (nodes, nodes), "forward": (consumers, producers), "backward": (producers, consumers)
         }  # fmt: skip
-        self._degrees = {
-            part: torch.zeros_like(nodes).index_add(0, ends[0], torch.ones_like(ends[0]))
-            for part, ends in self._ends.items()
-        }
+        ones = torch.ones_like(producers)
+        heard = {part: torch.zeros_like(nodes).index_add_(0, self._ends[part][0], ones) for part in get_args(Direction)}
+        self._degrees = {"own": torch.ones_like(nodes)} | heard
         classes = [Classes.of(each) for each in fingerprints(batch, options)]
         self._bounds = self._sizes(classes) if bounds is None else bounds
         self.levels = [DeviceLevel.of(each, rows) for each, rows in zip(classes, self._bounds.rows, strict=True)]
@@ -145,7 +146,7 @@ class DeviceSharing(Plan):
 
     def _sizes(self, classes: list[Classes]) -> Bounds:
         """Return the sizes of what is in use. The host waits for them."""
-        batch, counts = self._batch, [each.of_node for each in classes]
+        batch, counts = self._batch, [each.first.diff() for each in classes]
         messages = [count * self._degrees[part] for count in counts[1:] for part in PARTS]
         numbers = [each.sum() for each in (*counts, *messages, counts[0][batch.config_nodes])]
         *found, given = torch.stack(numbers).tolist()
@@ -155,15 +156,15 @@ class DeviceSharing(Plan):
         )
 
     def _near(self, parts: tuple[Part, ...], weights: Weights) -> tuple[Tensor, ...]:
-        """Return what each node hears of others: place of the first message of each node; then of each message its
-        sender, its part and its weight."""
+        """Return what each node hears of others: number of messages of each node, and place of the first; then of each
+        message its sender, its part and its weight."""
         ends = [self._ends[part] for part in parts]
         order = torch.cat([receivers for receivers, _ in ends]).argsort(stable=True)
-        starts = pad(sum((self._degrees[part] for part in parts), torch.zeros_like(ends[0][0][:1])).cumsum(0), (1, 0))
+        degrees = torch.stack([self._degrees[part] for part in parts]).sum(0)
         number = [torch.full_like(senders, place) for place, (_, senders) in enumerate(ends)]
-        scales = [self._scales(part, weights) for part in parts]
-        messages = [senders for _, senders in ends], number, scales
-        return starts, *(torch.cat(each)[order] for each in messages)
+        scales = torch.cat([self._scales(part, weights) for part in parts]).to(self._batch.node_features.dtype)
+        messages = torch.cat([senders for _, senders in ends]), torch.cat(number), scales
+        return degrees, degrees.cumsum(0) - degrees, *(each[order] for each in messages)
 
     def _scales(self, part: Part, weights: Weights) -> Float64[Tensor, " edges"]:
         """Return the weight of each message of a part."""
@@ -176,18 +177,32 @@ class DeviceSharing(Plan):
         return torch.ones_like(senders, dtype=torch.float64)
 
     def _entries(self, layer: int, parts: tuple[Part, ...], weights: Weights, stacked: bool) -> tuple[Tensor, ...]:
+        if parts == ("own",) and weights == "sum":
+            return self._own(layer)
         before, after = self.levels[layer : layer + 2]
-        starts, senders, number, scales = self.tensors("near", parts, weights)
+        degrees, starts, senders, number, scales = self.tensors("near", parts, weights)
         total, stride = sum(self._bounds.entries[layer][part] for part in parts), len(parts) if stacked else 1
-        width = stride * len(before.node_of_row)
-        heard = pad((starts.diff()[after.node_of_row] * (after.numbers < after.used)).cumsum(0), (1, 0))
+        width = stride * len(before.numbers)
+        heard = pad((degrees[after.node_of_row] * after.is_used).cumsum(0), (1, 0))
         further = pad((after.numbers + 1 - after.used).clamp(min=0), (1, 0))  # unused rows so far: they share padding
         row_ptr = heard + further * (total - heard[-1]) // after.num_unused
         row, entry = rows_of(row_ptr, total), torch.arange(total, device=row_ptr.device)
-        place = (starts[after.node_of_row[row]] + entry - row_ptr[row]).clamp(max=max(len(senders) - 1, 0))
-        is_used, columns = row < after.used, before.row_of[senders[place], after.config_of_row[row]] * stride
+        place = (entry + (starts[after.node_of_row] - row_ptr[:-1])[row]).clamp(max=max(len(senders) - 1, 0))
+        is_used, columns = after.is_used[row], before.row_of[senders[place], after.config_of_row[row]] * stride
         columns = torch.where(is_used, columns + number[place] if stacked else columns, entry % width)
         return self._both_ways(row_ptr, row, columns, scales[place] * is_used, width)
+
+    def _own(self, layer: int) -> tuple[Tensor, ...]:
+        """Return the entries by which each row hears its own node: one a row."""
+        before, after = self.levels[layer : layer + 2]
+        return self._one_a_row(after, before.row_of[after.node_of_row, after.config_of_row], len(before.numbers))
+
+    def _one_a_row(self, level: DeviceLevel, columns: Int64[Tensor, " rows"], width: int) -> tuple[Tensor, ...]:
+        """Return a matrix with one entry in each row, of weight 1 if the row is in use and else 0."""
+        row_ptr = torch.arange(len(columns) + 1, device=columns.device)
+        columns = torch.where(level.is_used, columns, level.numbers % width)
+        weights = level.is_used.to(self._batch.node_features.dtype)
+        return self._both_ways(row_ptr, level.numbers, columns, weights, width)
 
     @staticmethod
     def _both_ways(row_ptr: Tensor, row: Tensor, columns: Tensor, values: Tensor, width: int) -> tuple[Tensor, ...]:
@@ -200,26 +215,21 @@ class DeviceSharing(Plan):
         return (self.levels[-1].row_of,)
 
     def _picks(self) -> tuple[Tensor, ...]:
-        level, nodes = self.levels[0], self._batch.num_nodes
-        numbers, is_used = level.numbers, level.numbers < level.used
-        columns = torch.where(is_used, level.node_of_row, numbers % nodes)
-        row_ptr = torch.arange(len(numbers) + 1, device=numbers.device)
-        return self._both_ways(row_ptr, numbers, columns, is_used.double(), nodes)
+        return self._one_a_row(self.levels[0], self.levels[0].node_of_row, self._batch.num_nodes)
 
     def _given(self) -> tuple[Tensor, ...]:
         level, config_nodes, given = self.levels[0], self._batch.config_nodes, self._bounds.given
         slots = torch.arange(len(config_nodes), device=config_nodes.device)
-        slot = torch.full_like(level.first[:-1], -1).scatter(0, config_nodes, slots)[level.node_of_row]
-        is_given = (slot >= 0) & (level.numbers < level.used)
+        slot = torch.full_like(level.first[:-1], -1).scatter_(0, config_nodes, slots)[level.node_of_row]
+        is_given = (slot >= 0) & level.is_used
         place = torch.where(is_given, is_given.cumsum(0) - 1, given)
-        padding = torch.arange(given + 1, device=place.device) % max(len(config_nodes), 1)
-        further = level.used + torch.arange(given + 1, device=place.device) % level.num_unused
-        rows = further.scatter(0, place, level.numbers)[:-1]
-        configs = torch.zeros_like(padding).scatter(0, place, level.config_of_row)[:-1]
-        return rows, torch.stack([padding.scatter(0, place, slot)[:-1], configs])
+        numbers = torch.arange(given + 1, device=place.device)
+        rows = (level.used + numbers % level.num_unused).scatter_(0, place, level.numbers)[:-1]
+        configs = torch.zeros_like(numbers).scatter_(0, place, level.config_of_row)[:-1]
+        return rows, torch.stack([(numbers % max(len(config_nodes), 1)).scatter_(0, place, slot)[:-1], configs])
 
     def _groups(self, layer: int) -> tuple[Tensor, ...]:
         level = self.levels[layer + 1]
         kind = level.numbers - level.first[level.node_of_row]
         group = self._batch.segment_of_node[level.node_of_row] * level.row_of.shape[1] + kind
-        return (torch.where(level.numbers < level.used, group, self.num_groups - 1),)
+        return (torch.where(level.is_used, group, self.num_groups - 1),)

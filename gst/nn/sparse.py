@@ -25,10 +25,10 @@ class CsrMatrix:
 
     row_ptr: Int64[Tensor, " rows_plus_one"]
     columns: Int64[Tensor, " entries"]
-    weights: Float64[Tensor, " entries"]
+    weights: Float[Tensor, " entries"]
     row_ptr_t: Int64[Tensor, " columns_plus_one"]
     columns_t: Int64[Tensor, " entries"]
-    weights_t: Float64[Tensor, " entries"]
+    weights_t: Float[Tensor, " entries"]
 
     @staticmethod
     def from_entries(
