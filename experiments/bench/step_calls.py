@@ -142,7 +142,7 @@ def asked_for_sizes(batch: SegmentBatch, model: GraphSegmentTraining, calls: Dev
 def eager(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls) -> dict[str, dict[str, int]]:
     """Count a step whose segments are read and copied ahead."""
     configs, targets = torch.arange(CONFIGS).repeat(GRAPHS, 1), torch.rand(GRAPHS, CONFIGS)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
     draw = model.draw(data, configs)
     rows = model.rows_of(draw)
     calls.forget()
@@ -160,7 +160,7 @@ def eager(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Device
 def padded(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls) -> dict[str, dict[str, int]]:
     """Count the second step of fixed shapes."""
     configs, targets = torch.arange(CONFIGS).repeat(GRAPHS, 1), torch.rand(GRAPHS, CONFIGS)
-    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True, foreach=True)
     assert isinstance(model.table, EmbeddingTable)
     model.table.device = DEVICE
     model.table.clear()
