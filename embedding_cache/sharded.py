@@ -15,7 +15,8 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from embedding_cache.table import EmbeddingTable, KeyRanges, OnHost, check_state
+from embedding_cache.arrivals import OnHost
+from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
 
 WORD = 8  # bytes; blocks begin at multiples of it, so that they can be read as rows of any dtype
 Entries = Int64[np.ndarray, " entries"]

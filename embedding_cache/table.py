@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
+from embedding_cache.arrivals import OnHost
 from embedding_cache.dense import DenseIndex
 from embedding_cache.index import KeyIndex
 from embedding_cache.storage import Background, Prefetched, Tier, rows_for
@@ -375,26 +376,6 @@ def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTabl
     table = EmbeddingTable(**settings)
     table.set_extra_state(state)
     return table
-
-
-class OnHost:
-    """The value of a tensor on its way to the host, which does not wait for the accelerator before it is needed."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._arrived = tensor, None
-        if tensor.is_cuda:
-            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
-                tensor, non_blocking=True
-            )
-            self._arrived = torch.cuda.current_stream(tensor.device).record_event()
-
-    def value(self) -> Tensor:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._tensor
-
-    def has_arrived(self) -> bool:
-        return self._arrived is None or self._arrived.query()
 
 
 class Staged:

@@ -6,7 +6,6 @@ table by itself (`EmbeddingTable.dense`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from embedding_cache import EmbeddingTable
+from embedding_cache.arrivals import Arrivals
 from embedding_cache.dense import write_where
-from embedding_cache.table import OnHost
 from gst.graphs.segments import SegmentedGraph
 from gst.method.draws import Draw, dropout_weights
 from gst.method.encoding import apply_head
@@ -81,7 +80,7 @@ class FixedStep:
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
         self._is_finite = self._rows = self._steps_of_rows = nothing = torch.empty(0)
         self.results = StepResults(nothing, nothing, nothing)
-        self._looks = deque[tuple[OnHost, Draw]]()
+        self._refused = Arrivals[Draw]()
         self._registered = set[str]()
         everything, fresh, configs = sizes.all_segments, sizes.segments - 1, sizes.configs
         self._fixed = FixedBatch(model, sizes, {
@@ -177,10 +176,9 @@ class FixedStep:
         """Warn of rows of earlier steps that were not finite, once the host knows."""
         if self.model.table is None:
             return
-        self._looks.append((OnHost(self.results.refused), self._draw))
-        while self._looks and self._looks[0][0].has_arrived():
-            flags, draw = self._looks.popleft()
-            if len(places := flags.value().nonzero().squeeze(1)):
+        self._refused.add(self.results.refused, self._draw)
+        for flags, draw in self._refused.here():
+            if len(places := flags.nonzero().squeeze(1)):
                 segments = draw.fresh.nonzero().squeeze(1).repeat_interleave(self.sizes.configs)
                 report(draw.catalogue, segments, draw.number, places)
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from embedding_cache.table import OnHost
+from embedding_cache.arrivals import OnHost
 from gst.method.draws import Draw
 from gst.method.rows import Known, StepRows, row_chunks
 

@@ -32,7 +32,7 @@ from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
-from gst.training.record import LogProgress, Recorder, ReportPage, checkpoints_of, folder_of_run
+from gst.training.record import LogProgress, Recorder, ReportPage, TerminalProgress, checkpoints_of, folder_of_run
 from gst.training.sweeps import FOLDER_OF_TRIAL
 from gst.util.untrusted import check_yaml, read_yaml
 from gst.util.writing import atomic_write
@@ -200,9 +200,12 @@ class GstCLI(LightningCLI):
             trainer.callbacks.insert(0, Stoppable())  # type: ignore[attr-defined]
         page = ReportPage(shlex.join(["gst", *sys.argv[1:]]))  # for all commands: checkpoints name it
         trainer.callbacks.insert(0, page)  # type: ignore[attr-defined]
-        if type(bar := trainer.progress_bar_callback) is RichProgressBar and not sys.stdout.isatty():
+        if type(bar := trainer.progress_bar_callback) is RichProgressBar:
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            callbacks[callbacks.index(bar)] = LogProgress()
+            if sys.stdout.isatty():
+                bar.__class__ = TerminalProgress  # with the user's settings
+            else:
+                callbacks[callbacks.index(bar)] = LogProgress()
         if trainer.num_nodes == 1 and sys.platform == "linux":  # nobody else is to be reached
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         for logger in trainer.loggers:

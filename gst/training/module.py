@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from embedding_cache import EmbeddingTable
+from embedding_cache.arrivals import Arrivals
 from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
 from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
@@ -96,6 +98,8 @@ class SegmentTrainingModule(L.LightningModule):
         self.estimator = self._estimator(encoder, head, None)
         self._padded: PaddedSteps | None = None
         self._has_gradients = False  # of the step under way
+        self._losses = Arrivals[tuple[int, int, Step]]()
+        self.latest_loss: float | None = None  # that the host knows
         self.offset: Tensor
         self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
         self._ddp_params_and_buffers_to_ignore = ["offset"]  # equal everywhere: not sent with every step
@@ -180,21 +184,28 @@ class SegmentTrainingModule(L.LightningModule):
         self._has_gradients = loss is not None
         if loss is None:
             loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
-        # This waits for an accelerator. Reading the loss later would save nothing: the report and the progress bar read
-        # the loss of every step.
-        if not bool(loss.isfinite()):
-            names = ", ".join(repr(graph.name) for graph in step.graphs)
-            raise ValueError(
-                f"the loss became {loss.item()} in epoch {self.current_epoch}, step {index}, on {names}; checkpoints "
-                f"are as they were: look at these graphs' features, or lower --optimizer.init_args.lr"
-            )
         share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
         together = loss.detach() * share
         if step.peers is not None:  # as gradients are averaged: schedulers and reports of all processes see one number
             dist.all_reduce(together)
             together /= step.peers.world_size
-        self.log("train/loss", together, prog_bar=True, batch_size=len(step.graphs))
+        self._losses.add(together, (self.current_epoch, index, step))
+        self.check_losses(waits=False)
+        shows = self.device.type == "cpu"  # Lightning reads what it shows in each step; our bars show `latest_loss`
+        self.log("train/loss", together, prog_bar=shows, batch_size=len(step.graphs))
         return loss * share
+
+    def check_losses(self, waits: bool = True) -> None:
+        """Raise ValueError if the loss of a step was not finite. An accelerator computes a few steps more before the
+        host knows, unless it `waits`, as it does before a checkpoint."""
+        for loss, (epoch, index, step) in self._losses.here(waits):
+            self.latest_loss = float(loss)
+            if not math.isfinite(self.latest_loss):
+                names = ", ".join(repr(graph.name) for graph in (step.peers or step).graphs)
+                raise ValueError(
+                    f"the loss became {self.latest_loss} in epoch {epoch}, step {index}, on {names}; checkpoints are "
+                    "as they were: look at these graphs' features, or lower --optimizer.init_args.lr"
+                )
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute gradients, unless a padded step has done so."""
@@ -215,6 +226,7 @@ class SegmentTrainingModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Set the loader to the epoch of a resumed training, and let it read segments one step ahead."""
         self.estimator.keep_frozen_rows()
+        self._losses = Arrivals()
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
             if loader.world_size > 1:
@@ -256,6 +268,7 @@ class SegmentTrainingModule(L.LightningModule):
                 self.trainer.check_val_every_n_epoch = 1
 
     def on_train_epoch_end(self) -> None:
+        self.check_losses()
         if isinstance(self.trainer.train_dataloader, StepLoader):
             self.log_dict(reduced({"data/stall": (self.trainer.train_dataloader.stall, fmean)}))
         if self.estimator.table is not None:
@@ -328,6 +341,7 @@ class SegmentTrainingModule(L.LightningModule):
         self.log_dict(means, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_losses()
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -7,18 +7,19 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from embedding_cache.arrivals import Arrivals
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
@@ -143,11 +144,13 @@ class ReportPage(L.Callback):
         self.command = command
         self._epochs: list[dict[str, float]] = []
         self._running: dict[str, float] = {"epoch": -1, "loss": 0.0, "steps": 0}
+        self._losses = Arrivals[None]()
         self._held_out: dict[str, Any] = {}
         self._best = -math.inf
         self._started = 0.0
 
     def state_dict(self) -> dict[str, Any]:
+        self._add_losses(waits=True)
         return {"epochs": [dict(entry) for entry in self._epochs], "running": dict(self._running)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,8 +164,13 @@ class ReportPage(L.Callback):
     ) -> None:
         if trainer.current_epoch != self._running["epoch"]:
             self._running = {"epoch": trainer.current_epoch, "loss": 0.0, "steps": 0}
-        self._running["loss"] += float(trainer.callback_metrics["train/loss"])
-        self._running["steps"] += 1
+        self._losses.add(trainer.callback_metrics["train/loss"], None)
+        self._add_losses(waits=False)
+
+    def _add_losses(self, waits: bool) -> None:
+        for loss, _ in self._losses.here(waits):
+            self._running["loss"] += float(loss)
+            self._running["steps"] += 1
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the metrics before checkpoints are saved, so that these contain the epoch."""
@@ -206,6 +214,7 @@ class ReportPage(L.Callback):
     def _entry(self, trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, float]:
         """The record of the current epoch, with its mean loss so far and the statistics of the table."""
         epoch = trainer.current_epoch
+        self._add_losses(waits=True)
         if not self._epochs or self._epochs[-1]["epoch"] != epoch:
             self._epochs.append({"epoch": epoch})
         if self._running["epoch"] == epoch:
@@ -286,6 +295,19 @@ def checkpoints_of(trainer: L.Trainer) -> list[str]:
     return list(dict.fromkeys(path for pair in paths for path in pair if path))
 
 
+class TerminalProgress(RichProgressBar):
+    """Lightning's progress bar with the latest loss that the host knows, for which no accelerator stops."""
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        return metrics_now(trainer, super().get_metrics(trainer, pl_module))
+
+
+def metrics_now(trainer: L.Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the latest loss that the host knows to metrics, if they have none."""
+    loss = getattr(trainer.lightning_module, "latest_loss", None)
+    return ({} if loss is None else {"train/loss": loss}) | dict(metrics)
+
+
 class LogProgress(ProgressBar):
     """Progress bar for output that is no terminal: lines of a log, and the last metrics when a training ends."""
 
@@ -328,7 +350,8 @@ class LogProgress(ProgressBar):
             self._bars.show(f"{what} {self._metrics(trainer)}", batch + 1, int(total))
 
     def _metrics(self, trainer: L.Trainer) -> str:
-        return " ".join(f"{name}={float(value):.4g}" for name, value in trainer.progress_bar_metrics.items())
+        metrics = metrics_now(trainer, trainer.progress_bar_metrics)
+        return " ".join(f"{name}={float(value):.4g}" for name, value in metrics.items())
 
 
 def code_version(package: Path = PACKAGE) -> str:
