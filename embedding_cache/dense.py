@@ -23,7 +23,7 @@ class DenseIndex:
 
     @property
     def step(self) -> int:
-        """The greatest one pushed."""
+        """The greatest one pushed by the host, or of a row."""
         return max(self._pushed, int(self.steps.max()))
 
     @property
@@ -71,10 +71,14 @@ class DenseIndex:
     def grow(self, num_slots: int) -> None:
         """Nothing is left to grow: every key has its row."""
 
+    def slots_for(self, num_keys: int) -> int:
+        """Return how many slots there will be after `resize`: twice as many, if there are too few."""
+        return len(self.steps) if num_keys < len(self.steps) else max(num_keys + 1, 2 * len(self.steps))
+
     def resize(self, num_keys: int) -> None:
-        """Make room for more keys, by doubling."""
+        """Make room for more keys."""
         if num_keys >= len(self.steps):
-            larger = _no_steps(max(num_keys + 1, 2 * len(self.steps)), self.steps.device)
+            larger = _no_steps(self.slots_for(num_keys), self.steps.device)
             larger[: len(self.steps)] = self.steps
             self.steps = larger
         self.num_keys = num_keys

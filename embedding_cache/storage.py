@@ -314,6 +314,7 @@ class HostRows:
         copy_rows = scatter_streaming if streams else scatter
         copy_rows(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
 
+    @torch.inference_mode(False)
     def grow(self, num_rows: int) -> None:
         """Make room; rows keep their slots."""
         self._keep(self._grow_rows(self.rows, num_rows))

@@ -60,6 +60,10 @@ class KeyRanges:
         self.num_keys = max(self.num_keys, first + size)
         return first
 
+    def has(self, slot: int, name: str) -> bool:
+        """Return True if keys of `name` are allocated in `slot`."""
+        return f"{slot} {name}" in self._ranges
+
     def state(self) -> dict[str, Any]:
         return {"slots": self.num_slots, "ranges": {name: list(each) for name, each in list(self._ranges.items())}}
 
@@ -72,9 +76,9 @@ class KeyRanges:
 class EmbeddingTable(nn.Module):
     """Historical embedding table: key -> row, with the step each row was written at.
 
-    Memory is taken for the keys in use, not for all that may be. A module, so that `state_dict` carries it in
-    checkpoints; it has no parameters and no buffers, so `.to()`, `.half()` and DistributedDataParallel leave it as it
-    was made.
+    Memory is taken for the keys in use, not for all that may be, until `dense` is called. A module, so that
+    `state_dict` carries it in checkpoints; it has no parameters and no buffers, so `.to()`, `.half()` and
+    DistributedDataParallel leave it as it was made.
 
     The clock is the caller's step: `step` is the greatest one pushed (0 at first), and a row's age is the step asked
     about minus the step the row was written at. `prefetch` and `write_back` are `pull` and `push` that move the rows in
@@ -144,12 +148,17 @@ class EmbeddingTable(nn.Module):
         self._index: KeyIndex | DenseIndex = KeyIndex(self.num_keys, self.capacity)
         self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
 
-    def dense(self) -> tuple[Float[Tensor, "slots channels"], Int64[Tensor, " slots"]]:
-        """Return all rows, on the device of the table, and the steps at which they were written: key k at slot 1 + k.
-        Slot 0, and slots without a row, have the step -1.
+    def dense(
+        self, device: torch.device | None = None
+    ) -> tuple[Float[Tensor, "slots channels"], Int64[Tensor, " slots"]]:
+        """Return all rows, and the steps at which they were written: key k at slot 1 + k. Slot 0, and slots without a
+        row, have the step -1.
 
         From then on every key has its own memory, and `embedding_cache.dense.write_where` may write without the host.
         Both tensors are others after `clear`, `resize` or the loading of a state.
+
+        Args:
+            device: where the table is from now on; where it was if None.
 
         Raises:
             ValueError: rows are not kept on the device, or not for every key.
@@ -161,15 +170,20 @@ class EmbeddingTable(nn.Module):
             )
         self._settle()
         self._background.wait()
-        if not isinstance(self._index, DenseIndex):
-            before, step, (keys, slots, written) = self._rows, self.step, self._index.in_use()
-            self._index = DenseIndex(self.num_keys, self.device, step)
-            self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
-            self._rows.grow(1 + self.num_keys)
+        device = self.device if device is None else device
+        if not isinstance(self._index, DenseIndex) or self._index.steps.device != torch.empty(0, device=device).device:
+            index = DenseIndex(self.num_keys, device, self.step)
+            rows = rows_for(self.tier, self.channels, self.dtype, device, self.path)
+            rows.grow(1 + self.num_keys)
+            keys, slots, written = self._index.in_use()
+            places = (keys + 1).astype(np.int32)
+            for some in (slice(start, start + MOVED_ROWS) for start in range(0, len(keys), MOVED_ROWS)):
+                rows.scatter(places[some], self._rows.gather(slots[some]))
             if len(keys):
-                places = (keys + 1).astype(np.int32)
-                self._index.stamp(places, written)
-                self._rows.scatter(places, before.gather(slots))
+                index.stamp(places, written)
+            if device != self.device:
+                self.device, self._background = device, Background(device)
+            self._index, self._rows = index, rows
         return self._rows.rows, self._index.steps
 
     def pull(
@@ -244,10 +258,10 @@ class EmbeddingTable(nn.Module):
         if not self.num_keys <= num_keys <= MAX_KEYS:
             raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{MAX_KEYS}: tables only grow")
         self._settle()
-        self._index.resize(num_keys)
-        if isinstance(self._index, DenseIndex) and len(self._index.steps) > self._rows.num_rows:
+        if isinstance(self._index, DenseIndex) and self._index.slots_for(num_keys) > self._rows.num_rows:
             self._background.wait()
-            self._rows.grow(len(self._index.steps))
+            self._rows.grow(self._index.slots_for(num_keys))
+        self._index.resize(num_keys)
         self.num_keys = num_keys
 
     def export_rows(
@@ -392,6 +406,7 @@ class Staged:
         self.conditions.append(OnHost(condition))
 
 
+MOVED_ROWS = 1 << 20  # at once, while a table becomes dense
 MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
 
 

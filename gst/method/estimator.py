@@ -263,7 +263,7 @@ class GraphSegmentTraining(nn.Module):
         """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         if self._keys is not None:
             for graph in graphs:
-                self._keys.of(draws.Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
+                self._keys.register(graph)
 
     def freeze_encoder(self) -> None:
         """Stop training the encoder (finetuning, +F) and forget its rows, which come from older weights.

@@ -201,7 +201,7 @@ class FixedBatch:
     def finish(self) -> None:
         """Do nothing."""
 
-    def places(self) -> tuple[int, ...]:
+    def places(self) -> tuple[Any, ...]:
         """Nothing but the batch is read."""
         return ()
 

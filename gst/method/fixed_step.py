@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -81,21 +81,24 @@ class FixedStep:
         self._is_finite = self._rows = self._steps_of_rows = nothing = torch.empty(0)
         self.results = StepResults(nothing, nothing, nothing)
         self._refused = Arrivals[Draw]()
-        self._registered = set[str]()
         everything, fresh, configs = sizes.all_segments, sizes.segments - 1, sizes.configs
-        self._fixed = FixedBatch(model, sizes, {
-            "graph_of_segment": torch.zeros(everything, dtype=torch.int64),
-            "node_counts_of_segments": torch.zeros(everything, dtype=torch.int64),
+        inputs = {
+            "graph_of_segment": torch.arange(everything) % sizes.graphs,
             "is_fresh": torch.zeros(everything, dtype=torch.bool),
             "inclusion": torch.ones(everything, dtype=torch.float64),
-            "is_kept": torch.zeros(everything, dtype=torch.bool),
-            "slots": torch.zeros(everything, configs, dtype=torch.int64),
             "fresh": torch.full((fresh,), everything - 1),
-            "is_written": torch.zeros(fresh, configs, dtype=torch.bool),
-            "number": torch.zeros((), dtype=torch.int64),
             "graph_node_counts": torch.ones(sizes.graphs, dtype=torch.int64),
             "targets": torch.full((sizes.graphs, configs), torch.nan, dtype=torch.float64),
-        })  # fmt: skip
+        }
+        if model.table is not None:
+            inputs |= {
+                "number": torch.zeros((), dtype=torch.int64),
+                "is_kept": torch.zeros(everything, dtype=torch.bool),
+                "node_counts_of_segments": torch.zeros(everything, dtype=torch.int64),
+                "slots": torch.zeros(everything, configs, dtype=torch.int64),
+                "is_written": torch.zeros(fresh, configs, dtype=torch.bool),
+            }
+        self._fixed = FixedBatch(model, sizes, inputs)
 
     def draw(self, graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], ahead: int = 0) -> Draw:
         """Draw the next step, or the one `ahead` steps after it; ValueError if it does not fit into `sizes`."""
@@ -104,28 +107,35 @@ class FixedStep:
                 f"a step of {len(graphs)} graphs and {configs.shape[1]} configurations does not fit into "
                 f"{self.sizes.graphs} and {self.sizes.configs}; make Sizes.of the largest step"
             )
-        new = [graph for graph in graphs if graph.fingerprint not in self._registered]
-        self.model.register(new)  # no thread may let the table grow
-        self._registered.update(graph.fingerprint for graph in new)
-        return self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
+        draw = self.model.draw(graphs, pad(configs, (0, self.sizes.configs - configs.shape[1]), value=-1), ahead)
+        if len(draw.catalogue) >= self.sizes.all_segments:
+            raise ValueError(
+                f"a step of {len(draw.catalogue)} segments, fresh or not, does not fit into "
+                f"{self.sizes.all_segments - 1}; make Sizes.of all graphs"
+            )
+        self.model.register(draw.catalogue.graphs)  # no thread may let the table grow
+        return draw
 
     def load(self, draw: Draw) -> PaddedStep:
         """Read and pad the fresh segments of a draw; a thread may do it ahead. Raises what `FixedBatch.load` does."""
         catalogue, fresh, rows = draw.catalogue, draw.fresh.nonzero().squeeze(1), self.model.rows_of(draw)
         others = {
-            "graph_of_segment": catalogue.graph, "node_counts_of_segments": catalogue.node_counts,
-            "is_fresh": draw.fresh, "inclusion": draw.inclusion, "is_kept": draw.kept, "fresh": fresh,
-            "number": torch.tensor(draw.number), "graph_node_counts": catalogue.graph_node_counts,
+            "graph_of_segment": catalogue.graph, "is_fresh": draw.fresh, "inclusion": draw.inclusion, "fresh": fresh,
+            "graph_node_counts": catalogue.graph_node_counts,
         }  # fmt: skip
         if isinstance(rows, OwnRows):
             is_written = torch.zeros(len(fresh), draw.configs.shape[1], dtype=torch.bool)
             is_written.flatten()[first_of_each(rows.keys[fresh].flatten())] = True
-            others |= {"slots": rows.keys + 1, "is_written": is_written}
+            others |= {
+                "number": torch.tensor(draw.number), "is_kept": draw.kept,
+                "node_counts_of_segments": catalogue.node_counts, "slots": rows.keys + 1, "is_written": is_written,
+            }  # fmt: skip
         return PaddedStep(draw, self._fixed.load(self.model.fresh_batch(draw), **others))
 
-    def places(self) -> tuple[int, ...]:
-        """Return the addresses of the table, which move when it grows or is cleared."""
-        return () if self.model.table is None else tuple(each.data_ptr() for each in self._table().dense())
+    def places(self) -> tuple[Any, ...]:
+        """Return settings of the model, and addresses and lengths of its table, which change as it grows."""
+        rows = () if self.model.table is None else self._dense()
+        return self.model.keep_probability, self.model.estimate, *((each.data_ptr(), len(each)) for each in rows)
 
     def fill(self, step: PaddedStep, targets: Float[Tensor, "graphs configs"]) -> None:
         """Copy what a step reads into the tensors of the first step, which `compute` reads.
@@ -143,7 +153,7 @@ class FixedStep:
         if not is_here:
             write_beginnings(self._fixed.tensors, {"targets": targets})
         if self.model.table is not None:
-            self._rows, self._steps_of_rows = self._table().dense()
+            self._rows, self._steps_of_rows = self._dense()
 
     def compute(self) -> None:
         """Encode, pool, predict, learn from it, and write rows. Nothing here depends on values, and nothing asks for
@@ -198,18 +208,18 @@ class FixedStep:
     def _look_at(self, gradient: Tensor) -> None:
         self._is_finite = gradient.isfinite().all()
 
-    def _table(self) -> EmbeddingTable:
+    def _dense(self) -> tuple[Tensor, Tensor]:
         assert isinstance(self.model.table, EmbeddingTable), "others are refused"
-        return self.model.table
+        return self.model.table.dense(self.model.like().device)
 
     def _add_rows(self, pool: GraphPool, channels: int) -> Float[Tensor, "segments configs"]:
         """Add the rows of the table to the graphs; return the weights of fresh embeddings, 0 of other segments."""
         model, inputs = self.model, self._fixed.tensors
         is_fresh, inclusion, graph = inputs["is_fresh"], inputs["inclusion"], inputs["graph_of_segment"]
-        counts, slots = inputs["node_counts_of_segments"], inputs["slots"]
         if model.table is None:
-            return (is_fresh / inclusion)[:, None].expand(slots.shape)
+            return (is_fresh / inclusion)[:, None].expand(-1, self.sizes.configs)
         assert model._keys is not None
+        counts, slots = inputs["node_counts_of_segments"], inputs["slots"]
         model._keys.check_width(channels)
         is_known, like = self._steps_of_rows[slots] >= 0, torch.promote_types(model.like().dtype, torch.float32)
         at_once = max(1, PULL_ROWS // slots.shape[1])
@@ -231,9 +241,9 @@ class FixedStep:
     def _write_rows(self, embedded: Float[Tensor, "segments configs channels"]) -> Bool[Tensor, " rows"]:
         """Write the rows of the fresh segments, unless their gradient is not finite; return which are not finite."""
         inputs = self._fixed.tensors
-        mask, slots = inputs["is_written"].flatten(), inputs["slots"][inputs["fresh"]].flatten()
         if self.model.table is None:
-            return mask
+            return inputs["is_fresh"].new_zeros(0)
+        mask, slots = inputs["is_written"].flatten(), inputs["slots"][inputs["fresh"]].flatten()
         rows = embedded.flatten(0, 1).to(self._rows.dtype)
         is_finite = rows.isfinite().all(1)
         write_where(mask & is_finite & self._is_finite, slots, rows, inputs["number"], self._rows, self._steps_of_rows)
@@ -256,8 +266,6 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
         return "is of one process; give the model an EmbeddingTable"
     if model.table is not None and (model.table.tier != "device" or model.table.capacity is not None):
         return "finds rows on the device; give the table the tier 'device' and no capacity"
-    if model.table is not None and model.table.device.type != model.like().device.type:
-        return f"finds rows on the device of the model; make EmbeddingTable(..., device={model.like().device.type!r})"
     if model.estimate in ("regression", "composite"):
         return f"is for dropout or difference, not {model.estimate!r}"
     if getattr(model.head, "references", 0):

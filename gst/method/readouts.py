@@ -225,14 +225,12 @@ class GraphPool:
 
     `mean` weighs each segment by its share of all nodes of the graph, whether or not the other segments are here;
     `max` takes the segments with weight > 0 as they are; `softmax` adds the logarithm of the weight to the logits.
-    `total` is the sum, maximum or mean of segments added elsewhere.
+    `total` is the sum, maximum or mean so far.
     """
 
-    def __init__(
-        self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Combination, total: Tensor | None = None
-    ) -> None:
+    def __init__(self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Combination) -> None:
         self.graph_node_counts, self.pooling = graph_node_counts, pooling
-        self.total = total
+        self.total: Tensor | None = None
 
     def add(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from embedding_cache.table import Staged
+from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Catalogue, Draw, table_keys
 
@@ -78,6 +79,11 @@ class ModelKeys:
         if ranges.num_keys > self.table.num_keys:
             self.table.resize(ranges.num_keys)
         return keys
+
+    def register(self, graph: SegmentedGraph) -> None:
+        """Allocate the keys of a graph, if it has none."""
+        if self.slot is None or not self.table.ranges.has(self.slot, graph.fingerprint):
+            self.of(Catalogue.of([graph]), torch.zeros(1, 1, dtype=torch.int64))
 
     def forget(self) -> None:
         """Leave all rows of the model unread: clear a table of its own, take new keys in a shared one."""

@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
         given: pairs of a configurable node and a configuration.
         rows: before the first layer and after each: so many more than can be in use that no unused row has more than
             `PADDING_A_ROW` of the entries that are padding.
-        entries: of the matrices of each layer, by part.
+        entries: of the matrices of each layer, by part; one of the own part alone has an entry in each row.
         most: rows and messages that there can be because configurations differ, in the order of `_more`.
     """
 

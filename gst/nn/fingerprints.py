@@ -162,7 +162,7 @@ class DeviceSharing(Plan):
         order = torch.cat([receivers for receivers, _ in ends]).argsort(stable=True)
         degrees = torch.stack([self._degrees[part] for part in parts]).sum(0)
         number = [torch.full_like(senders, place) for place, (_, senders) in enumerate(ends)]
-        scales = torch.cat([self._scales(part, weights) for part in parts]).to(self._batch.node_features.dtype)
+        scales = torch.cat([self._scales(part, weights) for part in parts]).to(self._batch.config_features.dtype)
         messages = torch.cat([senders for _, senders in ends]), torch.cat(number), scales
         return degrees, degrees.cumsum(0) - degrees, *(each[order] for each in messages)
 
@@ -201,7 +201,7 @@ class DeviceSharing(Plan):
         """Return a matrix with one entry in each row, of weight 1 if the row is in use and else 0."""
         row_ptr = torch.arange(len(columns) + 1, device=columns.device)
         columns = torch.where(level.is_used, columns, level.numbers % width)
-        weights = level.is_used.to(self._batch.node_features.dtype)
+        weights = level.is_used.to(self._batch.config_features.dtype)
         return self._both_ways(row_ptr, level.numbers, columns, weights, width)
 
     @staticmethod

@@ -132,6 +132,7 @@ class PaddedSteps:
 
 PRECISIONS = ("32-true", "bf16-mixed")  # 16-mixed scales losses by numbers that change from step to step
 MOST_PADDING = 2.0
+MOST_ROWS = 1 << 18  # of the table in a step, since all segments of its graphs are read
 MOST_OF_MEMORY = 0.25  # of the device, for the rows of a table
 ACCUMULATES = "each padded step begins with new gradients, and the trainer accumulates them"
 
@@ -144,9 +145,11 @@ def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_a
     sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder, likely=True)
     if not is_asked and (times := sizes.padding(_sample(loader, estimator.num_fresh, num_configs))) > MOST_PADDING:
         raise NoFixedShapes(f"they would be {times:.1f} times as large; --model.record_step true records all the same")
+    if estimator.table is not None and not is_asked and sizes.all_segments * num_configs > MOST_ROWS:
+        raise NoFixedShapes(f"each would read {sizes.all_segments * num_configs:,} rows of the table")
     estimator.register(graphs)
     if isinstance(table := estimator.table, EmbeddingTable) and (device := estimator.like().device).type != "cpu":
-        takes = table.num_keys * table.channels * table.dtype.itemsize
+        takes = table.num_keys * (table.channels * table.dtype.itemsize + 8)  # with the step of each row
         if takes > MOST_OF_MEMORY * torch.accelerator.get_memory_info(device)[1]:
             raise NoFixedShapes(f"all rows of the table take {takes / 2**30:.1f} GiB, too much of the device's memory")
     return FixedStep(estimator, loss, None, sizes)

@@ -8,6 +8,7 @@ from slow_table import TIERS, SlowTable, assert_agree, table_in
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
+from embedding_cache.storage import HostRows
 
 
 def test_ages_by_hand() -> None:
@@ -37,6 +38,26 @@ def test_memory_follows_the_keys_in_use(tier: str) -> None:
 def test_a_row_for_every_key_needs_the_device_and_no_capacity(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="needs the tier 'device' and no capacity"):
         EmbeddingTable(5, 1, **options).dense()
+
+
+def test_a_table_that_finds_no_memory_for_all_rows_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = EmbeddingTable(9, 2)
+    table.push(torch.tensor([3, 5]), torch.ones(2, 2), step=4)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    for name in ("grow", "scatter"):
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(HostRows, name, full)
+            table.dense()
+        assert table.pull(torch.tensor([3, 4]))[0].tolist() == [[1, 1], [0, 0]] and table.rows_in_use == 2
+    table.dense()
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(HostRows, "grow", full)
+        table.resize(100)
+    table.push(torch.tensor([8]), torch.ones(1, 2), step=5)
+    assert table.num_keys == 9 and table.rows_in_use == 3
 
 
 def test_memory_stops_at_the_capacity() -> None:

@@ -302,7 +302,6 @@ def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
         ({"table": EmbeddingTable(1, 16), "estimate": "regression"}, "not 'regression'"),
         ({"table": EmbeddingTable(1, 16, capacity=9)}, "give the table the tier 'device' and no capacity"),
         ({"table": EmbeddingTable(1, 16, tier="pinned")}, "give the table the tier 'device' and no capacity"),
-        ({"table": EmbeddingTable(1, 16, device="meta")}, r"make EmbeddingTable\(\.\.\., device='cpu'\)"),
     ],
 )
 def test_models_whose_shapes_change_are_refused(options: dict[str, Any], words: str) -> None:
@@ -375,6 +374,11 @@ def grow_table(training: Training) -> None:
     training.model.table.resize(3 * training.model.table.num_keys)
 
 
+def keep_more(training: Training) -> None:
+    """As a schedule of dropout does."""
+    training.model.keep_probability = 1.0
+
+
 def move_weights(training: Training) -> None:
     training.model.encoder.others.weight.data = training.model.encoder.others.weight.detach() / 2
 
@@ -397,8 +401,8 @@ class Dropping(Messages):
 @pytest.mark.parametrize(
     "change",
     rest_in_e2e(
-        [freeze, freeze_all, evaluate, replace_weights, move_weights, clear_table, grow_table],
-        [freeze, evaluate, replace_weights, clear_table, grow_table],
+        [freeze, freeze_all, evaluate, replace_weights, move_weights, clear_table, grow_table, keep_more],
+        [freeze, evaluate, replace_weights, clear_table, keep_more],
     ),
 )
 def test_a_model_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
@@ -502,14 +506,15 @@ def test_a_replay_that_trains_other_parameters_is_seen(monkeypatch: pytest.Monke
 def test_a_full_memory_while_a_step_is_compared_is_raised_and_the_recording_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The eager step has counted itself in a buffer by then."""
+    """The eager step has counted itself in a buffer by then, and written rows."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     monkeypatch.setitem(ENCODERS, "remembering", Remembering)
-    training = Training("one", "mean", encoder="remembering")
+    training = Training("dropout", "mean", encoder="remembering")
     step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new_graphs(training)[1], True)
     for number in range(3):
         step(*training.step(number))
     before, compute = float(training.model.encoder.seen), step.step.compute
+    table = [each.clone() for each in training.model.table.dense()]
 
     def full() -> None:
         compute()
@@ -519,6 +524,7 @@ def test_a_full_memory_while_a_step_is_compared_is_raised_and_the_recording_left
     with pytest.raises(torch.OutOfMemoryError):
         step(*training.step(3))
     assert float(training.model.encoder.seen) == before and "2 GiB" in step.reason
+    assert all(map(torch.equal, training.model.table.dense(), table))
     monkeypatch.setattr(step.step, "compute", compute)
     step(*training.step(3))
     assert float(training.model.encoder.seen) == before + 1
@@ -537,6 +543,42 @@ def test_rows_that_are_not_finite_are_told_and_not_written(monkeypatch: pytest.M
     with pytest.warns(UserWarning, match=r"step 5: embeddings of segment \d of graph 'path-30', .* are not finite"):
         step(*training.step(4))
     assert torch.equal(table.pull(keys)[0], before) and before.any()
+
+
+def test_rows_that_overflow_in_the_table_alone_are_not_written() -> None:
+    """Others of the same step are, and the gradient is finite."""
+    training = Training("dropout", "mean")
+    model = GraphSegmentTraining(
+        training.model.encoder, training.model.head, "mean", table=EmbeddingTable(1, 16, torch.float16),
+        estimate="dropout", keep_probability=0.5,
+    )  # fmt: skip
+    model.encoder.own.weight.data[0] *= 3e5  # of nodes whose features are large
+    step = RecordedStep(FixedStep(model, loss_of, None, training.sizes))
+    with pytest.warns(UserWarning, match="are not finite"):
+        for number in range(STEPS):
+            assert step(*training.step(number)).isfinite()
+    rows = model.table.pull(torch.arange(model.table.num_keys))[0]
+    assert rows.isfinite().all() and rows.any()
+
+
+def test_no_row_is_written_where_the_gradient_is_not_finite() -> None:
+    training = Training("dropout", "mean")
+    step = RecordedStep(FixedStep(
+        training.model, lambda scores, targets: (scores - targets).square().mean() + (0 * scores).sqrt().mean(), None,
+        training.sizes))  # fmt: skip
+    assert step(*training.step(0)).isfinite() and training.model.encoder.own.weight.grad.isnan().any()
+    assert training.model.table.rows_in_use == 0
+
+
+@pytest.mark.parametrize("encoder", ["SAGE", "GCN"])
+def test_features_of_nodes_may_be_integers(monkeypatch: pytest.MonkeyPatch, encoder: str) -> None:
+    """Weights of messages are fractions all the same."""
+    data = [replace(each, node_features=(10 * each.node_features).astype(np.int64)) for each in graphs()]
+    monkeypatch.setitem(globals(), "graphs", lambda: data)
+    want, training = (Training("dropout", "mean", encoder=encoder) for _ in range(2))
+    step = RecordedStep(training.fixed())
+    losses = [step(*training.step(number)).item() for number in range(STEPS)]
+    assert losses == pytest.approx(want.eager(), rel=1e-4)
 
 
 def test_an_encoder_that_is_a_function_is_refused() -> None:
@@ -714,6 +756,9 @@ def test_a_larger_step_is_refused() -> None:
         step(data, configs.repeat(1, 2), targets.repeat(1, 2))
     with pytest.raises(ValueError, match="a step of 3 graphs and 3 configurations does not fit into 2 and 3"):
         step([*data, data[0]], configs[[0, 1, 0]], targets[[0, 1, 0]])
+    few = FixedStep(training.model, loss_of, None, training.sizes._replace(all_segments=9))
+    with pytest.raises(ValueError, match=r"a step of 11 segments, fresh or not, does not fit into 8; make Sizes"):
+        few.draw(data, configs)
 
 
 @pytest.mark.gpu
