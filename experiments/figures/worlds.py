@@ -59,10 +59,10 @@ MODELS = {
 
 def worlds() -> str:
     """Return the table of runtimes of the plans found, over those found without a cost model."""
-    found, before = result("worlds"), result("worlds_before")["over_none"]
+    found = result("worlds")
     head = ["50 measurements; runtime over that without a cost model", *(WORLDS[name] for name in found["over_none"])]
     rows = [
-        [label, *(_cell(way, ways, before.get(name, {})) for name, ways in found["over_none"].items())]
+        [label, *(_interval(ways.get(way), _count(ways)) for ways in found["over_none"].values())]
         for way, label in WAYS.items()
     ]  # fmt: skip
     rows.append(["without measurements", *(_over(found["rows"], name, "start") for name in found["over_none"])])
@@ -103,12 +103,6 @@ def _model(cells: Mapping[str, list[float]], name: str) -> str:
         return ""
     order, error = cells[f"spearman of {name}"], cells[f"error of {name}"]
     return f"{order[0]:.3f} ({order[1]:.3f}..{order[2]:.3f}), {100 * error[0]:.1f} %"
-
-
-def _cell(way: str, ways: Mapping[str, list[float]], before: Mapping[str, list[float]]) -> str:
-    """Return what a way found, marked if only the earlier search was run by it."""
-    found, usual = (ways.get(way), _count(ways)) if way in ways else (before.get(way), None)
-    return _interval(found, usual) + ("*" if found and way not in ways else "")
 
 
 def _interval(each: list[float] | None, usual: int | None = None) -> str:

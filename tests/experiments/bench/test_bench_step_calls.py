@@ -31,9 +31,9 @@ def test_a_padded_step_is_one_graph_few_copies_and_no_wait(tmp_path: Path) -> No
         copies, waits = (sum(each[key] for each in parts) for key in ("copies", "waits"))
         assert waits == name.endswith("on the device"), "for the number of rows"
         if name.endswith("padded"):
-            assert found["recorded"]["copies"] == 0 and found["recorded"]["operators"] > 500
+            assert found["recorded"]["copies"] == 0 and 300 < found["recorded"]["operators"] < 600
             outside = sum(each["operators"] for each in parts) - found["recorded"]["operators"]
-            assert (copies, outside) == (1, 0) if "scoring" in name else copies <= 7 and outside < 25
+            assert outside == 0 and copies == (1 if "scoring" in name else 2), "of a training one comes back"
         elif name.endswith("on the device"):
             assert copies < 10
         else:
