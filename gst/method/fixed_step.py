@@ -31,7 +31,7 @@ from gst.method.fixed_batch import (
     hook_refusal,
     modules,
     write_beginnings,
-)  # fmt: skip
+)
 from gst.method.readouts import GraphPool
 from gst.method.regression import StaleSum, readout_shares
 from gst.method.rows import PULL_ROWS, OwnRows, first_of_each, report
