@@ -171,7 +171,7 @@ class EmbeddingTable(nn.Module):
         self._settle()
         self._background.wait()
         device = self.device if device is None else device
-        if not isinstance(self._index, DenseIndex) or self._index.steps.device != torch.empty(0, device=device).device:
+        if not (isinstance(self._index, DenseIndex) and _are_same(device, self._index.steps.device)):
             index = DenseIndex(self.num_keys, device, self.step)
             rows = rows_for(self.tier, self.channels, self.dtype, device, self.path)
             rows.grow(1 + self.num_keys)
@@ -384,6 +384,11 @@ class EmbeddingTable(nn.Module):
             self._rows.grow(num_rows)
             self._index.grow(num_rows)
         return self._index.assign(keys, before, step)
+
+
+def _are_same(named: torch.device, actual: torch.device) -> bool:
+    """True if `named`, whose number may be left out, is the device `actual`."""
+    return named.type == actual.type and named.index in (None, actual.index)
 
 
 def _made_anew(settings: dict[str, Any], state: dict[str, Any]) -> EmbeddingTable:
