@@ -184,10 +184,13 @@ class FixedStep:
 
     def finish(self) -> None:
         """Warn of rows of earlier steps that were not finite, once the host knows."""
-        if self.model.table is None:
-            return
-        self._refused.add(self.results.refused, self._draw)
-        for flags, draw in self._refused.here():
+        if self.model.table is not None:
+            self._refused.add(self.results.refused, self._draw)
+            self.warn(waits=False)
+
+    def warn(self, waits: bool = True) -> None:
+        """Warn of rows that were not finite, of all steps so far if the host `waits`."""
+        for flags, draw in self._refused.here(waits):
             if len(places := flags.nonzero().squeeze(1)):
                 segments = draw.fresh.nonzero().squeeze(1).repeat_interleave(self.sizes.configs)
                 report(draw.catalogue, segments, draw.number, places)

@@ -253,6 +253,7 @@ class SegmentTrainingModule(L.LightningModule):
     def on_train_end(self) -> None:
         """Give back what only training needs: the graph of its steps, and gradients, which lie in its memory."""
         if self._padded is not None:
+            self._padded.end()
             self._padded = None
             for parameter in self.parameters():
                 parameter.grad = None

@@ -125,8 +125,14 @@ class PaddedSteps:
             return ACCUMULATES
         return "the encoder is frozen" if self._estimator.encoder_frozen else None
 
-    def _stop(self, reason: str) -> None:
+    def end(self) -> None:
+        """Pad no more steps, and forget the recording."""
+        if self.step is not None:
+            self.step.step.warn()
         self.step = None
+
+    def _stop(self, reason: str) -> None:
+        self.end()
         rank_zero_info(f"steps are no longer padded: {reason}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import gst
 from embedding_cache import EmbeddingTable
+from embedding_cache.arrivals import OnHost
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
@@ -543,6 +545,19 @@ def test_rows_that_are_not_finite_are_told_and_not_written(monkeypatch: pytest.M
     with pytest.warns(UserWarning, match=r"step 5: embeddings of segment \d of graph 'path-30', .* are not finite"):
         step(*training.step(4))
     assert torch.equal(table.pull(keys)[0], before) and before.any()
+
+
+def test_rows_that_are_not_finite_are_told_late_where_the_host_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnHost, "has_arrived", lambda self: False)
+    training = Training("dropout", "mean")
+    step = RecordedStep(training.fixed())
+    step(*training.step(0))
+    training.model.encoder.own.bias.data[0] = torch.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(*training.step(1))
+    with pytest.warns(UserWarning, match="step 2: embeddings of .* are not finite"):
+        step.step.warn()
 
 
 def test_rows_that_overflow_in_the_table_alone_are_not_written() -> None:
