@@ -77,8 +77,8 @@ class DenseIndex:
 
     def resize(self, num_keys: int) -> None:
         """Make room for more keys."""
-        if num_keys >= len(self.steps):
-            larger = _no_steps(self.slots_for(num_keys), self.steps.device)
+        if (num_slots := self.slots_for(num_keys)) > len(self.steps):
+            larger = _no_steps(num_slots, self.steps.device)
             larger[: len(self.steps)] = self.steps
             self.steps = larger
         self.num_keys = num_keys

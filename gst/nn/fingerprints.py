@@ -177,9 +177,10 @@ class DeviceSharing(Plan):
         return torch.ones_like(senders, dtype=torch.float64)
 
     def _entries(self, layer: int, parts: tuple[Part, ...], weights: Weights, stacked: bool) -> tuple[Tensor, ...]:
-        if parts == ("own",) and weights == "sum":
-            return self._own(layer)
         before, after = self.levels[layer : layer + 2]
+        if parts == ("own",) and weights == "sum":
+            columns = before.row_of[after.node_of_row, after.config_of_row]
+            return self._one_a_row(after, columns, len(before.numbers))
         degrees, starts, senders, number, scales = self.tensors("near", parts, weights)
         total, stride = sum(self._bounds.entries[layer][part] for part in parts), len(parts) if stacked else 1
         width = stride * len(before.numbers)
@@ -191,11 +192,6 @@ class DeviceSharing(Plan):
         is_used, columns = after.is_used[row], before.row_of[senders[place], after.config_of_row[row]] * stride
         columns = torch.where(is_used, columns + number[place] if stacked else columns, entry % width)
         return self._both_ways(row_ptr, row, columns, scales[place] * is_used, width)
-
-    def _own(self, layer: int) -> tuple[Tensor, ...]:
-        """Return the entries by which each row hears its own node: one a row."""
-        before, after = self.levels[layer : layer + 2]
-        return self._one_a_row(after, before.row_of[after.node_of_row, after.config_of_row], len(before.numbers))
 
     def _one_a_row(self, level: DeviceLevel, columns: Int64[Tensor, " rows"], width: int) -> tuple[Tensor, ...]:
         """Return a matrix with one entry in each row, of weight 1 if the row is in use and else 0."""

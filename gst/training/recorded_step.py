@@ -144,8 +144,12 @@ ACCUMULATES = "each padded step begins with new gradients, and the trainer accum
 
 
 def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_asked: bool) -> FixedStep:
-    """Make the steps of fixed shapes of a training; `NoFixedShapes` if shapes change, or if nobody asked for steps that
-    are more than `MOST_PADDING` times as large as without padding."""
+    """Make the steps of fixed shapes of a training.
+
+    Raises:
+        NoFixedShapes: shapes change, the rows of the table need too much memory, or nobody asked for steps that read
+            many of these or are more than `MOST_PADDING` times as large as without padding.
+    """
     graphs = [graph for graph, _ in loader.selections]
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
     sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder, likely=True)
