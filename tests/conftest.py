@@ -16,6 +16,7 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+from tqdm import tqdm
 
 # Not gst.training and gst.cli: jsonargparse reads their signatures.
 METHOD = ["cost", "data", "graphs", "method", "nn", "programs", "util.arrays"]
@@ -76,6 +77,7 @@ def _process() -> dict[str, object]:
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "gradients": torch.is_grad_enabled(),
+        "bars": [bar.desc for bar in getattr(tqdm, "_instances", ())],  # else later ones stand below them
     }
 
 

@@ -345,6 +345,10 @@ class LogProgress(ProgressBar):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._bars.__exit__()
 
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the bar: Lightning does not call `teardown` then, and later bars would stand below it."""
+        self._bars.__exit__()
+
     def _show(self, trainer: L.Trainer, what: str, batch: int, total: float) -> None:
         if self._enabled:
             self._bars.show(f"{what} {self._metrics(trainer)}", batch + 1, int(total))
