@@ -10,7 +10,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from gst.simulation.queues import enqueue, next_reader, pop, push
+from gst.simulation.queues import enqueue, first_reader_away, pop, push
 from partitioners.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation that runs with others, as a share of its speed alone
@@ -54,6 +54,7 @@ class Cores(NamedTuple):
         bandwidth: float64 (devices, devices); bytes per microsecond of a copy.
         memory: int64 (devices); number of the memory of each device where copies queue, otherwise -1.
         num_lanes: memories where copies queue, otherwise 0.
+        overlap: whether two devices share a core.
     """
 
     cores: np.ndarray
@@ -67,6 +68,7 @@ class Cores(NamedTuple):
     bandwidth: np.ndarray
     memory: np.ndarray
     num_lanes: int
+    overlap: bool
 
 
 @compiled
@@ -83,207 +85,241 @@ def simulate(home, rank, work, machine, contention):
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
     indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
-    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes = machine
-    remote_us_per_byte = contention.remote_ns_per_byte / 1e3
+    cores, words, worker, leader, covers_indptr, covers, threads = machine[:7]
+    latency, bandwidth, memory, num_lanes, overlap = machine[7:]
+    slowdown, memory_slowdown, remote_ns_per_byte, helper_us = contention[:4]
+    switch_us, hand_over_us, wake_us, spin_us, helper_spin_us = contention[4:]
+    remote_us_per_byte, is_slowed = remote_ns_per_byte / 1e3, slowdown != 0.0 or memory_slowdown != 0.0
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
-    waiting = pending.copy()
-    by_rank = np.empty(nodes, np.int64)
-    by_rank[rank] = np.arange(nodes)
-    ready, num_ready = np.empty((devices, nodes), np.int64), np.zeros(devices, np.int64)
-    # Values under way between memories: when the last that a node waits for arrives.
-    coming = np.empty(nodes)
-    coming_nodes = np.empty(nodes, np.int64)
-    num_coming = 0
-    # Lanes of copies: what is made and waits in each, in order; how far its first is; what is under way whither, until.
-    queue, num_queued = np.empty((num_lanes, nodes), np.int64), np.zeros(num_lanes, np.int64)
+    waiting, by_rank = pending.copy(), np.empty(nodes, np.int64)
+    crosses = np.zeros(nodes, np.bool_)  # nodes whose value another memory reads, where copies queue
+    # Rows of arrays that have a place for each node of a device, or for each value that leaves a memory.
+    base, queue_base = np.zeros(devices + 1, np.int64), np.zeros(num_lanes + 1, np.int64)
+    num_left = 0
+    for node in range(nodes):
+        by_rank[rank[node]] = node
+        base[home[node] + 1] += 1
+        num_left += computed[node]
+        if num_lanes:
+            for position in range(indptr[node], indptr[node + 1]):
+                crosses[node] |= memory[home[consumers[position]]] != memory[home[node]]
+            queue_base[memory[home[node]] + 1] += crosses[node]
+    base, queue_base = np.cumsum(base), np.cumsum(queue_base)
+    # Of each device: what is ready; what is on its way there, and when the first arrives; what runs, how much of it is
+    # left, and how fast it is; the next event, which is the end of what runs, or the first arrival.
+    ready, num_ready = np.empty(nodes, np.int64), np.zeros(devices, np.int64)
+    coming, num_coming, soonest = np.empty(nodes, np.int64), np.zeros(devices, np.int64), np.full(devices, np.inf)
+    running, num_running, event = np.full(devices, -1), 0, np.full(devices, np.inf)
+    left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
+    candidates, num_candidates = np.empty(devices, np.int64), 0  # devices that are idle and have something ready
+    in_use, claimed = np.zeros(cores.shape[1], np.uint64), np.zeros(cores.shape[1], np.uint64)
+    # Of each thread.
+    idle_since, covered = np.zeros(len(leader)), np.zeros(len(leader), np.bool_)
+    helped_until = np.full(len(leader), -np.inf)
+    # Of each lane of copies: what is made and waits, in order; how far its first is; what is copied, to which of its
+    # readers (a position in `consumers`), and until when; the last value that each other memory got.
+    queue, num_queued = np.empty(queue_base[num_lanes], np.int64), np.zeros(num_lanes, np.int64)
     first_queued, reader = np.zeros(num_lanes, np.int64), np.full(num_lanes, -1)
     copied, copied_until = np.full(num_lanes, -1), np.full(num_lanes, np.inf)
-    away = np.empty(num_lanes, np.int64)
-    crosses = np.zeros(nodes, np.bool_)  # nodes whose value another memory reads
-    for node in range(nodes if num_lanes else 0):
-        for position in range(indptr[node], indptr[node + 1]):
-            crosses[node] |= memory[home[consumers[position]]] != memory[home[node]]
-    is_slowed = contention.slowdown != 0.0 or contention.memory_slowdown != 0.0
-    active, num_active = np.empty(devices, np.int64), 0  # devices that run an operation, in increasing order
-    candidates = np.empty(devices, np.int64)
-    running = np.full(devices, -1)
-    left, rate, intensity = np.zeros(devices), np.ones(devices), np.zeros(devices)
-    idle_since = np.zeros(len(leader))
-    covered = np.zeros(len(leader), np.bool_)
-    helped_until = np.full(len(leader), -np.inf)
-    in_use, claimed = np.zeros(cores.shape[1], np.uint64), np.zeros(cores.shape[1], np.uint64)
-    now, num_left, waker = 0.0, 0, -1
+    got = np.full((num_lanes, num_lanes), -1)
+    num_idle_lanes = 0  # that have something to copy
+    now, waker = 0.0, -1
     for node in range(nodes):
-        if computed[node]:
-            num_left += 1
-            if waiting[node] == 0:
-                push(ready[home[node]], num_ready[home[node]], rank[node])
-                num_ready[home[node]] += 1
+        if computed[node] and waiting[node] == 0:
+            device = home[node]
+            push(ready, num_ready[device], rank[node], base[device])
+            if num_ready[device] == 0:
+                candidates[num_candidates] = device
+                num_candidates += 1
+            num_ready[device] += 1
     while num_left:
         # Start: in the order of rank each device's first claims its cores, whether it can start now or must wait.
-        num_candidates = 0
-        for device in range(devices):
-            if num_ready[device] and running[device] < 0:
-                for word in range(words[device, 0], words[device, 1]):
-                    if cores[device, word] & ~in_use[word]:  # otherwise it can neither start nor claim a core
-                        candidates[num_candidates] = device
-                        num_candidates += 1
-                        break
-        if num_candidates:
-            for word in range(len(claimed)):
-                claimed[word] = in_use[word]
+        if overlap:
+            num_candidates = 0
+            for device in range(devices):
+                if running[device] < 0 and soonest[device] <= now:
+                    _take_in(device, now, arrival, coming, num_coming, soonest, ready, num_ready, rank, base)
+                if running[device] < 0 and num_ready[device]:
+                    for word in range(words[device, 0], words[device, 1]):
+                        if cores[device, word] & ~in_use[word]:  # otherwise it can neither start nor claim a core
+                            candidates[num_candidates] = device
+                            num_candidates += 1
+                            break
+            claimed[:] = in_use
         while num_candidates:
-            first, least = 0, ready[candidates[0], 0]
-            for position in range(1, num_candidates):
-                if ready[candidates[position], 0] < least:
-                    first, least = position, ready[candidates[position], 0]
-            chosen = candidates[first]
+            first = 0
+            for position in range(1, num_candidates if overlap else 0):
+                if ready[base[candidates[position]]] < ready[base[candidates[first]]]:
+                    first = position
+            device = candidates[first]
             num_candidates -= 1
             candidates[first] = candidates[num_candidates]
-            is_free = True
-            for word in range(words[chosen, 0], words[chosen, 1]):
-                is_free = is_free and cores[chosen, word] & claimed[word] == 0
-                claimed[word] |= cores[chosen, word]
-            if is_free:
-                node = by_rank[pop(ready[chosen], num_ready[chosen])]
-                num_ready[chosen] -= 1
-                thread = worker[chosen]
-                if thread == waker:
-                    delay = contention.switch_us
-                elif covered[thread] or now - idle_since[thread] > contention.spin_us:
-                    delay = contention.wake_us
-                else:
-                    delay = contention.hand_over_us
+            if overlap:
+                is_free = True
+                for word in range(words[device, 0], words[device, 1]):
+                    is_free = is_free and cores[device, word] & claimed[word] == 0
+                    claimed[word] |= cores[device, word]
+                if not is_free:
+                    continue
+                for word in range(words[device, 0], words[device, 1]):
+                    in_use[word] |= cores[device, word]
+            elif soonest[device] <= now:
+                _take_in(device, now, arrival, coming, num_coming, soonest, ready, num_ready, rank, base)
+            node = by_rank[pop(ready, num_ready[device], base[device])]
+            num_ready[device] -= 1
+            thread = worker[device]
+            if thread == waker:
+                delay = switch_us
+            elif covered[thread] or now - idle_since[thread] > spin_us:
+                delay = wake_us
+            else:
+                delay = hand_over_us
+            took = delay + times[device, node]
+            if remote_us_per_byte != 0.0:
                 remote = 0.0
                 for position in range(producer_indptr[node], producer_indptr[node + 1]):
                     if worker[home[producers[position]]] != thread:
                         remote += num_bytes[producers[position]]
-                begin[node] = now + delay
-                running[chosen] = node
-                left[chosen] = delay + times[chosen, node] + remote * remote_us_per_byte
-                if threads[chosen] > 1 and now - helped_until[thread] > contention.helper_spin_us:
-                    left[chosen] += contention.helper_us
-                intensity[chosen] = traffic[node] / max(times[chosen, node], 1e-3)
-                for word in range(words[chosen, 0], words[chosen, 1]):
-                    in_use[word] |= cores[chosen, word]
-                covered[thread] = False
-                for position in range(covers_indptr[chosen], covers_indptr[chosen + 1]):
-                    covered[covers[position]] = True
-                position = num_active
-                while position > 0 and active[position - 1] > chosen:
-                    active[position] = active[position - 1]
-                    position -= 1
-                active[position] = chosen
-                num_active += 1
-        # Speed of each operation that runs, and the next event: an operation ends, or a value arrives.
-        total = 0.0
-        for position in range(num_active if is_slowed else 0):
-            total += intensity[active[position]]
-        first, soonest = -1, np.inf
-        for position in range(num_active):
-            device = active[position]
-            until = left[device]
+                took += remote * remote_us_per_byte
+            if threads[device] > 1 and now - helped_until[thread] > helper_spin_us:
+                took += helper_us
+            begin[node], event[device], left[device], running[device] = now + delay, now + took, took, node
+            num_running += 1
             if is_slowed:
-                lost = (num_active - 1) * contention.slowdown
-                lost += contention.memory_slowdown * intensity[device] * (total - intensity[device])
+                intensity[device] = traffic[node] / max(times[device, node], 1e-3)
+            covered[thread] = False
+            for position in range(covers_indptr[device], covers_indptr[device + 1]):
+                covered[covers[position]] = True
+        # Speed of each operation that runs.
+        if is_slowed:
+            total, others = intensity.sum(), (num_running - 1) * slowdown
+            for device in range(devices):
+                lost = others + memory_slowdown * intensity[device] * (total - intensity[device])
                 rate[device] = max(1.0 - lost, LEAST_RATE)
-                until /= rate[device]
-            if until < soonest:
-                first, soonest = device, until
-        waker = -1
-        for lane in range(num_lanes if soonest > 0 else 0):  # when all operations of this moment have begun and ended
-            if copied[lane] < 0 and first_queued[lane] < num_queued[lane]:
-                node = queue[lane, first_queued[lane]]
+                until = now + left[device] / rate[device]
+                event[device] = until if running[device] >= 0 else event[device]
+        # The next event: an operation ends, a value arrives, or a copy ends.
+        first, then = 0, event[0]
+        for device in range(1, devices):  # without branches, which would be mispredicted
+            is_sooner = event[device] < then
+            first = device if is_sooner else first
+            then = event[device] if is_sooner else then
+        if running[first] < 0:  # what ends at the same moment comes first
+            for device in range(devices):
+                if running[device] >= 0 and event[device] == then:
+                    first = device
+                    break
+        waker, is_copy = -1, False
+        if num_idle_lanes and then > now:  # all operations of this moment have begun and ended
+            for lane in range(num_lanes):
+                if copied[lane] >= 0 or first_queued[lane] == num_queued[lane]:
+                    continue
+                node = queue[queue_base[lane] + first_queued[lane]]
                 is_next = True  # no operation that still runs there makes a value that copies wait for
-                for position in range(num_active):
-                    other = running[active[position]]
-                    is_before = memory[active[position]] == lane and begin[other] < begin[node]
-                    is_next = is_next and not (is_before and crosses[other])
+                for device in range(devices):
+                    other = running[device]
+                    if other >= 0 and memory[device] == lane:
+                        is_next = is_next and not (crosses[other] and begin[other] < begin[node])
                 if is_next:
                     if reader[lane] < 0:
-                        reader[lane] = next_reader(node, -1, home, memory, indptr, consumers, away)
-                    here, there = home[node], home[reader[lane]]
+                        reader[lane] = first_reader_away(node, home, memory, indptr, consumers)
+                    here, there = home[node], home[consumers[reader[lane]]]
                     copied[lane] = node
                     copied_until[lane] = now + latency[here, there] + num_bytes[node] / bandwidth[here, there]
-        next_copy, next_arrival = -1, -1
+                    num_idle_lanes -= 1
         for lane in range(num_lanes):
-            if copied_until[lane] - now < soonest:
-                next_copy, soonest = lane, copied_until[lane] - now
-        for position in range(num_coming):
-            if coming[position] - now < soonest:
-                next_arrival, soonest = position, coming[position] - now
-        assert soonest < np.inf, "nothing more ends: an operation cannot run on its device, or the program has a cycle"
-        soonest = max(soonest, 0.0)
-        now += soonest
-        for position in range(num_active):
-            left[active[position]] -= soonest * rate[active[position]]
-        if next_copy >= 0 and next_arrival < 0:
-            now = copied_until[next_copy]
+            is_sooner = copied_until[lane] <= then
+            is_copy |= is_sooner
+            then = copied_until[lane] if is_sooner else then
+        assert then < np.inf, "nothing more ends: an operation cannot run on its device, or the program has a cycle"
+        if is_slowed:
+            for device in range(devices):
+                left[device] -= (then - now) * rate[device]
+        now = max(now, then)
+        if is_copy:
             for lane in range(num_lanes):
                 if copied_until[lane] > now:  # all that arrive at this moment
                     continue
-                node, there = copied[lane], memory[home[reader[lane]]]
-                for position in range(indptr[node], indptr[node + 1]):
+                node, there, next_reader = copied[lane], memory[home[consumers[reader[lane]]]], -1
+                got[lane, there] = node
+                for position in range(reader[lane], indptr[node + 1]):
                     consumer = consumers[position]
-                    if memory[home[consumer]] == there:
+                    device = home[consumer]
+                    if memory[device] == there:
                         waiting[consumer] -= 1
                         if waiting[consumer] == 0:
-                            push(ready[home[consumer]], num_ready[home[consumer]], rank[consumer])
-                            num_ready[home[consumer]] += 1
-                copied[lane], copied_until[lane] = -1, np.inf
-                reader[lane] = next_reader(node, reader[lane], home, memory, indptr, consumers, away)
-                if reader[lane] < 0:
-                    first_queued[lane] += 1
-            continue
-        if next_arrival >= 0:
-            now = coming[next_arrival]
-            position = 0
-            while position < num_coming:  # all that arrive at this moment
-                if coming[position] > now:
-                    position += 1
-                    continue
-                node = coming_nodes[position]
-                num_coming -= 1
-                coming[position], coming_nodes[position] = coming[num_coming], coming_nodes[num_coming]
-                push(ready[home[node]], num_ready[home[node]], rank[node])
-                num_ready[home[node]] += 1
-            continue
-        node = running[first]
-        end[node] = now
-        running[first] = -1
-        num_active -= 1
-        position = 0
-        while active[position] != first:
-            position += 1
-        while position < num_active:
-            active[position] = active[position + 1]
-            position += 1
-        for word in range(words[first, 0], words[first, 1]):
-            in_use[word] &= ~cores[first, word]
-        waker = worker[first]
-        idle_since[waker] = now
-        if threads[first] > 1:
-            helped_until[waker] = now
-        num_left -= 1
-        for position in range(indptr[node], indptr[node + 1]):
-            consumer = consumers[position]
-            there = home[consumer]
-            if memory[there] != memory[first]:
+                            push(ready, num_ready[device], rank[consumer], base[device])
+                            if num_ready[device] == 0 and running[device] < 0:
+                                candidates[num_candidates] = device
+                                num_candidates += 1
+                            num_ready[device] += 1
+                    elif next_reader < 0 and memory[device] != lane and got[lane, memory[device]] != node:
+                        next_reader = position
+                copied[lane], copied_until[lane], reader[lane] = -1, np.inf, next_reader
+                first_queued[lane] += next_reader < 0
+                num_idle_lanes += first_queued[lane] < num_queued[lane]
+            if running[first] < 0 or event[first] > now:
                 continue
-            moved = latency[first, there] + num_bytes[node] / bandwidth[first, there]
-            arrival[consumer] = max(arrival[consumer], now + moved)
-            waiting[consumer] -= 1
-            if waiting[consumer] == 0:
+        node = running[first]
+        if node >= 0:  # an operation ends
+            end[node], running[first], intensity[first] = now, -1, 0.0
+            num_running, num_left = num_running - 1, num_left - 1
+            waker = worker[first]
+            idle_since[waker] = now
+            if threads[first] > 1:
+                helped_until[waker] = now
+            for word in range(words[first, 0], words[first, 1] if overlap else 0):
+                in_use[word] &= ~cores[first, word]
+            for position in range(indptr[node], indptr[node + 1]):
+                consumer = consumers[position]
+                device = home[consumer]
+                if memory[device] != memory[first]:
+                    continue
+                arrives = now + latency[first, device] + num_bytes[node] / bandwidth[first, device]
+                arrival[consumer] = max(arrival[consumer], arrives)
+                waiting[consumer] -= 1
+                if waiting[consumer] > 0:
+                    continue
                 if arrival[consumer] > now:
-                    coming[num_coming], coming_nodes[num_coming] = arrival[consumer], consumer
-                    num_coming += 1
-                else:
-                    push(ready[there], num_ready[there], rank[consumer])
-                    num_ready[there] += 1
-        if crosses[node]:
-            lane = memory[first]
-            is_first_begun = copied[lane] >= 0 or reader[lane] >= 0
-            enqueue(node, queue[lane], first_queued[lane] + is_first_begun, num_queued[lane], begin, end)
-            num_queued[lane] += 1
+                    coming[base[device] + num_coming[device]] = consumer
+                    num_coming[device] += 1
+                    soonest[device] = min(soonest[device], arrival[consumer])
+                    if running[device] < 0:
+                        event[device] = soonest[device]
+                    continue
+                push(ready, num_ready[device], rank[consumer], base[device])
+                if num_ready[device] == 0 and running[device] < 0 and device != first:
+                    candidates[num_candidates] = device
+                    num_candidates += 1
+                num_ready[device] += 1
+            if crosses[node]:
+                lane = memory[first]
+                num_idle_lanes += copied[lane] < 0 and first_queued[lane] == num_queued[lane]
+                is_first_begun = copied[lane] >= 0 or reader[lane] >= 0
+                at = queue_base[lane]
+                enqueue(node, queue, at + first_queued[lane] + is_first_begun, at + num_queued[lane], begin, end)
+                num_queued[lane] += 1
+        event[first] = soonest[first]
+        if num_ready[first] or soonest[first] <= now:
+            candidates[num_candidates] = first
+            num_candidates += 1
     return begin, end
+
+
+@compiled
+@no_type_check
+def _take_in(device, now, arrival, coming, num_coming, soonest, ready, num_ready, rank, base):
+    """Make ready what has arrived at a device, and find out when the next value arrives."""
+    position, stop, soonest[device] = base[device], base[device] + num_coming[device], np.inf
+    while position < stop:
+        node = coming[position]
+        if arrival[node] > now:
+            soonest[device] = min(soonest[device], arrival[node])
+            position += 1
+            continue
+        push(ready, num_ready[device], rank[node], base[device])
+        num_ready[device] += 1
+        stop -= 1
+        coming[position] = coming[stop]
+    num_coming[device] = stop - base[device]

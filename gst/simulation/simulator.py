@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64, UInt64
 from gst.execution.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import rows
-from gst.machine.devices import MOST_CORES, core_numbers
+from gst.machine.devices import MOST_CORES, core_numbers, overlap
 from gst.simulation.event_kernel import Cores, Work, simulate
 
 
@@ -96,6 +96,7 @@ class Simulator:
 
 def _work(costs: Costs) -> Work:
     edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
+    edges = edges[:, np.argsort(edges[1], kind="stable")]  # the readers of a value in program order
     indptr, consumers = rows(edges[0], edges[1], costs.num_nodes)
     producer_indptr, producers = rows(edges[1], edges[0], costs.num_nodes)
     return Work(
@@ -126,6 +127,7 @@ def _machine(costs: Costs) -> Cores:
         num_lanes = len(memories)
     return Cores(
         cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes,
+        overlap(costs.devices),
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def simulate(costs: Costs, contention: Contention, plan: Plan) -> tuple[list[flo
             running[device][1] -= (then - now) * rates[device]
         waker = None
         if ends and min(ends.values()) <= min(arrivals, default=math.inf):
-            device = min(ends, key=lambda d: ends[d])
+            device = min(sorted(ends), key=lambda d: ends[d])
             node = int(running.pop(device)[0])
             end[node] = then
             done.add(node)
