@@ -129,8 +129,14 @@ class Task:
     def plan(self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None) -> Plan:
         return Plan(self.names, placement.astype(np.int64), priority)
 
+    @cached_property
+    def _runs_anywhere(self) -> bool:
+        return bool(np.isfinite(self.times_us).all())
+
     def can_run(self, plan: Plan) -> bool:
         """True if each operation can run on its device; unknown devices are left to the simulator to refuse."""
+        if self._runs_anywhere:
+            return True
         places = plan.placement
         if plan.devices != self.names:
             number = {name: position for position, name in enumerate(self.names)}

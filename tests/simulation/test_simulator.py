@@ -15,7 +15,7 @@ from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Work
 from gst.lowering.lower import lowered
-from gst.lowering.plan import Plan, Timeline, in_order_of
+from gst.lowering.plan import Plan, Timeline, in_order_of, ranks
 from gst.lowering.race_check import check
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
@@ -66,6 +66,12 @@ def cases(draw: st.DrawFn) -> tuple[Costs, Plan]:
     # Lanes of a memory that several devices share order the copies of all of them, which links that never queue ignore.
     queue = devices is paired or draw(st.booleans())
     return made(devices, edges, times, int(rng.choice([1, 300, 3_000, 100_000])), queue), plan
+
+
+@given(st.lists(st.sampled_from([-(2**63), -(2**62), -7, 0, 1, 2**62, 2**63 - 1]) | st.integers(-9, 9), max_size=12))
+def test_ranks_are_those_of_a_stable_sort_of_any_priorities(priority: list[int]) -> None:
+    plan = Plan(("cpu:0",), np.zeros(len(priority), np.int64), np.array(priority, np.int64))
+    assert np.argsort(ranks(plan)).tolist() == sorted(range(len(priority)), key=lambda node: -priority[node])
 
 
 @given(cases(), st.sampled_from(["whole", "none", "rough"]))
