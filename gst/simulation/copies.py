@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import NamedTuple, no_type_check
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.execution.costs import Costs
 from gst.lowering.plan import Timeline
+from gst.lowering.stream_program import Rows, rows
+from gst.simulation.queues import precedes
 from partitioners.compiled import compiled
 
 
@@ -40,35 +43,75 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
         True
     """
     names = list(dict.fromkeys(device.memory for device in costs.devices))
-    memory = np.array([names.index(device.memory) for device in costs.devices])[run.device]
-    edges = costs.edges[:, costs.computed[costs.edges[0]]]
-    producers, consumers = edges[:, memory[edges[0]] != memory[edges[1]]]
-    order = np.lexsort((consumers, run.end_us[consumers], run.begin_us[consumers], memory[consumers], producers))
-    key = producers[order] * len(names) + memory[consumers[order]]
-    first = order[np.unique(key, return_index=True)[1]]
-    node, reader = producers[first], consumers[first]
-    in_lane = np.lexsort((
-        reader, run.end_us[reader], run.begin_us[reader], node, run.end_us[node], run.begin_us[node], memory[node],
+    memory = np.array([names.index(device.memory) for device in costs.devices])
+    return Copies(*_copies(
+        run.order, run.begin_us, run.end_us, run.device, memory, len(names), *_readers(costs), costs.latency_us,
+        costs.bytes_per_us, costs.output_bytes, costs.copies_queue,
     ))  # fmt: skip
-    node, reader = node[in_lane], reader[in_lane]
-    here, there = run.device[node], run.device[reader]
-    latency, took = costs.latency_us[here, there], costs.output_bytes[node] / costs.bytes_per_us[here, there]
-    begin = run.end_us[node]
-    end = begin + latency + took
-    if costs.copies_queue:
-        begin, end = _in_turn(memory[node], begin, latency, took, len(names))
-    # By rounding a copy may end after its first reader began, which had waited for it.
-    return Copies(node, there, begin, np.minimum(end, np.maximum(run.begin_us[reader], begin)))
+
+
+_READERS: WeakKeyDictionary[Costs, Rows] = WeakKeyDictionary()
+
+
+def _readers(costs: Costs) -> Rows:
+    """Return the nodes that read each value that is computed."""
+    if costs not in _READERS:
+        made, reader = costs.edges[:, costs.computed[costs.edges[0]]]
+        _READERS[costs] = rows(made, reader, costs.num_nodes)
+    return _READERS[costs]
 
 
 @compiled
 @no_type_check
-def _in_turn(lane, made, latency, took, lanes):
-    """Return begin and end of copies: each begins after its value is made and the copy before it in its lane has
-    ended."""
-    begin, end, free = np.empty(len(lane)), np.empty(len(lane)), np.zeros(lanes)
-    for copy in range(len(lane)):
-        begin[copy] = max(made[copy], free[lane[copy]])
-        end[copy] = begin[copy] + latency[copy] + took[copy]
-        free[lane[copy]] = end[copy]
-    return begin, end
+def _copies(
+    order, begin, end, device, memory, memories, indptr, consumers, latency, bandwidth, num_bytes, queue
+):  # fmt: skip
+    """Return what `Copies` holds; `memory` is that of each device, and `order` the nodes by begin, end and number."""
+    nodes, seen = len(order), np.full(memories, -1)  # the last value that each memory reads
+    place = np.zeros(memories + 1, np.int64)  # of the next copy that leaves each memory
+    for node in range(nodes):
+        here = memory[device[node]]
+        for position in range(indptr[node], indptr[node + 1]):
+            there = memory[device[consumers[position]]]
+            if there != here and seen[there] != node:
+                seen[there] = node
+                place[here + 1] += 1
+    place = np.cumsum(place)
+    count = place[memories]
+    value, target, begun, ended = (
+        np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count), np.empty(count),
+    )  # fmt: skip
+    reader, away = (
+        np.empty(memories, np.int64),
+        np.empty(memories, np.int64),
+    )  # first readers of a value; where they are
+    free = np.zeros(memories)
+    seen[:] = -1
+    for node in order:
+        here, num_away = memory[device[node]], 0
+        for position in range(indptr[node], indptr[node + 1]):
+            consumer = consumers[position]
+            there = memory[device[consumer]]
+            if there == here:
+                continue
+            if seen[there] != node:
+                seen[there], reader[there], away[num_away] = node, consumer, there
+                num_away += 1
+            elif precedes(consumer, reader[there], begin, end):
+                reader[there] = consumer
+        for number in range(num_away):
+            least = number
+            for other in range(number + 1, num_away):
+                if precedes(reader[away[other]], reader[away[least]], begin, end):
+                    least = other
+            away[number], away[least] = away[least], away[number]
+            first = reader[away[number]]
+            made = max(end[node], free[here]) if queue else end[node]
+            arrived = made + latency[device[node], device[first]]
+            arrived += num_bytes[node] / bandwidth[device[node], device[first]]
+            free[here] = arrived
+            value[place[here]], target[place[here]], begun[place[here]] = node, device[first], made
+            # By rounding a copy may end after its first reader began, which had waited for it.
+            ended[place[here]] = min(arrived, max(begin[first], made))
+            place[here] += 1
+    return value, target, begun, ended

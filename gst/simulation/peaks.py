@@ -77,32 +77,48 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
     memory = place_of[device]
     made_by, size = costs.storages.made_by, costs.storages.num_bytes
     copies = copies_of(costs, simulation)
-    until = end.copy()
-    np.maximum.at(until, copies.node, copies.end_us)
     freed, copy_freed = _last_uses(
-        costs.edges, costs.computed, costs.kept, end, until, memory, len(names), len(size), _holds(costs)
-    )
+        costs.edges, costs.computed, costs.kept, end, copies.node, copies.end_us, memory, len(names), len(size),
+        _holds(costs),
+    )  # fmt: skip
     made_bytes = np.bincount(made_by, size, costs.num_nodes).astype(np.int64)
     own = np.maximum(np.where(costs.computed, costs.own_bytes[device, np.arange(costs.num_nodes)], 0), made_bytes)
     copied, place = costs.output_bytes[copies.node], place_of[copies.device]
     when = np.concatenate([begin, end, freed, copies.begin_us, copy_freed[copies.node, place]])
     change = np.concatenate([own, made_bytes - own, -size, copied, -copied])
     places = np.concatenate([memory, memory, memory[made_by], place, place])
-    order = np.argsort(when)
-    when, change, places = when[order], change[order], places[order]
-    is_last = np.append(when[1:] != when[:-1], True)  # what is freed at a moment is free for what begins then
-    return {
-        name: int(np.cumsum(np.where(places == number, change, 0))[is_last].max(initial=0))
-        for number, name in enumerate(names)
-    }
+    most = _most(np.argsort(when), when, change, places, len(names))
+    return dict(zip(names, most.tolist(), strict=True))
 
 
 @compiled
 @no_type_check
-def _last_uses(edges, computed, kept, end, until, memory, memories, storages, holds):
-    """Return the time when each storage is freed, and each copy in each memory (0 without one). Overwrites `until`, the
-    time when each value is made and has arrived everywhere."""
-    nodes = len(end)
+def _most(order, when, change, places, memories):
+    """Return the most bytes in each memory, after all changes of a moment: what is freed then is free for what begins
+    then."""
+    level, most = np.zeros(memories, np.int64), np.zeros(memories, np.int64)
+    first = 0
+    for position in range(len(order)):
+        level[places[order[position]]] += change[order[position]]
+        if position + 1 == len(order) or when[order[position + 1]] != when[order[position]]:
+            for each in range(first, position + 1):
+                place = places[order[each]]
+                most[place] = max(most[place], level[place])
+            first = position + 1
+    return most
+
+
+@compiled
+@no_type_check
+def _last_uses(edges, computed, kept, end, copied, arrived, memory, memories, storages, holds):
+    """Return the time when each storage is freed, and each copy in each memory (0 without one).
+
+    Args:
+        copied, arrived: node of each copy, and the time when it ends.
+    """
+    nodes, until = len(end), end.copy()
+    for copy in range(len(copied)):
+        until[copied[copy]] = max(until[copied[copy]], arrived[copy])
     hold_node, hold_storage, hold_parent = holds
     copy_until = np.zeros((nodes, memories))
     for edge in range(edges.shape[1]):

@@ -44,9 +44,9 @@ def pop(heap, size, base=0):
 @no_type_check
 def enqueue(node, queue, first, size, begin, end):
     """Put the value of a node that has just ended into a lane, which ends before `queue[size]`, behind what is before
-    `queue[first]`, in the order of `_precedes`."""
+    `queue[first]`, in the order of `precedes`."""
     position = size
-    while position > first and _precedes(node, queue[position - 1], begin, end):
+    while position > first and precedes(node, queue[position - 1], begin, end):
         queue[position] = queue[position - 1]
         position -= 1
     queue[position] = node
@@ -54,7 +54,7 @@ def enqueue(node, queue, first, size, begin, end):
 
 @compiled
 @no_type_check
-def _precedes(node, other, begin, end):
+def precedes(node, other, begin, end):
     """Return True if a node comes before another in a lane of copies: by begin, then by end, then by number."""
     if begin[node] != begin[other]:
         return begin[node] < begin[other]
