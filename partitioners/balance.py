@@ -272,9 +272,9 @@ def heaviest_first(node_weights: Int64[np.ndarray, " nodes"], num_parts: int) ->
 def place_on_lightest(order, node_weights, parts, sizes):
     """Put the nodes of `order` one by one on the lightest part, the lowest among equals. In place."""
     num_parts = len(sizes)
-    heap = np.argsort(sizes, kind="mergesort")
-    slots = np.empty(num_parts, np.int64)
-    slots[heap] = np.arange(num_parts)
+    heap, slots = np.arange(num_parts), np.arange(num_parts)
+    for slot in range(num_parts // 2 - 1, -1, -1):
+        sift_down(heap, slots, sizes, num_parts, slot)
     for node in order:
         part = heap[0]
         parts[node] = part

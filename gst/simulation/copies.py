@@ -76,7 +76,8 @@ def _copies(
             if there != here and seen[there] != node:
                 seen[there] = node
                 place[here + 1] += 1
-    place = np.cumsum(place)
+    for here in range(memories):
+        place[here + 1] += place[here]
     count = place[memories]
     value, target, begun, ended = (
         np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count), np.empty(count),
@@ -86,7 +87,8 @@ def _copies(
         np.empty(memories, np.int64),
     )  # first readers of a value; where they are
     free = np.zeros(memories)
-    seen[:] = -1
+    for there in range(memories):
+        seen[there] = -1
     for node in order:
         here, num_away = memory[device[node]], 0
         for position in range(indptr[node], indptr[node + 1]):

@@ -105,7 +105,10 @@ def simulate(home, rank, work, machine, contention):
             for position in range(indptr[node], indptr[node + 1]):
                 crosses[node] |= memory[home[consumers[position]]] != memory[home[node]]
             queue_base[memory[home[node]] + 1] += crosses[node]
-    base, queue_base = np.cumsum(base), np.cumsum(queue_base)
+    for device in range(devices):
+        base[device + 1] += base[device]
+    for lane in range(num_lanes):
+        queue_base[lane + 1] += queue_base[lane]
     # Of each device: what is ready; what is on its way there, and when the first arrives; what runs, how much of it is
     # left, and how fast it is; the next event, which is the end of what runs, or the first arrival.
     ready, num_ready = np.empty(nodes, np.int64), np.zeros(devices, np.int64)
@@ -146,7 +149,8 @@ def simulate(home, rank, work, machine, contention):
                             candidates[num_candidates] = device
                             num_candidates += 1
                             break
-            claimed[:] = in_use
+            for word in range(len(claimed)):
+                claimed[word] = in_use[word]
         while num_candidates:
             first = 0
             for position in range(1, num_candidates if overlap else 0):
@@ -193,7 +197,9 @@ def simulate(home, rank, work, machine, contention):
                 covered[covers[position]] = True
         # Speed of each operation that runs.
         if is_slowed:
-            total, others = intensity.sum(), (num_running - 1) * slowdown
+            total, others = 0.0, (num_running - 1) * slowdown
+            for device in range(devices):
+                total += intensity[device]
             for device in range(devices):
                 lost = others + memory_slowdown * intensity[device] * (total - intensity[device])
                 rate[device] = max(1.0 - lost, LEAST_RATE)

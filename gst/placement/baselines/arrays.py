@@ -164,7 +164,8 @@ def arrives(node, device, arrays, places, home, end, is_placed):
     another memory once, after the copies that left its memory before; copies are made if `is_placed`.
     """
     latest, there, queues = 0.0, arrays.memory[device], len(places.lane_free) > 0
-    places.lane_next[:] = places.lane_free
+    for lane in range(len(places.lane_free)):
+        places.lane_next[lane] = places.lane_free[lane]
     for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
         producer = arrays.producers[position]
         lane = arrays.memory[home[producer]]
@@ -180,8 +181,8 @@ def arrives(node, device, arrays, places, home, end, is_placed):
             if is_placed:
                 places.arrived[producer, there] = arrival
         latest = max(latest, arrival)
-    if is_placed:
-        places.lane_free[:] = places.lane_next
+    for lane in range(len(places.lane_free) if is_placed else 0):
+        places.lane_free[lane] = places.lane_next[lane]
     return latest
 
 

@@ -237,7 +237,8 @@ def _least(indptr, others, edges, order, backwards, times, devices, arrays):
                 near[number], here[number] = head[mine, other], times[devices[mine], other]
             dearest, soonest = np.argsort(-away), np.argsort(near)
             rank = np.empty(degree, np.int64)
-            rank[dearest] = np.arange(degree)
+            for number in range(degree):
+                rank[dearest[number]] = number
             low, high = 0, degree  # how many of the dearest are near: the least for which they take as long as the rest
             least = np.inf
             while low <= high:

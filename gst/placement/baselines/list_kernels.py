@@ -104,12 +104,15 @@ def earliest_first(order, task, places, favourite):
     nodes, devices, times = len(order), len(task.use), arrays.times
     placement, finish, turn = np.full(nodes, -1), np.zeros(nodes), np.full(nodes, -1)
     free = np.zeros(task.use.shape[1])
-    place_in_order = np.empty(nodes, np.int64)
-    place_in_order[order] = np.arange(nodes)
-    fastest = np.empty(places.times.shape[1])
-    for each in range(places.times.shape[1]):
-        fastest[each] = places.times[:, each].min()
-    waiting, arrival = np.diff(arrays.producer_indptr), np.zeros((nodes, devices))
+    place_in_order, waiting = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    for place in range(nodes):
+        place_in_order[order[place]] = place
+        waiting[place] = arrays.producer_indptr[place + 1] - arrays.producer_indptr[place]
+    fastest = np.full(places.times.shape[1], np.inf)
+    for device in range(devices):
+        for each in range(len(fastest)):
+            fastest[each] = min(fastest[each], places.times[device, each])
+    arrival = np.zeros((nodes, devices))
     there, num_there = np.empty((devices, nodes), np.int64), np.zeros(devices, np.int64)  # heaps of places in order
     coming, num_coming = np.empty((devices, nodes), np.int64), np.zeros(devices, np.int64)  # nodes
     last = np.full(devices, -1)

@@ -157,7 +157,8 @@ def sweep(home, order, begin, end, offset, steps, temperature, state, what):
         used[arrays.memory[home[arrays.members[arrays.member_indptr[group]]]]] += arrays.sizes[group]
     tail, rests = tails(home, order, offset, what)
     position = np.empty(nodes, np.int64)
-    position[order] = np.arange(nodes)
+    for place in range(nodes):
+        position[order[place]] = place
     now = Run(begin, end, np.full(nodes, -1), np.zeros(nodes))
     trial = Run(begin.copy(), end.copy(), np.full(nodes, -1), np.zeros(nodes))
     low, total = 0, 0
