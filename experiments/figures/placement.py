@@ -55,6 +55,19 @@ def simulator() -> str:
     return table(["", "Spearman", "error", "ideal: Spearman", "error", "memory (worst)", "plans a second"], rows)
 
 
+def simulations() -> str:
+    """Return the table of simulated plans a second on one core, and how many times as many as an earlier version."""
+    rows = {(row["nodes"], row["packages"]): row for row in result("simulations")["rows"]}
+    sizes = sorted({nodes for nodes, _ in rows})
+    cases = ("links never queue", "copies queue", "limited memory")
+    lines = [
+        [f"{size:,}", *(f"{now[case]:,.0f} ({now[case] / rows[size, 'before'][case]:.1f}x)" for case in cases),
+         f"{now['search_mib']:.0f} MiB"]
+        for size in sizes for now in [rows[size, "now"]]
+    ]  # fmt: skip
+    return table(["operations", *cases, "memory of a search"], lines)
+
+
 def simulated_machines() -> str:
     found = {name: each for name, each in result("placement_simulated")["summary"].items() if name in MACHINES}
     rows = [
@@ -264,8 +277,9 @@ def doppler_policy() -> str:
 
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
-    "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "windows": windows,
-    "public graphs": public_graphs, "public problems": public_problems, "certificates": certificates,
+    "simulations": simulations, "simulated machines": simulated_machines, "simulated gpus": simulated_gpus,
+    "windows": windows, "public graphs": public_graphs, "public problems": public_problems,
+    "certificates": certificates,
     "public policy": lambda: public_policy("public_policy"),
     "giant policy": lambda: public_policy("public_policy_giant"),
     "doppler": doppler, "doppler policy": doppler_policy, "search loop": search_loop,

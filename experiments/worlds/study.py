@@ -37,6 +37,7 @@ from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
+from gst.placement.policies.constructive.fine_tuning import FineTuning
 from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
@@ -84,6 +85,9 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
     "pretrained go": (believed("fitted"), "pretrained go", 1),
     "zero-shot go": (believed("fitted"), "zero-shot go", 1),
     "as long as go": (believed("fitted"), "annealing", 10),
+    "policy": (believed("fitted"), "policy", 1),
+    "annealing and policy": (believed("fitted"), "annealing,policy", 0.5),
+    "policy by believed costs": (believed("fitted"), "believing policy", 1),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
@@ -142,6 +146,7 @@ def makers(name: str, program: str) -> dict[str, Callable[[Task, int, Sequence[s
     return {
         "uniform": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
         "untrained go": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed)),
+        "believing policy": lambda task, seed, tasks: Learned(FineTuning(task, seed)),
         "zero-shot go": lambda task, seed, tasks: Learned(Untrained(pretrained(name, program), task, seed)),
         "pretrained go": lambda task, seed, tasks: Learned(fine_tuning(pretrained(name, program), task, seed, tasks)),
     }
@@ -158,7 +163,7 @@ def searched(
         asked = int(share * evaluations)
         search = Loop(
             hidden.task, hidden, log, starts, budget, asked, seed=seed,
-            surrogate=model(hidden, seed), methods=(method,),
+            surrogate=model(hidden, seed), methods=method.split(","),
         )  # fmt: skip
         if way == "random":
             generator = np.random.default_rng(seed)

@@ -120,6 +120,18 @@ class Learned:
         return reward.proposals
 
 
+class Constructed(Learned):
+    """The constructive policy: it builds plans by the costs as far as they are known."""
+
+    def __init__(self, policy: FineTuning) -> None:
+        super().__init__(policy)
+        self._building = policy
+
+    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
+        self._building.build_by(task)
+        return super().__call__(task, reward, fastest, progress)
+
+
 class Mutation:
     """Random changes and crossovers of the fastest plans; it asks no reward."""
 
@@ -140,7 +152,7 @@ MAKERS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
     "colocrl": lambda task, seed, tasks: Learned(colocrl_training(task, seed)),
     "hdp": lambda task, seed, tasks: Learned(hdp_training(task, seed)),
     "go": lambda task, seed, tasks: Learned(GoTraining(task, seed, tasks)),
-    "policy": lambda task, seed, tasks: Learned(FineTuning(task, seed)),
+    "policy": lambda task, seed, tasks: Constructed(FineTuning(task, seed)),
 }
 """By name of a method, what makes its proposer for a task, a seed and the tasks to decide."""
 

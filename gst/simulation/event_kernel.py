@@ -20,7 +20,7 @@ class Work(NamedTuple):
     """Operations of a program, and their costs on each device.
 
     Args:
-        indptr, consumers: computed nodes that read each node, in compressed rows.
+        indptr, consumers: computed nodes that read each node, in program order, in compressed rows.
         producer_indptr, producers: computed nodes that each node reads, likewise.
         pending: int64 (nodes); number of computed producers of each node.
         computed: bool (nodes); false for inputs and constants.

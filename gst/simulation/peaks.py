@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gst.execution.costs import Costs
+from gst.lowering.calls import Storages
 from gst.lowering.plan import Timeline
 from gst.simulation.copies import copies_of
 from partitioners.compiled import compiled
@@ -31,12 +32,15 @@ class Holds(NamedTuple):
     parent: np.ndarray
 
 
-_HOLDS: WeakKeyDictionary[Costs, Holds] = WeakKeyDictionary()
+_HOLDS: WeakKeyDictionary[Storages, tuple[tuple[np.ndarray, ...], Holds]] = WeakKeyDictionary()
 
 
 def _holds(costs: Costs) -> Holds:
-    if costs in _HOLDS:
-        return _HOLDS[costs]
+    """Return `Holds` of a program: corrected costs of a program share them."""
+    made_from = costs.edges, costs.computed, costs.output_bytes
+    known = _HOLDS.get(costs.storages)
+    if known is not None and all(one is other for one, other in zip(known[0], made_from, strict=True)):
+        return known[1]
     holders: dict[int, list[int]] = {}
     for storage, node in costs.storages.held.T.tolist():
         holders.setdefault(node, []).append(storage)
@@ -60,8 +64,9 @@ def _holds(costs: Costs) -> Holds:
             number[storage, node] = len(rows)
             rows.append((node, storage, parent))
     columns = np.array(rows, np.int64).reshape(-1, 3).T
-    _HOLDS[costs] = Holds(*map(np.ascontiguousarray, columns))
-    return _HOLDS[costs]
+    found = Holds(*map(np.ascontiguousarray, columns))
+    _HOLDS[costs.storages] = made_from, found
+    return found
 
 
 def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:

@@ -12,7 +12,9 @@ from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.constructive.fine_tuning import MOST_STEPS, PAIRS, FineTuning, TaskRollouts
 from gst.placement.policies.constructive.network import shipped_weights
 from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.proposers import MAKERS, Asked
 from gst.placement.task import Task
+from gst.util.progress import no_progress
 
 CORE_SETS = 6  # a seed whose machine is cores and the set of all of them
 SLOW = 1  # a seed of a program that the policy does not place well at first
@@ -67,6 +69,16 @@ def test_fine_tuning_goes_on_from_the_weights_it_has(task: Task) -> None:
     tuning.run(second)
     own = TaskRollouts(task)(shipped_weights())
     assert own is not None and second.best is not None and second.best.key != own.key
+
+
+def test_in_the_loop_it_builds_plans_by_the_costs_as_far_as_they_are_known(task: Task) -> None:
+    slower = np.linspace(1, 9, len(task.devices))[:, None]
+    corrected = replace(task, costs=replace(task.costs, times_us=slower * task.costs.times_us))
+    reward = Asked(SimulatedObjective(corrected), 1)
+    (plan,) = MAKERS["policy"](task, 0, ())(corrected, reward, (), no_progress)
+    by_corrected, by_believed = (TaskRollouts(each)(shipped_weights()) for each in (corrected, task))
+    assert by_corrected is not None and by_believed is not None
+    assert plan.key == by_corrected.key != by_believed.key
 
 
 def test_where_the_memories_hold_nothing_there_is_no_plan() -> None:

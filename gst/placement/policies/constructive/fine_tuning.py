@@ -115,9 +115,13 @@ class FineTuning:
     def __init__(self, task: Task, seed: int = 0) -> None:
         begin = shipped_weights()
         nothing = np.zeros_like(begin)
-        self._rollouts = TaskRollouts(task)
+        self.build_by(task)
         self._state = Evolving(weights=begin, average=begin, first=nothing, second=nothing)
         self._generator = np.random.default_rng([seed, 31])
+
+    def build_by(self, task: Task) -> None:
+        """Build plans by other costs of the same program from now on."""
+        self._rollouts = TaskRollouts(task)
 
     def run(self, objective: Budgeted, progress: Progress = no_progress) -> None:
         """Ask about the plan of the weights, then about those of each step's members, `MOST_STEPS` steps at most."""
