@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from experiments.bootstrap import mean_interval
+from experiments.reproductions.public_problems.weights import initial_weights
 from experiments.worlds.fitted import TenParameters
 from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
@@ -41,7 +42,7 @@ from gst.placement.policies.constructive.fine_tuning import FineTuning
 from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
-from gst.placement.proposers import MAKERS, Learned, Proposer
+from gst.placement.proposers import COSTS, MAKERS, Constructed, Learned, Proposer
 from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
 from gst.placement.trial import Trial, tau
@@ -87,7 +88,8 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
     "as long as go": (believed("fitted"), "annealing", 10),
     "policy": (believed("fitted"), "policy", 1),
     "annealing and policy": (believed("fitted"), "annealing,policy", 0.5),
-    "policy by believed costs": (believed("fitted"), "believing policy", 1),
+    "annealing and untrained policy": (believed("fitted"), "annealing,untrained policy", 0.5),
+    "half as long as fitted": (believed("fitted"), "annealing", 0.5),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
@@ -146,7 +148,7 @@ def makers(name: str, program: str) -> dict[str, Callable[[Task, int, Sequence[s
     return {
         "uniform": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
         "untrained go": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed)),
-        "believing policy": lambda task, seed, tasks: Learned(FineTuning(task, seed)),
+        "untrained policy": lambda task, seed, tasks: Constructed(FineTuning(task, seed, initial_weights(seed))),
         "zero-shot go": lambda task, seed, tasks: Learned(Untrained(pretrained(name, program), task, seed)),
         "pretrained go": lambda task, seed, tasks: Learned(fine_tuning(pretrained(name, program), task, seed, tasks)),
     }
@@ -194,6 +196,7 @@ def rows_of(
     """Yield rows of one program in the world of one seed, for pairs of budget and way."""
     task = WORLDS[name][0](program)
     MAKERS.update(makers(name, program))
+    COSTS["untrained policy"] = COSTS["policy"]
     if {way for _, way in missing} & {"pretrained go", "zero-shot go"}:
         pretrained(name, program)  # its time is not that of a search
     hidden = world(task, seed)

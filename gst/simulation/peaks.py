@@ -64,9 +64,9 @@ def _holds(costs: Costs) -> Holds:
             number[storage, node] = len(rows)
             rows.append((node, storage, parent))
     columns = np.array(rows, np.int64).reshape(-1, 3).T
-    found = Holds(*map(np.ascontiguousarray, columns))
-    _HOLDS[costs.storages] = made_from, found
-    return found
+    holds = Holds(*map(np.ascontiguousarray, columns))
+    _HOLDS[costs.storages] = made_from, holds
+    return holds
 
 
 def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:

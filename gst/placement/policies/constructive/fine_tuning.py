@@ -100,7 +100,10 @@ class FineTuning:
     """Weights of the policy that follow one task: evolution strategies whose members are judged by an objective, as GO
     is fine-tuned on a graph by policy gradient (Zhou et al., Transferable Graph Optimizers, 2020, section 4.3).
 
-    `run` may be called again, as the simulator is corrected by measurements. It begins with the weights of the package.
+    `run` may be called again, as the simulator is corrected by measurements.
+
+    Args:
+        weights: to begin with; those of the package if None.
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective
@@ -112,8 +115,8 @@ class FineTuning:
         98
     """
 
-    def __init__(self, task: Task, seed: int = 0) -> None:
-        begin = shipped_weights()
+    def __init__(self, task: Task, seed: int = 0, weights: Weights | None = None) -> None:
+        begin = shipped_weights() if weights is None else weights
         nothing = np.zeros_like(begin)
         self.build_by(task)
         self._state = Evolving(weights=begin, average=begin, first=nothing, second=nothing)
