@@ -32,11 +32,15 @@ PROPOSERS = {
     "go at 50, go simulated at 50": "GO / GO without a cost model",
     "go at 50, untrained go at 50": "GO / GO not trained",
     "go at 50, uniform at 50": "GO / plans drawn uniformly",
-    "go at 50, fitted without gaps at 50": "GO / annealing, as many questions",
+    "go at 50, fitted at 50": "GO / annealing, as many questions",
     "go at 50, as long as go at 50": "GO / annealing, as much time",
     "pretrained go at 50, go at 50": "GO that has learned on other programs, fine-tuned / GO",
     "zero-shot go at 50, go at 50": "GO that has learned on other programs and learns no more / GO",
     "zero-shot go at 50, untrained go at 50": "the same / GO not trained",
+    "policy at 50, fitted at 50": "constructive policy / annealing, as much time",
+    "annealing and policy at 50, fitted at 50": "annealing and constructive policy / annealing, as much time",
+    "annealing and policy at 50, half as long as fitted at 50": "the same / annealing, half as many questions",
+    "annealing and policy at 50, annealing and untrained policy at 50": "the same / the policy not trained",
 }
 
 
@@ -72,13 +76,14 @@ def worlds() -> str:
 
 
 def proposers() -> str:
-    """Return the table of GO against other proposers, and of what it has learned elsewhere."""
-    ways = result("worlds_before")["over_none"]["eight"]
-    rows = []
-    for way, label in PROPOSERS.items():
-        found = ways.get(way)
-        rows.append([label, _interval(found), str(int(found[3])) if found else "0"])
-    return table(["50 measurements, fitted costs; runtime with the one / with the other", "ratio", "searches"], rows)
+    """Return the table of GO and the constructive policy against other proposers."""
+    found = {name: result("worlds")["over_none"][name] for name in ("eight", "giant")}
+    rows = [
+        [label, *(_interval(ways.get(way), 0) for ways in found.values())]
+        for way, label in PROPOSERS.items() if any(way in ways for ways in found.values())
+    ]  # fmt: skip
+    head = "50 measurements, fitted costs; runtime with the one / with the other, searches"
+    return table([head, *(WORLDS[name] for name in found)], rows)
 
 
 def sequence() -> str:

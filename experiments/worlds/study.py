@@ -95,20 +95,25 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
 without the time between operations; the GST network on top of these, and they alone with as few questions; none for as
 long as fitted costs. Proposers: GO, with fitted costs in the loop or none; GO that learns nothing; plans drawn
-uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; and
-mutation of measured plans always."""
+uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; the
+constructive policy, which learned on generated programs, alone or with annealing; the same before it learned; half as
+many questions for annealing alone; and mutation of measured plans always."""
 COST_WAYS = ("none", "random", "true costs", "linear", "ten parameters", "fitted", "fitted without gaps", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
     (("gst", 50), ("as few as gst", 50)),
     *((("fitted", 50), (way, 50)) for way in ("fitted without gaps", "as long as fitted")),
-    *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted without gaps")),
+    *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted")),
     (("go", 50), ("as long as go", 50)),
     *(((way, 50), ("go", 50)) for way in ("pretrained go", "zero-shot go")),
     (("zero-shot go", 50), ("untrained go", 50)),
+    (("policy", 50), ("fitted", 50)),
+    *(
+        (("annealing and policy", 50), (way, 50))
+        for way in ("fitted", "half as long as fitted", "annealing and untrained policy")
+    ),
 )
-"""Pairs of a way with its measurements, compared besides. GO was run before fitted costs held the time between
-operations."""
+"""Pairs of a way with its measurements, compared besides."""
 
 
 class TrueCosts(Surrogate):
