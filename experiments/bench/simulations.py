@@ -103,7 +103,8 @@ def main() -> None:
     for size, _, tree in bar([(size, turn, tree) for size in sizes for turn in range(options.turns) for tree in trees]):
         found[tree][size].append(in_a_process(size, trees[tree]))
     rows: list[dict[str, Any]] = [
-        {"nodes": size, "packages": tree} | {key: max(each[key] for each in turns) for key in turns[0]}
+        {"nodes": size, "packages": tree}
+        | {key: (min if key == "search_mib" else max)(each[key] for each in turns) for key in turns[0]}
         for tree, sizes_of in found.items() for size, turns in sizes_of.items()
     ]  # fmt: skip
     for row in rows:

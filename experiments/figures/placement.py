@@ -61,9 +61,11 @@ def simulations() -> str:
     sizes = sorted({nodes for nodes, _ in rows})
     cases = ("links never queue", "copies queue", "limited memory")
     lines = [
-        [f"{size:,}", *(f"{now[case]:,.0f} ({now[case] / rows[size, 'before'][case]:.1f}x)" for case in cases),
-         f"{now['search_mib']:.0f} MiB"]
-        for size in sizes for now in [rows[size, "now"]]
+        [f"{size:,}",
+         *(f"{rows[size, 'now'][case]:,.0f} ({rows[size, 'now'][case] / rows[size, 'before'][case]:.1f}x)"
+           for case in cases),
+         f"{rows[size, 'now']['search_mib']:.0f} MiB"]
+        for size in sizes
     ]  # fmt: skip
     return table(["operations", *cases, "memory of a search"], lines)
 

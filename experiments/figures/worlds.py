@@ -37,9 +37,9 @@ PROPOSERS = {
     "pretrained go at 50, go at 50": "GO that has learned on other programs, fine-tuned / GO",
     "zero-shot go at 50, go at 50": "GO that has learned on other programs and learns no more / GO",
     "zero-shot go at 50, untrained go at 50": "the same / GO not trained",
-    "policy at 50, fitted at 50": "constructive policy / annealing, as much time",
-    "annealing and policy at 50, fitted at 50": "annealing and constructive policy / annealing, as much time",
-    "annealing and policy at 50, half as long as fitted at 50": "the same / annealing, half as many questions",
+    "policy at 50, fitted at 50": "constructive policy / annealing",
+    "annealing and policy at 50, fitted at 50": "annealing with half the questions, and the policy / annealing",
+    "annealing and policy at 50, half as long as fitted at 50": "the same / annealing with half the questions",
     "annealing and policy at 50, annealing and untrained policy at 50": "the same / the policy not trained",
 }
 

@@ -224,9 +224,10 @@ def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
         >>> ranks(Plan(("cpu:0",), np.array([0, 0, 0]), priority=np.array([1, 7, 1]))).tolist()
         [1, 0, 2]
     """
-    nodes, priority = len(plan.placement), plan.priority
-    if priority is None:
+    nodes = len(plan.placement)
+    if plan.priority is None:
         return np.arange(nodes)
+    priority = plan.priority.astype(np.int64)
     most = 2**62 // max(nodes, 1)
     if nodes and -most < priority.min() and priority.max() < most:
         order = np.argsort(np.arange(nodes) - priority * nodes)  # distinct keys need no stable sort, which is slower

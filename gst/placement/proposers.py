@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.lowering.plan import Plan
+from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.objectives import Budgeted, Objective, SimulatedObjective
 from gst.placement.policies.colocrl import colocrl_training
 from gst.placement.policies.constructive.fine_tuning import FineTuning
@@ -73,13 +74,15 @@ class Trained(Protocol):
 
 
 class Annealing:
-    """Simulated annealing from the fastest plans, or from the portfolio if there are none, anew in each call."""
+    """Simulated annealing, anew in each call: from the fastest plans and the list schedules of the costs as far as they
+    are known, or from the portfolio if no plan was measured."""
 
     def __init__(self, seed: int) -> None:
         self._seeds = count(seed)
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        anneal(task, reward, next(self._seeds), progress, fastest)
+        lists = (heft(task), etf(task)) if fastest and len(task.devices) > 1 else ()
+        anneal(task, reward, next(self._seeds), progress, [*fastest, *(plan for plan in lists if plan is not None)])
         return reward.proposals
 
 
@@ -120,16 +123,16 @@ class Learned:
         return reward.proposals
 
 
-class Constructed(Learned):
-    """The constructive policy: it builds plans by the costs as far as they are known."""
+class Constructed:
+    """The constructive policy, which builds plans by the costs as far as they are known, and goes on with each call."""
 
     def __init__(self, policy: FineTuning) -> None:
-        super().__init__(policy)
-        self._building = policy
+        self._policy = policy
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        self._building.build_by(task)
-        return super().__call__(task, reward, fastest, progress)
+        self._policy.build_by(task)
+        self._policy.run(reward, progress)
+        return reward.proposals
 
 
 class Mutation:

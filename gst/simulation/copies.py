@@ -108,7 +108,7 @@ def _copies(
                     least = other
             away[number], away[least] = away[least], away[number]
             first = reader[away[number]]
-            made = max(end[node], free[here]) if queue else end[node]
+            made = max(end[node], free[here]) if queue else end[node]  # links that never queue are free at any time
             arrived = made + latency[device[node], device[first]]
             arrived += num_bytes[node] / bandwidth[device[node], device[first]]
             free[here] = arrived

@@ -21,7 +21,7 @@ class Work(NamedTuple):
 
     Args:
         indptr, consumers: computed nodes that read each node, in program order, in compressed rows.
-        producer_indptr, producers: computed nodes that each node reads, likewise.
+        producer_indptr, producers: computed nodes that each node reads, in compressed rows.
         pending: int64 (nodes); number of computed producers of each node.
         computed: bool (nodes); false for inputs and constants.
         times: float64 (devices, nodes); microseconds of each operation alone.
@@ -82,14 +82,18 @@ def simulate(home, rank, work, machine, contention):
         work: `Work` of the program.
         machine: `Cores` of the devices.
         contention: `gst.simulation.simulator.Contention`.
+
+    Of what happens at one moment, copies arrive first; then operations end in the order of devices, and others start
+    after each of them; then values arrive on idle devices.
     """
     # Unpacked once: an array taken from a tuple within a loop is counted as a reference each time.
     indptr, consumers, producer_indptr, producers, pending, computed, times, traffic, num_bytes = work
-    cores, words, worker, leader, covers_indptr, covers, threads = machine[:7]
-    latency, bandwidth, memory, num_lanes, overlap = machine[7:]
-    slowdown, memory_slowdown, remote_ns_per_byte, helper_us = contention[:4]
-    switch_us, hand_over_us, wake_us, spin_us, helper_spin_us = contention[4:]
-    remote_us_per_byte, is_slowed = remote_ns_per_byte / 1e3, slowdown != 0.0 or memory_slowdown != 0.0
+    cores, words, worker, leader, covers_indptr, covers, threads, latency, bandwidth, memory, num_lanes, overlap = (
+        machine
+    )  # fmt: skip
+    remote_us_per_byte = contention.remote_ns_per_byte / 1e3
+    slowdown, memory_slowdown = contention.slowdown, contention.memory_slowdown
+    is_slowed = slowdown != 0.0 or memory_slowdown != 0.0
     nodes, devices = len(home), len(cores)
     begin, end, arrival = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes)
     waiting, by_rank = pending.copy(), np.empty(nodes, np.int64)
@@ -110,7 +114,7 @@ def simulate(home, rank, work, machine, contention):
     for lane in range(num_lanes):
         queue_base[lane + 1] += queue_base[lane]
     # Of each device: what is ready; what is on its way there, and when the first arrives; what runs, how much of it is
-    # left, and how fast it is; the next event, which is the end of what runs, or the first arrival.
+    # left, and how fast it is; the next event, which is the end of what runs, or `soonest` of an idle device.
     ready, num_ready = np.empty(nodes, np.int64), np.zeros(devices, np.int64)
     coming, num_coming, soonest = np.empty(nodes, np.int64), np.zeros(devices, np.int64), np.full(devices, np.inf)
     running, num_running, event = np.full(devices, -1), 0, np.full(devices, np.inf)
@@ -143,6 +147,7 @@ def simulate(home, rank, work, machine, contention):
             for device in range(devices):
                 if running[device] < 0 and soonest[device] <= now:
                     _take_in(device, now, arrival, coming, num_coming, soonest, ready, num_ready, rank, base)
+                    event[device] = soonest[device]
                 if running[device] < 0 and num_ready[device]:
                     for word in range(words[device, 0], words[device, 1]):
                         if cores[device, word] & ~in_use[word]:  # otherwise it can neither start nor claim a core
@@ -174,11 +179,11 @@ def simulate(home, rank, work, machine, contention):
             num_ready[device] -= 1
             thread = worker[device]
             if thread == waker:
-                delay = switch_us
-            elif covered[thread] or now - idle_since[thread] > spin_us:
-                delay = wake_us
+                delay = contention.switch_us
+            elif covered[thread] or now - idle_since[thread] > contention.spin_us:
+                delay = contention.wake_us
             else:
-                delay = hand_over_us
+                delay = contention.hand_over_us
             took = delay + times[device, node]
             if remote_us_per_byte != 0.0:
                 remote = 0.0
@@ -186,8 +191,8 @@ def simulate(home, rank, work, machine, contention):
                     if worker[home[producers[position]]] != thread:
                         remote += num_bytes[producers[position]]
                 took += remote * remote_us_per_byte
-            if threads[device] > 1 and now - helped_until[thread] > helper_spin_us:
-                took += helper_us
+            if threads[device] > 1 and now - helped_until[thread] > contention.helper_spin_us:
+                took += contention.helper_us
             begin[node], event[device], left[device], running[device] = now + delay, now + took, took, node
             num_running += 1
             if is_slowed:

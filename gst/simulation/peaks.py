@@ -44,7 +44,7 @@ def _holds(costs: Costs) -> Holds:
     holders: dict[int, list[int]] = {}
     for storage, node in costs.storages.held.T.tolist():
         holders.setdefault(node, []).append(storage)
-    in_input = np.array([node not in holders for node in range(costs.num_nodes)])
+    in_input = np.array([node not in holders for node in range(costs.num_nodes)], bool)
     in_input &= ~costs.computed | (costs.output_bytes > 0)
     reads: dict[int, list[int]] = {}
     for producer, consumer in costs.edges[:, np.argsort(costs.edges[0], kind="stable")].T.tolist():

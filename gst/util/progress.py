@@ -100,6 +100,7 @@ class Bars:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        self._bar = None
 
     def show(self, what: str, done: int, total: int) -> None:
         work = what.partition(",")[0]

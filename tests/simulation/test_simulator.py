@@ -59,12 +59,13 @@ def cases(draw: st.DrawFn) -> tuple[Costs, Plan]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     apart = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(3)]
     paired = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n // 2}", "test") for n in range(4)]
-    devices = draw(st.sampled_from([MOLDABLE, CHAINED, apart, paired]))
+    beside = [*MOLDABLE, Device("gpu:0", "gpu", (), 1, "memory of a GPU", "test")]
+    devices = draw(st.sampled_from([MOLDABLE, CHAINED, beside, apart, paired]))
     edges = [(a, b) for b in range(nodes) for a in range(b) if rng.random() < 3 / nodes]
     times = rng.lognormal(2, 1, (len(devices), nodes))
     plan = Plan(names(devices), rng.integers(0, len(devices), nodes), rng.integers(0, 4, nodes))
     # Lanes of a memory that several devices share order the copies of all of them, which links that never queue ignore.
-    queue = devices is paired or draw(st.booleans())
+    queue = devices in (beside, paired) or draw(st.booleans())
     return made(devices, edges, times, int(rng.choice([1, 300, 3_000, 100_000])), queue), plan
 
 
@@ -74,10 +75,13 @@ def test_ranks_are_those_of_a_stable_sort_of_any_priorities(priority: list[int])
     assert np.argsort(ranks(plan)).tolist() == sorted(range(len(priority)), key=lambda node: -priority[node])
 
 
-@given(cases(), st.sampled_from(["whole", "none", "rough"]))
-@settings(max_examples=100)
-def test_the_compiled_simulator_agrees_with_its_slow_twin(case: tuple[Costs, Plan], delays: str) -> None:
+@given(cases(), st.sampled_from(["whole", "none", "rough"]), st.booleans())
+@settings(max_examples=200)
+def test_the_compiled_simulator_agrees_with_its_slow_twin(
+    case: tuple[Costs, Plan], delays: str, may_queue: bool
+) -> None:
     costs, plan = case
+    costs = replace(costs, copies_queue=costs.copies_queue and may_queue)
     contention = ROUGH if delays == "rough" else NOTHING
     if delays == "whole":  # then operations and copies often end at the same moment
         costs = replace(costs, times_us=np.rint(costs.times_us / 4))
@@ -97,6 +101,17 @@ def test_by_hand_a_wide_operation_waits_for_both_cores_and_holds_them() -> None:
     assert got.begin_us.tolist() == [0, 0, 10, 16] and got.end_us.tolist() == [10, 4, 16, 17]
     first = Plan(names(MOLDABLE), np.array([0, 1, 2, 1]), np.array([3, 2, 0, 1]))
     assert Simulator(costs, NOTHING).run(first).end_us.tolist() == [10, 4, 16, 5]
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 1e-9])
+def test_by_hand_a_value_that_arrives_while_its_core_is_busy_delays_nothing(slowdown: float) -> None:
+    """2 runs on core 0 until 40. 1 is ready there at 25, but core 0 waits for 4, which needs both cores: 3 ends at 100,
+    not later because of the value that has arrived."""
+    devices = [*MOLDABLE, Device("gpu:0", "gpu", (), 1, "memory of a GPU", "test")]
+    costs = made(devices, [(0, 1), (2, 4)], np.tile(np.array([10.0, 10, 40, 100, 10]), (4, 1)))
+    plan = Plan(names(devices), np.array([3, 0, 0, 1, 2]), np.array([0, 0, 5, 5, 9]))
+    got = Simulator(costs, NOTHING._replace(slowdown=slowdown)).run(plan)
+    assert got.end_us == pytest.approx([10, 120, 40, 100, 110])
 
 
 def test_by_hand_a_value_travels_between_memories() -> None:

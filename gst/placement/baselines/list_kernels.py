@@ -105,9 +105,9 @@ def earliest_first(order, task, places, favourite):
     placement, finish, turn = np.full(nodes, -1), np.zeros(nodes), np.full(nodes, -1)
     free = np.zeros(task.use.shape[1])
     place_in_order, waiting = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    for place in range(nodes):
-        place_in_order[order[place]] = place
-        waiting[place] = arrays.producer_indptr[place + 1] - arrays.producer_indptr[place]
+    for number in range(nodes):
+        place_in_order[order[number]] = number
+        waiting[number] = arrays.producer_indptr[number + 1] - arrays.producer_indptr[number]
     fastest = np.full(places.times.shape[1], np.inf)
     for device in range(devices):
         for each in range(len(fastest)):
