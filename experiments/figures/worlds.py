@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.figures.documents import Number, result, table
+from experiments.worlds.study import ratio_of
 
 PAGE = "docs/results.md"
 WORLDS = {
@@ -76,14 +77,35 @@ def worlds() -> str:
 
 
 def proposers() -> str:
-    """Return the table of GO and the constructive policy against other proposers."""
+    """Return the table of annealing from list schedules, GO, and the constructive policy against other proposers. Rows
+    of older searches have a star."""
     found = {name: result("worlds")["over_none"][name] for name in ("eight", "giant")}
-    rows = [
+    older = result("worlds_before")["over_none"]["eight"]
+    listed = [_interval(_with_list_starts(name), 0) for name in found]
+    rows = [["annealing that starts from HEFT by fitted costs, too / without", *listed]]
+    rows += [
         [label, *(_interval(ways.get(way), 0) for ways in found.values())]
         for way, label in PROPOSERS.items() if any(way in ways for ways in found.values())
     ]  # fmt: skip
+    rows += [
+        [f"{label} *", _interval(older[way], 0), ""]
+        for way, label in PROPOSERS.items() if way in older and not any(way in ways for ways in found.values())
+    ]  # fmt: skip
     head = "50 measurements, fitted costs; runtime with the one / with the other, searches"
     return table([head, *(WORLDS[name] for name in found)], rows)
+
+
+def _with_list_starts(name: str) -> list[float]:
+    """Return `ratio_of` searches that start from list schedules, too, and the same searches without."""
+    ms = [
+        {_search(row): row["ms"] for row in result(file)["rows"] if row["world"] == name and row["budget"]}
+        for file in ("worlds_list_starts", "worlds")
+    ]
+    return ratio_of((mine, ms[1].get(search)) for search, mine in ms[0].items())
+
+
+def _search(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["program"], row["seed"], row["budget"], row["way"]
 
 
 def sequence() -> str:

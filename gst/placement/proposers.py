@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.lowering.plan import Plan
-from gst.placement.baselines.list_schedules import etf, heft
+from gst.placement.baselines.list_schedules import heft
 from gst.placement.objectives import Budgeted, Objective, SimulatedObjective
 from gst.placement.policies.colocrl import colocrl_training
 from gst.placement.policies.constructive.fine_tuning import FineTuning
@@ -25,6 +25,7 @@ from gst.util.progress import Progress
 
 NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 NUM_MUTATED = 256
+GIANT = 5_000  # operations
 LOCAL = ("annealing",)  # methods that compare a plan with its neighbours
 COSTS = {"policy": 8}  # plans that others ask about in the time of one by the constructive policy
 
@@ -74,15 +75,16 @@ class Trained(Protocol):
 
 
 class Annealing:
-    """Simulated annealing, anew in each call: from the fastest plans and the list schedules of the costs as far as they
-    are known, or from the portfolio if no plan was measured."""
+    """Simulated annealing, anew in each call: from the fastest plans, or from the portfolio if there are none; of
+    `GIANT` tasks also from HEFT by the costs as far as they are known, since steps change too few operations there."""
 
     def __init__(self, seed: int) -> None:
         self._seeds = count(seed)
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        lists = (heft(task), etf(task)) if fastest and len(task.devices) > 1 else ()
-        anneal(task, reward, next(self._seeds), progress, [*fastest, *(plan for plan in lists if plan is not None)])
+        listed = heft(task) if fastest and task.num_nodes >= GIANT else None
+        starts = [*fastest, *([listed] if listed else [])]
+        anneal(task, reward, next(self._seeds), progress, starts)
         return reward.proposals
 
 
