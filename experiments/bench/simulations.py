@@ -53,15 +53,15 @@ def measured(nodes: int) -> dict[str, float]:
     """Return plans a second of each case, and the MiB that a search takes beyond what one of 1,000 operations took."""
     anneal(small := task_of(1_000, CASES[2]), Budgeted(SimulatedObjective(small), BUDGET))  # compiles
     before, figures = _peak_mib(), {}
+    base = heft(task_of(nodes, CASES[0]))
+    assert base is not None
+    generator, plans = np.random.default_rng(0), []
+    for _ in range(PLANS):
+        moves = generator.random(len(base.placement)) < MOVED
+        elsewhere = generator.integers(0, DEVICES, len(base.placement))
+        plans.append(replace(base, placement=np.where(moves, elsewhere, base.placement)))
     for case in CASES:
         task = task_of(nodes, case)
-        base = heft(replace(task, costs=task_of(nodes, CASES[0]).costs))
-        assert base is not None
-        generator, plans = np.random.default_rng(0), []
-        for _ in range(PLANS):
-            moves = generator.random(task.num_nodes) < MOVED
-            elsewhere = generator.integers(0, DEVICES, task.num_nodes)
-            plans.append(replace(base, placement=np.where(moves, elsewhere, base.placement)))
         objective = SimulatedObjective(task)
         objective(plans[:1])  # finds once what all plans share
         count, began = 0, time.perf_counter()

@@ -83,8 +83,7 @@ class Annealing:
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
         listed = heft(task) if fastest and task.num_nodes >= GIANT else None
-        starts = [*fastest, *([listed] if listed else [])]
-        anneal(task, reward, next(self._seeds), progress, starts)
+        anneal(task, reward, next(self._seeds), progress, [*fastest, listed] if listed else fastest)
         return reward.proposals
 
 
