@@ -108,6 +108,17 @@ def step_calls() -> str:
     return table(["step", "operators", "operators of the graph", "copies", "waits"], rows)
 
 
+def host_work() -> str:
+    """Return the table of the host's milliseconds in a step."""
+    names = ("draw", "read", "count rows", "equal states", "fill", "finish")
+    rows = [
+        [f"{name}, {'padded' if kind == 'padded' else 'eager, rows found on the host'}",
+         *(f"{parts[part]:.2f}" if part in parts else "-" for part in names), f"{sum(parts.values()):.1f}"]
+        for name, found in result("host_work")["cases"].items() for kind, parts in found.items()
+    ]  # fmt: skip
+    return table(["ms", *names, "together"], rows)
+
+
 def padding() -> str:
     """Return the table of rows of padded steps on real programs."""
     rows = [
@@ -165,6 +176,7 @@ TABLES = {
     "calls of a step": calls,
     "kernels on cpu": on_cpu,
     "calls of a training step": step_calls,
+    "work of the host": host_work,
     "padding": padding,
 }
 NUMBERS: list[Number] = [

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gst.graphs.graph import DATA, NAMES_TAKEN
 from gst.graphs.segments import SegmentedGraph
-from gst.util.packing import sent
+from gst.util.arrays import PackedArray
+from gst.util.packing import Kind, sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +119,27 @@ class SegmentBatch:
         """One copy of the batch for each configuration, for a GNN that knows no configurations."""
         return ExpandedBatch(self)
 
-    def padded_to(self, nodes: int, edges: int, configurable: int, segments: int | None = None) -> SegmentBatch:
+    def padded_kinds(self, nodes: int, edges: int, configurable: int, segments: int) -> dict[str, Kind]:
+        """Return dtype and shape of each tensor of the padded batch, by name."""
+        lengths = {"edge_index": edges, "node_counts": segments}
+        lengths |= dict.fromkeys(("config_nodes", "config_features"), configurable)
+        lengths |= {f"edge_data.{name}": edges for name in self.edge_data}
+        return {
+            name: (each.dtype, (2, edges) if name == "edge_index" else (lengths.get(name, nodes), *each.shape[1:]))
+            for name, each in self.tensors().items()
+        }
+
+    def padded_to(
+        self, nodes: int, edges: int, configurable: int, segments: int | None = None,
+        places: Mapping[str, Tensor] | None = None,
+    ) -> SegmentBatch:  # fmt: skip
         """Return the batch with further segments of unowned nodes: one node in each, and the rest in the last.
 
         Further edges join these nodes to themselves, equally many to each; further configurable nodes are the last
         node, with features of zero. Without `segments` there is one segment more than now.
+
+        Args:
+            places: tensors of the shapes of `padded_kinds` that the result is written to; new ones if not given.
 
         Raises:
             ValueError: the batch is larger, or a further segment gets no node.
@@ -148,24 +165,23 @@ class SegmentBatch:
                 f"a batch of {now[0]} nodes with {more_segments} for padding, {now[1]} edges and {now[2]} configurable "
                 f"nodes does not fit into {nodes}, {edges} and {configurable}"
             )
-        more_nodes, last = nodes - self.num_nodes, nodes - 1
-        # Thousands of loops at one node would be as many atomic additions to one row, and a sum that overflows.
-        loops = self.num_nodes + torch.arange(more_edges) * more_nodes // max(more_edges, 1)
-        segment_of_more = (self.num_segments + torch.arange(more_nodes)).clamp(max=segments - 1)
-
-        def pad(tensor: Tensor, count: int, value: int = 0) -> Tensor:
-            return torch.cat([tensor, tensor.new_full((count, *tensor.shape[1:]), value)])
-
-        return SegmentBatch(
-            node_features=pad(self.node_features, more_nodes), opcodes=pad(self.opcodes, more_nodes),
-            edge_index=torch.cat([self.edge_index, loops.to(self.edge_index).expand(2, -1)], dim=1),
-            segment_of_node=torch.cat([self.segment_of_node, segment_of_more.to(self.segment_of_node)]),
-            owned=pad(self.owned, more_nodes), node_counts=pad(self.node_counts, more_segments, 1),
-            config_nodes=pad(self.config_nodes, more_configurable, last),
-            config_features=pad(self.config_features, more_configurable),
-            node_data={name: pad(tensor, more_nodes) for name, tensor in self.node_data.items()},
-            edge_data={name: pad(tensor, more_edges) for name, tensor in self.edge_data.items()},
-        )  # fmt: skip
+        more_nodes = nodes - self.num_nodes
+        more: dict[str, Any] = {
+            # Thousands of loops at one node would be as many atomic additions to one row, and a sum that overflows.
+            "edge_index": self.num_nodes + torch.arange(more_edges) * more_nodes // max(more_edges, 1),
+            "segment_of_node": (self.num_segments + torch.arange(more_nodes)).clamp(max=segments - 1),
+            "node_counts": torch.tensor(1), "config_nodes": torch.tensor(nodes - 1),
+        }  # fmt: skip
+        if places is None:
+            kinds = self.padded_kinds(nodes, edges, configurable, segments)
+            places = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in kinds.items()}
+        tensors, zero = self.tensors(), torch.tensor(0)
+        for name, tensor in tensors.items():
+            axis = int(name == "edge_index")
+            begin, rest = places[name].tensor_split([tensor.shape[axis]], axis)
+            begin.copy_(tensor)
+            rest.copy_(more.get(name, zero))
+        return self.placed(places[name] for name in tensors)
 
 
 class ExpandedBatch:
@@ -282,30 +298,29 @@ def assemble(
         )
     width = max(widths, default=max(graph.config_features.shape[2] for graph in graphs))
     chosen = configs.clamp(min=0).numpy()
-    parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows", "config")}
-    parts["config"].append(np.zeros((0, chosen.shape[1], width), np.float32))
+    uses = [slice(*graphs[g].config_ptr[j : j + 2]) for g, j in picks]
+    uses_before = np.cumsum([0, *(each.stop - each.start for each in uses)])
+    config_features = np.empty((uses_before[-1], chosen.shape[1], width), np.float32)
+    parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows")}
     first = graphs[picks[0][0]] if picks else graphs[0]
     node_data: dict[str, list[np.ndarray]] = {name: [] for name in first.node_data}
     edge_data: dict[str, list[np.ndarray]] = {name: [] for name in first.edge_data}
     row_counts, owned_counts = [], []
     start = 0
-    for g, j in picks:
+    for place, (g, j) in enumerate(picks):
         graph = graphs[g]
         rows = slice(graph.row_ptr[j], graph.row_ptr[j + 1])
-        uses = slice(graph.config_ptr[j], graph.config_ptr[j + 1])
         inside = slice(graph.edge_ptr[j], graph.edge_ptr[j + 1])
         for name, pieces in node_data.items():
             pieces.append(graph.node_data[name][rows])
         for name, pieces in edge_data.items():
             pieces.append(graph.edge_data[name][inside])
-        columns = graph.config_columns[uses]
         parts["x"].append(graph.node_features[rows])
         parts["op"].append(graph.opcodes[rows])
-        parts["edges"].append(graph.edges[:, inside].astype(np.int64) + start)
-        parts["rows"].append(graph.config_rows[uses].astype(np.int64) + start)
-        if len(columns):
-            features = graph.config_features[chosen[g][None, :], columns[:, None]]
-            parts["config"].append(features.astype(np.float32))
+        parts["edges"].append(graph.edges[:, inside] + np.int64(start))
+        parts["rows"].append(graph.config_rows[uses[place]] + np.int64(start))
+        mine = config_features[uses_before[place] : uses_before[place + 1]]
+        _read_features(graph.config_features, chosen[g], graph.config_columns[uses[place]], mine)
         row_counts.append(rows.stop - rows.start)
         owned_counts.append(graph.owned_counts[j])
         start += row_counts[-1]
@@ -321,10 +336,26 @@ def assemble(
         owned=tensor(within < owned[segment_of_node]),
         node_counts=tensor(owned.astype(np.int64)),
         config_nodes=tensor(np.concatenate(parts["rows"])),
-        config_features=tensor(np.concatenate(parts["config"])),
+        config_features=tensor(config_features),
         node_data={name: tensor(np.concatenate(pieces)) for name, pieces in node_data.items()},
         edge_data={name: tensor(np.concatenate(pieces)) for name, pieces in edge_data.items()},
     )
+
+
+def _read_features(
+    features: np.ndarray | PackedArray, configs: Int64[np.ndarray, " configs"], columns: np.ndarray,
+    places: Float[np.ndarray, "columns configs width"],
+) -> None:  # fmt: skip
+    """Write the features of some configurations at some configurable nodes to `places`."""
+    if not len(columns):  # the graph may have none, of another width
+        return
+    if isinstance(features, PackedArray) or features.dtype != places.dtype or not features.flags.c_contiguous:
+        places[...] = features[configs[None, :], columns[:, None]]
+        return
+    if configs.max() >= len(features):
+        raise IndexError(f"configuration {configs.max()} is out of range: there are {len(features)}")
+    rows = columns[:, None] + features.shape[1] * configs[None, :]
+    np.take(features.reshape(-1, features.shape[2]), rows, axis=0, out=places, mode="clip")  # else it copies twice
 
 
 def check_alike(graphs: Sequence[SegmentedGraph]) -> None:

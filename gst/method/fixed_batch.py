@@ -149,9 +149,16 @@ class FixedBatch:
         if self.sizes.plans is not None:
             self.sizes.plans.check(batch)
         like = self.model.like()
-        padded = batch.padded_to(*self.sizes[:4]).to(torch.device("cpu"), like.dtype)
-        packed = Packed.of({**padded.tensors(), **self.others}, like.device)
-        write_beginnings(packed.tensors(), others)
+        kinds = {
+            name: (like.dtype if dtype.is_floating_point else dtype, shape)
+            for name, (dtype, shape) in batch.padded_kinds(*self.sizes[:4]).items()
+        }
+        kinds |= {name: (each.dtype, tuple(each.shape)) for name, each in self.others.items()}
+        packed = Packed.empty(kinds, like.device)
+        padded = batch.padded_to(*self.sizes[:4], packed.tensors)
+        for name, each in self.others.items():
+            packed.tensors[name].copy_(each)
+        write_beginnings(packed.tensors, others)
         return PaddedBatch(padded, packed)
 
     def fill(self, step: PaddedBatch) -> None:
@@ -162,7 +169,7 @@ class FixedBatch:
         """
         if self._packed is None:
             self._packed = step.packed.to(self.model.like().device)
-            places = self._packed.tensors()
+            places = self._packed.tensors
             self.tensors = {name: places[name] for name in self.others}
             self._batch = step.batch.placed(places.values())
         else:

@@ -148,7 +148,7 @@ class FixedStep:
         self.model.step, self._kind, self._draw = step.draw.number, targets.dtype, step.draw
         is_here = targets.device.type == "cpu"
         if is_here:
-            write_beginnings(step.padded.packed.tensors(), {"targets": targets})
+            write_beginnings(step.padded.packed.tensors, {"targets": targets})
         self._fixed.fill(step.padded)
         if not is_here:
             write_beginnings(self._fixed.tensors, {"targets": targets})

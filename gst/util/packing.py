@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 HOST = torch.device("cpu")
 ALIGNMENT = 64  # bytes, at a multiple of which each tensor begins
+Kind = tuple[torch.dtype, tuple[int, ...]]  # and shape of a tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +24,7 @@ class Packed:
 
     Examples:
         >>> packed = Packed.of({"one": torch.ones(2), "other": torch.arange(3)})
-        >>> packed.tensors()["other"], packed.buffer.shape
+        >>> packed.tensors["other"], packed.buffer.shape
         (tensor([0, 1, 2]), torch.Size([128]))
     """
 
@@ -30,14 +32,19 @@ class Packed:
     layout: Mapping[str, tuple[torch.dtype, tuple[int, ...], int]]
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor], device: torch.device = HOST) -> Packed:
-        """Copy tensors of the host into memory of the host, from which `device` fetches while the host goes on."""
+    def empty(kinds: Mapping[str, Kind], device: torch.device = HOST) -> Packed:
+        """Return memory of the host, not yet written, from which `device` fetches while the host goes on."""
         layout, size = {}, 0
-        for name, tensor in tensors.items():
-            layout[name] = tensor.dtype, tuple(tensor.shape), size
-            size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        packed = Packed(torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda"), layout)
-        for name, place in packed.tensors().items():
+        for name, (dtype, shape) in kinds.items():
+            layout[name] = dtype, shape, size
+            size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return Packed(torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda"), layout)
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor], device: torch.device = HOST) -> Packed:
+        """Copy tensors of the host into such memory."""
+        packed = Packed.empty({name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()}, device)
+        for name, place in packed.tensors.items():
             place.copy_(tensors[name])
         return packed
 
@@ -45,6 +52,7 @@ class Packed:
         """Copy to a device, at once; the host does not wait."""
         return replace(self, buffer=self.buffer.to(device, non_blocking=True))
 
+    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors, as parts of the buffer."""
         return {
@@ -60,4 +68,4 @@ def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tenso
         >>> sent({"one": torch.ones(2)}, torch.device("cpu"))
         {'one': tensor([1., 1.])}
     """
-    return dict(tensors) if device.type == "cpu" else Packed.of(tensors, device).to(device).tensors()
+    return dict(tensors) if device.type == "cpu" else Packed.of(tensors, device).to(device).tensors

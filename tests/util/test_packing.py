@@ -16,8 +16,8 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 def test_tensors_come_out_as_they_went_in(drawn: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
     tensors = {str(i): (10 * torch.rand(shape)).to(kind) for i, (kind, shape) in enumerate(drawn)}
     packed = Packed.of(tensors).to(torch.device("cpu"))
-    assert list(packed.tensors()) == list(tensors) and packed.buffer.dtype == torch.uint8
-    for name, each in packed.tensors().items():
+    assert list(packed.tensors) == list(tensors) and packed.buffer.dtype == torch.uint8
+    for name, each in packed.tensors.items():
         torch.testing.assert_close(each, tensors[name], rtol=0, atol=0)
         assert each.untyped_storage().data_ptr() == packed.buffer.data_ptr() or not each.numel()
     assert all(start % ALIGNMENT == 0 for _, _, start in packed.layout.values())

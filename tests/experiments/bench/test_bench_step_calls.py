@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import padding, step_calls
+from experiments.bench import host_work, padding, step_calls
 from gst.data.synthetic import synthetic_program
 from gst.graphs.segments import segment
 
@@ -44,3 +44,11 @@ def test_a_padded_step_has_what_it_needs_and_not_much_more() -> None:
     found = padding.padding(segment(synthetic_program(2_000, 40, num_regions=8), 300), 8, steps=10)
     assert 0 < found["needed"] <= found["padded"] < 2 * found["needed"]
     assert found["padded"] <= found["most"] <= found["every_state"] and 0 <= found["too_large"] < 5
+
+
+def test_the_host_finds_no_equal_states_in_a_padded_step_and_another_thread_may_read_it() -> None:
+    data = [segment(synthetic_program(600, 40, seed=seed), 200) for seed in range(step_calls.GRAPHS)]
+    before, after = (steps(step_calls.sage(), data, 2)[-1] for steps in (host_work.eager, host_work.padded))
+    assert before.keys() == {"draw", "read", "equal states"} and min(before.values()) > 0
+    assert after.keys() == {"draw", "count rows", "read", "fill", "finish"} and min(after.values()) >= 0
+    assert sum(before.values()) > sum(after[part] for part in ("draw", "fill", "finish"))

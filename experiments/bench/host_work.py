@@ -1,0 +1,148 @@
+"""Work of the host in a training step, besides launching its operators: as it was, and with padded steps.
+
+    python -m experiments.bench.host_work --json experiments/results/host_work.json
+
+As it was, the thread that trains also draws and reads a step, and finds on the host which states are equal. With padded
+steps another thread reads the next one, and the device finds equal states. The network's own operators, which are the
+device's work on an accelerator, run on this CPU and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from experiments.bench.published import SIZES, layout_program, standardised
+from experiments.bench.step_calls import CONFIGS, GRAPHS, published, sage
+from gst.cost.losses import pairwise_hinge
+from gst.graphs.segments import SegmentedGraph, segment
+from gst.machine.devices import machine_record
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.fixed_batch import Sizes
+from gst.method.fixed_step import FixedStep
+from gst.nn.plans import FixedPlans, set_sharing
+from gst.nn.sharing import Sharing
+from gst.util.process import keep_freed_memory
+from gst.util.progress import bar
+from gst.util.writing import write_json
+
+NETWORKS: dict[str, Callable[[], GraphSegmentTraining]] = {"published network": published, "GraphSAGE": sage}
+FINDS = ("of", "inputs", "matrix", "row_of")  # of `Sharing`: what finds and writes down equal states
+STEPS = 40
+
+
+class Spans:
+    """Milliseconds of each part of a step; a part within another counts for the outer one."""
+
+    def __init__(self) -> None:
+        self.ms = defaultdict[str, float](float)
+        self._is_within = False
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        if self._is_within:
+            yield
+            return
+        self._is_within, began = True, time.thread_time()
+        try:
+            yield
+        finally:
+            self._is_within = False
+            self.ms[name] += 1e3 * (time.thread_time() - began)
+
+    def timed(self, owner: Any, method: str, name: str) -> Any:
+        """Return a patch of a method of a class that times it as a part."""
+        was = getattr(owner, method)
+
+        def call(*args: Any, **options: Any) -> Any:
+            with self.part(name):
+                return was(*args, **options)
+
+        return patch.object(owner, method, staticmethod(call) if method == "of" else call)
+
+
+def eager(model: GraphSegmentTraining, data: Sequence[SegmentedGraph], steps: int) -> list[dict[str, float]]:
+    """Return the parts of each step in which one thread does all, and the host finds equal states."""
+    set_sharing("host")
+    optimizer, found = torch.optim.Adam(model.parameters(), foreach=True), list[dict[str, float]]()
+    for configs, targets in batches(data, steps):
+        spans = Spans()
+        with ExitStack() as stack:
+            for method in FINDS:
+                stack.enter_context(spans.timed(Sharing, method, "equal states"))
+            with spans.part("draw"):
+                draw = model.draw(data, configs)
+            with spans.part("read"):
+                read = model.load(draw)
+            pairwise_hinge(model(prefetched=read).squeeze(-1), targets, 0.1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(dict(spans.ms))
+    return found
+
+
+def padded(model: GraphSegmentTraining, data: Sequence[SegmentedGraph], steps: int) -> list[dict[str, float]]:
+    """Return the parts of each padded step; `read` and `count rows` are those of the reading thread."""
+    set_sharing("auto")
+    optimizer, found = torch.optim.Adam(model.parameters(), foreach=True), list[dict[str, float]]()
+    sizes = Sizes.of(data, GRAPHS, 1, CONFIGS, model.encoder, likely=True)
+    step = FixedStep(model, lambda *both: pairwise_hinge(*both, 0.1), optimizer, sizes)
+    for configs, targets in batches(data, steps):
+        spans = Spans()
+        with spans.part("draw"):
+            draw = step.draw(data, configs)
+        reading = Spans()
+        with reading.timed(FixedPlans, "check", "count rows"):
+            began = time.thread_time()
+            read = step.load(draw)
+            whole = 1e3 * (time.thread_time() - began)
+        spans.ms |= reading.ms | {"read": whole - reading.ms["count rows"]}
+        with spans.part("fill"):
+            step.fill(read, targets)
+        step.compute()
+        with spans.part("finish"):
+            step.finish()
+        found.append(dict(spans.ms))
+    return found
+
+
+def batches(data: Sequence[SegmentedGraph], steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield configurations and targets of each step."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        rows = [torch.randperm(graph.num_configs, generator=generator)[:CONFIGS] for graph in data]
+        yield torch.stack(rows), torch.rand(len(data), CONFIGS, generator=generator)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each kind (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file of the result")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(SIZES[:GRAPHS])])
+    data = [segment(graph, 1000, "contiguous") for graph in graphs]
+    cases: dict[str, Any] = {}
+    for name, steps in bar([(name, steps) for name in NETWORKS for steps in (eager, padded)]):
+        torch.manual_seed(0)
+        rows = steps(NETWORKS[name](), data, options.steps)[options.steps // 4 :]
+        parts = {part: statistics.median(row.get(part, 0.0) for row in rows) for part in rows[0]}
+        cases.setdefault(name, {})[steps.__name__] = parts
+    result = {"command": "python -m experiments.bench.host_work", "cases": cases, "machine": machine_record()}
+    print(cases)
+    if options.json:
+        write_json(options.json, result)
+
+
+if __name__ == "__main__":
+    main()
