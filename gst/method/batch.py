@@ -136,7 +136,7 @@ class SegmentBatch:
         """Return the batch with further segments of unowned nodes: one node in each, and the rest in the last.
 
         Further edges join these nodes to themselves, equally many to each; further configurable nodes are the last
-        node, with features of zero. Without `segments` there is one segment more than now.
+        node, with features of zero. Without `segments` there is one segment more than now. The result has no gradient.
 
         Args:
             places: tensors of the shapes of `padded_kinds` that the result is written to; new ones if not given.
@@ -174,13 +174,15 @@ class SegmentBatch:
         }  # fmt: skip
         if places is None:
             kinds = self.padded_kinds(nodes, edges, configurable, segments)
-            places = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in kinds.items()}
+            device = self.edge_index.device
+            places = {name: torch.empty(shape, dtype=dtype, device=device) for name, (dtype, shape) in kinds.items()}
         tensors, zero = self.tensors(), torch.tensor(0)
-        for name, tensor in tensors.items():
-            axis = int(name == "edge_index")
-            begin, rest = places[name].tensor_split([tensor.shape[axis]], axis)
-            begin.copy_(tensor)
-            rest.copy_(more.get(name, zero))
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                axis = int(name == "edge_index")
+                begin, rest = places[name].tensor_split([tensor.shape[axis]], axis)
+                begin.copy_(tensor)
+                rest.copy_(more.get(name, zero))
         return self.placed(places[name] for name in tensors)
 
 
@@ -298,7 +300,7 @@ def assemble(
         )
     width = max(widths, default=max(graph.config_features.shape[2] for graph in graphs))
     chosen = configs.clamp(min=0).numpy()
-    uses = [slice(*graphs[g].config_ptr[j : j + 2]) for g, j in picks]
+    uses = [slice(graphs[g].config_ptr[j], graphs[g].config_ptr[j + 1]) for g, j in picks]
     uses_before = np.cumsum([0, *(each.stop - each.start for each in uses)])
     config_features = np.empty((uses_before[-1], chosen.shape[1], width), np.float32)
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows")}
@@ -347,15 +349,16 @@ def _read_features(
     places: Float[np.ndarray, "columns configs width"],
 ) -> None:  # fmt: skip
     """Write the features of some configurations at some configurable nodes to `places`."""
-    if not len(columns):  # the graph may have none, of another width
+    if not places.size:  # a graph without configurable nodes may have another width
         return
     if isinstance(features, PackedArray) or features.dtype != places.dtype or not features.flags.c_contiguous:
         places[...] = features[configs[None, :], columns[:, None]]
         return
-    if configs.max() >= len(features):
-        raise IndexError(f"configuration {configs.max()} is out of range: there are {len(features)}")
-    rows = columns[:, None] + features.shape[1] * configs[None, :]
-    np.take(features.reshape(-1, features.shape[2]), rows, axis=0, out=places, mode="clip")  # else it copies twice
+    num_configs, num_columns, width = features.shape
+    if configs.max() >= num_configs or columns.max() >= num_columns or columns.min() < 0:
+        raise IndexError(f"features are of {num_configs} configurations and {num_columns} nodes; more are asked for")
+    rows = columns[:, None] + num_columns * configs[None, :]
+    np.take(features.reshape(-1, width), rows, axis=0, out=places, mode="clip")  # "raise" would copy twice
 
 
 def check_alike(graphs: Sequence[SegmentedGraph]) -> None:

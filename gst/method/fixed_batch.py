@@ -113,7 +113,7 @@ def largest_sums(
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch:
-    """A batch in memory of the host, padded to the sizes; `packed` is what goes to the device."""
+    """A batch in memory of the host, padded to the sizes; `packed` is what goes to the device, and its memory."""
 
     batch: SegmentBatch
     packed: Packed
@@ -142,8 +142,14 @@ class FixedBatch:
         self._checked: list[Any] = [each for each in modules(model.encoder) if hasattr(each, "check_batch")]
 
     def load(self, batch: SegmentBatch, **others: Tensor) -> PaddedBatch:
-        """Pad a batch of the host, and `others`; a thread may do it ahead. ValueError, or `DoesNotFit` of its plans, if
-        too large."""
+        """Pad a batch of the host, and `others`; a thread may do it ahead.
+
+        Raises:
+            ValueError: the batch is too large; of its plans, `DoesNotFit`.
+            NoFixedShapes: node features need a gradient.
+        """
+        if batch.node_features.requires_grad:
+            raise NoFixedShapes("a step of fixed shapes copies node features, so they would get no gradient")
         for module in self._checked:
             module.check_batch(batch)
         if self.sizes.plans is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 HOST = torch.device("cpu")
 ALIGNMENT = 64  # bytes, at a multiple of which each tensor begins
-Kind = tuple[torch.dtype, tuple[int, ...]]  # and shape of a tensor
+Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Packed:
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], device: torch.device = HOST) -> Packed:
-        """Copy tensors of the host into such memory."""
+        """Copy tensors of the host into memory of the host, see `empty`."""
         packed = Packed.empty({name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()}, device)
         for name, place in packed.tensors.items():
             place.copy_(tensors[name])
