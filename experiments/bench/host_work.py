@@ -1,16 +1,23 @@
 """Work of the host in a training step, besides launching its operators: as it was, and with padded steps.
 
     python -m experiments.bench.host_work --json experiments/results/host_work.json
+    python -m experiments.bench.host_work --before ../older --json experiments/results/host_work.json
 
 As it was, the thread that trains also draws and reads a step, and finds on the host which states are equal. With padded
 steps another thread reads the next one, and the device finds equal states. The network's own operators, which are the
 device's work on an accelerator, run on this CPU and are left out.
+
+`--before` names a folder with older packages: whole steps on this CPU, of theirs and of these, take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +44,7 @@ from gst.util.writing import write_json
 
 NETWORKS: dict[str, Callable[[], GraphSegmentTraining]] = {"published network": published, "GraphSAGE": sage}
 FINDS = ("of", "inputs", "matrix", "row_of")  # of `Sharing`: what finds and writes down equal states
-STEPS = 40
+STEPS, TURNS = 40, 8
 
 
 class Spans:
@@ -115,6 +122,20 @@ def padded(model: GraphSegmentTraining, data: Sequence[SegmentedGraph], steps: i
     return found
 
 
+def whole_steps(trees: dict[str, Path]) -> dict[str, dict[str, list[float]]]:
+    """Return the least milliseconds of a step and peak MiB of training the published network, by packages of each
+    folder. Each number is of one process; the first folder of a turn is the last of the next."""
+    found: dict[str, dict[str, list[float]]] = {name: {"step_ms_min": [], "peak_mib": []} for name in trees}
+    command = [sys.executable, "-m", "experiments.bench.step", "shared fp32", '{"steps": 10}']
+    names = [name for turn in range(TURNS) for name in list(trees)[:: -1 if turn % 2 else 1]]
+    for name in bar(names):
+        environment = os.environ | {"PYTHONPATH": str(trees[name])}
+        ran = subprocess.run(command, cwd=trees[name], env=environment, check=True, capture_output=True, text=True)
+        for key, values in found[name].items():
+            values.append(json.loads(ran.stdout)[key])
+    return found
+
+
 def batches(data: Sequence[SegmentedGraph], steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield configurations and targets of each step."""
     generator = torch.Generator().manual_seed(0)
@@ -126,6 +147,7 @@ def batches(data: Sequence[SegmentedGraph], steps: int) -> Iterator[tuple[torch.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help="of each kind (default: %(default)s)")
+    parser.add_argument("--before", type=Path, help="folder of older packages")
     parser.add_argument("--json", type=Path, help="file of the result")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -138,7 +160,10 @@ def main() -> None:
         rows = steps(NETWORKS[name](), data, options.steps)[options.steps // 4 :]
         parts = {part: statistics.median(row.get(part, 0.0) for row in rows) for part in rows[0]}
         cases.setdefault(name, {})[steps.__name__] = parts
-    result = {"command": "python -m experiments.bench.host_work", "cases": cases, "machine": machine_record()}
+    command = "python -m experiments.bench.host_work" + (" --before FOLDER" if options.before else "")
+    result = {"command": command, "cases": cases, "machine": machine_record()}
+    if options.before:
+        result["whole_steps"] = whole_steps({"now": Path(__file__).parents[2], "before": options.before.resolve()})
     print(cases)
     if options.json:
         write_json(options.json, result)

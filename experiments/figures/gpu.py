@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -119,6 +120,13 @@ def host_work() -> str:
     return table(["ms", *names], rows)
 
 
+def _before() -> tuple[float, ...]:
+    """Return time, memory, and the number of processes of steps by older packages, over those of now."""
+    now, before = (result("host_work")["whole_steps"][name] for name in ("now", "before"))
+    ratios = [statistics.median(before[key]) / statistics.median(now[key]) for key in ("step_ms_min", "peak_mib")]
+    return *ratios, len(now["peak_mib"])
+
+
 def padding() -> str:
     """Return the table of rows of padded steps on real programs."""
     rows = [
@@ -180,6 +188,8 @@ TABLES = {
     "padding": padding,
 }
 NUMBERS: list[Number] = [
+    ("docs/performance.md", "takes {:.2f} times as long and {:.2f} times the memory, medians of {:.0f} processes each",
+     _before),
     (PAGE, "takes {:.1f} ms by a plan over GPU and CPU and {:.1f} ms by Accelerate's offload ({:.2f} times as long)",
      _offload),
     (PAGE, "eager takes {:.2f} ms, the best plan {:.2f} ms and the winner, one graph, {:.2f} ms", _place),
