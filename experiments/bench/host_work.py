@@ -28,10 +28,9 @@ from unittest.mock import patch
 
 import torch
 
-from experiments.bench.published import SIZES, layout_program, standardised
-from experiments.bench.step_calls import CONFIGS, GRAPHS, published, sage
+from experiments.bench.step_calls import CONFIGS, GRAPHS, published, sage, segmented_programs
 from gst.cost.losses import pairwise_hinge
-from gst.graphs.segments import SegmentedGraph, segment
+from gst.graphs.segments import SegmentedGraph
 from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import Sizes
@@ -48,23 +47,21 @@ STEPS, TURNS = 40, 8
 
 
 class Spans:
-    """Milliseconds of each part of a step; a part within another counts for the outer one."""
+    """Milliseconds of each part of a step, without those of parts within it."""
 
     def __init__(self) -> None:
         self.ms = defaultdict[str, float](float)
-        self._is_within = False
+        self._within = 0.0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        if self._is_within:
-            yield
-            return
-        self._is_within, began = True, time.thread_time()
+        before, self._within, began = self._within, 0.0, time.thread_time()
         try:
             yield
         finally:
-            self._is_within = False
-            self.ms[name] += 1e3 * (time.thread_time() - began)
+            took = 1e3 * (time.thread_time() - began)
+            self.ms[name] += took - self._within
+            self._within = before + took
 
     def timed(self, owner: Any, method: str, name: str) -> Any:
         """Return a patch of a method of a class that times it as a part."""
@@ -107,12 +104,8 @@ def padded(model: GraphSegmentTraining, data: Sequence[SegmentedGraph], steps: i
         spans = Spans()
         with spans.part("draw"):
             draw = step.draw(data, configs)
-        reading = Spans()
-        with reading.timed(FixedPlans, "check", "count rows"):
-            began = time.thread_time()
+        with spans.timed(FixedPlans, "check", "count rows"), spans.part("read"):
             read = step.load(draw)
-            whole = 1e3 * (time.thread_time() - began)
-        spans.ms |= reading.ms | {"read": whole - reading.ms["count rows"]}
         with spans.part("fill"):
             step.fill(read, targets)
         step.compute()
@@ -152,8 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(SIZES[:GRAPHS])])
-    data = [segment(graph, 1000, "contiguous") for graph in graphs]
+    data = segmented_programs()
     cases: dict[str, Any] = {}
     for name, steps in bar([(name, steps) for name in NETWORKS for steps in (eager, padded)]):
         torch.manual_seed(0)

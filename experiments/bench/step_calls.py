@@ -117,6 +117,12 @@ def described_streams() -> Iterator[None]:
     yield
 
 
+def segmented_programs() -> list[SegmentedGraph]:
+    """Programs of the size of the published ones, in segments of at most 1,000 nodes."""
+    graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(SIZES[:GRAPHS])])
+    return [segment(graph, 1000, "contiguous") for graph in graphs]
+
+
 def published() -> GraphSegmentTraining:
     """The network of the published code."""
     return GraphSegmentTraining(PublishedSAGE(CHANNELS, 3), nn.Identity(), "sum", 1, 0.5, table=EmbeddingTable(1, 1))
@@ -221,8 +227,7 @@ def count(case: str, path: Path) -> None:
     torch.set_default_device("cpu")
     make, steps, where = CASES[case]
     set_sharing(where)
-    graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(SIZES[:GRAPHS])])
-    data = [segment(graph, 1000, "contiguous") for graph in graphs]
+    data = segmented_programs()
     torch.manual_seed(0)
     model, configs = make(), torch.arange(CONFIGS).repeat(GRAPHS, 1)
     for _ in range(2):  # lazy parameters take their shapes, and the table has rows

@@ -24,6 +24,8 @@ FUSED = {
     "fused_4_lanes_ms": "4", "fused_8_lanes_ms": "8",
 }  # fmt: skip
 
+HOST_PARTS = ("draw", "read", "count rows", "equal states", "fill", "finish")
+
 
 def streams() -> str:
     """Return the table of plans on several streams of one GPU."""
@@ -111,13 +113,12 @@ def step_calls() -> str:
 
 def host_work() -> str:
     """Return the table of the host's milliseconds in a step."""
-    names = ("draw", "read", "count rows", "equal states", "fill", "finish")
     rows = [
         [f"{name}, {'padded' if kind == 'padded' else 'eager, rows found on the host'}",
-         *(f"{parts[part]:.2f}" if part in parts else "-" for part in names)]
+         *(f"{parts[part]:.2f}" if part in parts else "-" for part in HOST_PARTS)]
         for name, found in result("host_work")["cases"].items() for kind, parts in found.items()
     ]  # fmt: skip
-    return table(["ms", *names], rows)
+    return table(["ms", *HOST_PARTS], rows)
 
 
 def _before() -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from experiments.figures.cost_models import ALEXNET, HELD_OUT, TASKS, UNIQUE
 from experiments.figures.documents import result
+from experiments.figures.gpu import HOST_PARTS
 from experiments.figures.method import VARIANT_TASKS
 from experiments.figures.published import COLUMNS, FOLDER, NAMES, milliseconds
 from experiments.figures.worlds import WORLDS
@@ -323,7 +324,7 @@ def worlds(found: Mapping[str, Any]) -> Figure:
 def host_work(found: Mapping[str, Any]) -> Figure:
     """Draw the milliseconds of each thread of the host in a step, part after part."""
     cases = found["cases"]
-    parts = dict(zip(("draw", "read", "count rows", "equal states", "fill", "finish"), (BLUE, *COLOURS), strict=False))
+    parts = dict(zip(HOST_PARTS, (BLUE, *COLOURS), strict=False))
     figure = Figure(figsize=(9, 1.1 + 0.9 * len(cases)), layout="constrained")
     axes = figure.subplots()
     lanes = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
 from gst.method.encoding import complaints, embed_segments
-from gst.util.packing import Packed
+from gst.util.packing import Packed, kinds_of
 
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -159,12 +159,10 @@ class FixedBatch:
             name: (like.dtype if dtype.is_floating_point else dtype, shape)
             for name, (dtype, shape) in batch.padded_kinds(*self.sizes[:4]).items()
         }
-        kinds |= {name: (each.dtype, tuple(each.shape)) for name, each in self.others.items()}
-        packed = Packed.empty(kinds, like.device)
+        packed = Packed.empty(kinds | kinds_of(self.others), like.device)
         padded = batch.padded_to(*self.sizes[:4], packed.tensors)
-        for name, each in self.others.items():
-            packed.tensors[name].copy_(each)
-        write_beginnings(packed.tensors, others)
+        for values in (self.others, others):
+            write_beginnings(packed.tensors, values)
         return PaddedBatch(padded, packed)
 
     def fill(self, step: PaddedBatch) -> None:

@@ -43,7 +43,7 @@ class Packed:
     @staticmethod
     def of(tensors: Mapping[str, Tensor], device: torch.device = HOST) -> Packed:
         """Copy tensors of the host into memory of the host, see `empty`."""
-        packed = Packed.empty({name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()}, device)
+        packed = Packed.empty(kinds_of(tensors), device)
         for name, place in packed.tensors.items():
             place.copy_(tensors[name])
         return packed
@@ -59,6 +59,10 @@ class Packed:
             name: self.buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
             for name, (dtype, shape, start) in self.layout.items()
         }
+
+
+def kinds_of(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
+    return {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()}
 
 
 def sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
