@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from gst.execution.costs import measure_costs, measured_links, profile
-from gst.execution.executor import AnyExecutor, executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.execution.groups import group_records
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor, runs_in_turns

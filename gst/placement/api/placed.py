@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.executor import AnyExecutor, executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.execution.plain import PYTORCH
 from gst.kernels.state import StepInPlace
 from gst.kernels.streams import StreamSearch, kernel_words
