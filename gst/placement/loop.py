@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gst.data.measured_plans import plans_graph
 from gst.execution.measure import Log
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan, says_no_memory
 from gst.machine.devices import this_machine
 from gst.placement.fitted import FittedSimulator
+from gst.placement.measured_plans import plans_graph
 from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
 from gst.placement.proposers import COSTS, LOCAL, Asked, proposers
 from gst.placement.reward import Reward, Surrogate

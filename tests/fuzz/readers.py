@@ -26,7 +26,7 @@ from experiments.reproductions.public_problems.cost_graphs import CostGraph, rea
 from experiments.reproductions.public_problems.formats import read_public_graph
 from gst.cli import main
 from gst.cost import CostModel
-from gst.data import MalNet, MeasuredPlans, TpuGraphsCollection, read_hlo
+from gst.data import MalNet, TpuGraphsCollection, read_hlo
 from gst.data.malnet import read_edge_list
 from gst.data.tpugraphs import read
 from gst.execution.measure import Log
@@ -35,6 +35,7 @@ from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
+from gst.placement.measured_plans import MeasuredPlans
 from gst.placement.policies.go import GO
 from gst.placement.task import load_plan, save_plan
 from gst.programs import Program, Step, capture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gst.execution.plain import PYTORCH
 from gst.machine.devices import Device
 from gst.placement.machines import machine
 from gst.placement.planning import Settings
 from gst.programs import Program
 from gst.whole_model.choosing import Candidates
-from gst.whole_model.variants import Variant
+from gst.whole_model.variants import PYTORCH, Variant
 
 LEAST_SHARE, LEAST_FUSED = 0.9, 0.5  # least time of a plan / (time on one core / cores), and with fusion
 LEAST_MS = 1.0  # of a program for which a plan is made

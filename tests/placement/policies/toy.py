@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, Storages
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.objectives import Budgeted, SimulatedObjective
