@@ -5,7 +5,7 @@ The fastest of many measured medians is partly luck, so the set that chose a pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from gst.machine.devices import Device, core_numbers
 from gst.machine.load import LoadGate
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.objectives import Planned
-from gst.placement.planning import METHODS, Settings
+from gst.placement.planning import Settings
 from gst.programs import Program
 from gst.util.progress import Progress
 from gst.whole_model.child_process import variants_on_accelerator, variants_on_cores
@@ -36,14 +36,16 @@ COMPILING = "compiling variants of the step, which takes minutes"
 FIRST, AGAIN = "measuring the finalists afresh", "measuring the fastest once more"
 
 
-def finalists(planned: Mapping[str, Planned], num_baselines: int = NUM_BASELINES) -> dict[str, Planned]:
+def finalists(
+    planned: Mapping[str, Planned], methods: Collection[str], num_baselines: int = NUM_BASELINES
+) -> dict[str, Planned]:
     """Choose the plans to measure: of all methods, of the best baselines, and the best device alone (`single:*`)."""
     ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
-    baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])
+    baselines = sorted((name for name in planned if name not in methods), key=lambda name: ms[name])
     singles = [name for name in baselines if name.startswith("single:")]
     others = [name for name in baselines if name not in singles]
     chosen = {*singles[:1], *others[:num_baselines]}
-    return {name: each for name, each in planned.items() if name in METHODS or name in chosen}
+    return {name: each for name, each in planned.items() if name in methods or name in chosen}
 
 
 @dataclass(frozen=True, eq=False)

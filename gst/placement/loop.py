@@ -17,8 +17,9 @@ from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan, says_no_memory
 from gst.machine.devices import this_machine
 from gst.placement.fitted import FittedSimulator
+from gst.placement.methods import METHODS
 from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
-from gst.placement.proposers import COSTS, LOCAL, Asked, proposers
+from gst.placement.proposers import Asked, proposers
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.task import Task, check_same
 from gst.placement.trial import Trial, fastest, ran
@@ -54,7 +55,7 @@ class Loop:
         rounds: fits of the cost model, at most.
         as_run: turns a plan of the task into one for the measurer, where these differ.
         surrogate: the cost model, one of `gst.placement.cost_models`; `FittedSimulator(task)` if None.
-        methods: names of the proposers (`gst.placement.proposers`); mutation is always among them.
+        methods: some of `gst.placement.methods.METHODS`; mutation is always among the proposers.
         on_fleet: plans run on other hosts; `gst.placement.fleet.cluster.kind_of_search` checks their kind of machine.
     """
 
@@ -180,9 +181,11 @@ class Loop:
         asked, measured = self.evaluations * len(shares), {trial.plan.key for trial in self.trials}
         task = self.reward.corrected()
         for name, propose in self._proposers:
-            reward = self.reward.predicted if name in LOCAL else self.reward
+            method = METHODS.get(name)  # none for mutation, which asks nothing
+            reward = self.reward.predicted if method and method.is_local else self.reward
             reward = reward if "schedule" in self.tasks else InProgramOrder(reward)
-            about = Asked(reward, max(int(shares.get(name, 0) * asked), 1) // COSTS.get(name, 1), measured)
+            count = max(int(shares.get(name, 0) * asked), 1) // (method.cost if method else 1)
+            about = Asked(reward, count, measured)
             sources = top + [each.plan for each in proposed[-NUM_TOP:]]
             plans = propose(task, about, sources if name == "mutation" else top, self.progress)
             self.num_screened += about.num_asked

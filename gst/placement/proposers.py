@@ -12,11 +12,8 @@ from jaxtyping import Float64
 
 from gst.lowering.plan import Plan
 from gst.placement.baselines.list_schedules import heft
+from gst.placement.methods import METHODS
 from gst.placement.objectives import Budgeted, Objective, SimulatedObjective
-from gst.placement.policies.colocrl import colocrl_training
-from gst.placement.policies.constructive.fine_tuning import FineTuning
-from gst.placement.policies.go import GoTraining
-from gst.placement.policies.hdp import hdp_training
 from gst.placement.reward import Reward
 from gst.placement.search.annealing import anneal
 from gst.placement.search.random_plans import crossover, mutate
@@ -26,8 +23,6 @@ from gst.util.progress import Progress
 NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 NUM_MUTATED = 256
 GIANT = 5_000  # operations
-LOCAL = ("annealing",)  # methods that compare a plan with its neighbours
-COSTS = {"policy": 8}  # plans that others ask about in the time of one by the constructive policy
 
 
 class Asked(Budgeted):
@@ -69,7 +64,7 @@ class Proposer(Protocol):
 
 
 class Trained(Protocol):
-    """A policy in training (`GoTraining`, `Reinforce`, `FineTuning`)."""
+    """A policy in training, such as `gst.placement.policies.go.GoTraining`."""
 
     def run(self, objective: Budgeted, progress: Progress) -> None: ...
 
@@ -98,18 +93,18 @@ class Anew:
         return reward.proposals
 
 
-class ByDraw:
-    """Another proposer, in a machine drawn from those that the measurements leave possible: what it finds owes nothing
-    to errors of the most likely one. It is the simulator where the cost model corrects no costs."""
+class InPosteriorSample:
+    """Another proposer, by costs that are a sample of their posterior: errors of the most likely costs do not mislead
+    it. It is rewarded by the simulator with these costs."""
 
-    def __init__(self, proposer: Proposer, believed: Reward, seed: int) -> None:
-        self._proposer, self._believed, self._generator = proposer, believed, np.random.default_rng(seed)
+    def __init__(self, proposer: Proposer, reward: Reward, seed: int) -> None:
+        self._proposer, self._reward, self._generator = proposer, reward, np.random.default_rng(seed)
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        drawn = self._believed.corrected(self._generator)
-        about = Asked(SimulatedObjective(drawn), reward.left, reward.measured)
-        plans = self._proposer(drawn, about, fastest[:1], progress)
-        reward.num_asked += about.num_asked
+        sample = self._reward.corrected(self._generator)
+        simulated = Asked(SimulatedObjective(sample), reward.left, reward.measured)
+        plans = self._proposer(sample, simulated, fastest[:1], progress)
+        reward.num_asked += simulated.num_asked
         return plans
 
 
@@ -121,18 +116,6 @@ class Learned:
 
     def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
         self.policy.run(reward, progress)
-        return reward.proposals
-
-
-class Constructed:
-    """The constructive policy, which builds plans by the costs as far as they are known, and goes on with each call."""
-
-    def __init__(self, policy: FineTuning) -> None:
-        self._policy = policy
-
-    def __call__(self, task: Task, reward: Asked, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        self._policy.build_by(task)
-        self._policy.run(reward, progress)
         return reward.proposals
 
 
@@ -151,22 +134,12 @@ class Mutation:
         return mutate(self._task, plans[int(self._generator.integers(len(plans)))], self._generator)
 
 
-MAKERS: dict[str, Callable[[Task, int, Sequence[str]], Proposer]] = {
-    "annealing": lambda task, seed, tasks: Annealing(seed),
-    "colocrl": lambda task, seed, tasks: Learned(colocrl_training(task, seed)),
-    "hdp": lambda task, seed, tasks: Learned(hdp_training(task, seed)),
-    "go": lambda task, seed, tasks: Learned(GoTraining(task, seed, tasks)),
-    "policy": lambda task, seed, tasks: Constructed(FineTuning(task, seed)),
-}
-"""By name of a method, what makes its proposer for a task, a seed and the tasks to decide."""
-
-
 def proposers(
-    methods: Sequence[str], task: Task, seed: int, tasks: Sequence[str], believed: Reward
+    methods: Sequence[str], task: Task, seed: int, tasks: Sequence[str], reward: Reward
 ) -> list[tuple[str, Proposer]]:
     """Return the proposers of some methods, then mutation, by name. Annealing is there twice: by the reward, and in a
-    drawn machine."""
-    found = [(name, MAKERS[name](task, seed, tasks)) for name in methods]
+    posterior sample of the costs."""
+    makers = [(name, METHODS[name].make(task, seed, tasks)) for name in methods]
     if "annealing" in methods:
-        found.append(("annealing", ByDraw(Annealing(seed + 500), believed, seed)))
-    return [*found, ("mutation", Mutation(task, seed))]
+        makers.append(("annealing", InPosteriorSample(Annealing(seed + 500), reward, seed)))
+    return [*makers, ("mutation", Mutation(task, seed))]

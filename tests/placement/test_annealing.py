@@ -18,7 +18,7 @@ from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.proposers import GIANT, MAKERS, Asked
+from gst.placement.proposers import GIANT, Annealing, Asked
 from gst.placement.search.annealing import anneal
 from gst.placement.search.neighbourhoods import Neighbourhood
 from gst.placement.search.random_plans import random_plans
@@ -209,6 +209,6 @@ def test_single_operations_become_narrow_where_all_cores_together_waste_time(tas
 def test_in_the_loop_giant_tasks_are_annealed_from_a_list_schedule_too(nodes: int) -> None:
     task = generated_task(0, num_nodes=nodes, num_devices=2)
     reward = Asked(SimulatedObjective(task), 2)
-    plans = MAKERS["annealing"](task, 0, ())(task, reward, [single(task, 0)], no_progress)
+    plans = Annealing(0)(task, reward, [single(task, 0)], no_progress)
     listed = heft(task)
     assert listed is not None and (listed.key in {plan.key for plan in plans}) == (nodes >= GIANT)

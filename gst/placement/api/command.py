@@ -80,7 +80,11 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     if plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate["lower_bound"])
     if options.explain:
-        lines = [*contributions(result["plans"]), *loop_words(result), explanation(task, plan, result)]
+        lines = [
+            *contributions(result["plans"], result["methods"]),
+            *loop_words(result),
+            explanation(task, plan, result),
+        ]
         lines += [kernel_words(result["kernels"])] if "kernels" in result else []
         result["explanation"] = "\n".join(lines)
     save_plan(plan, task, out / "plan.json", streams, certificate)

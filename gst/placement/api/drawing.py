@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy as np
 from gst.graphs.segments import segment
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
-from gst.placement.planning import LOOP, METHODS
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
+from gst.reporting.headline import LOOP
 from partitioners import usual_method
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
@@ -72,19 +72,22 @@ def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def contributions(plans: Mapping[str, Mapping[str, Any]], methods: Collection[str]) -> list[str]:
     """Return a line for each part of the loop: the fastest of the plans that it contributes.
+
+    Args:
+        methods: names of the plans that searches found.
 
     Examples:
         >>> heft, annealing = ({"feasible": True, "median_ms": ms} for ms in (4.0, 3.0))
-        >>> contributions({"heft": heft, "annealing": annealing})
+        >>> contributions({"heft": heft, "annealing": annealing}, ["annealing"])
         ['baselines: heft, 4.00 ms', 'search in simulation: annealing, 3.00 ms']
     """
     best: dict[str, tuple[float, str]] = {}
     for name, plan in plans.items():
         if plan["feasible"]:
             ms = float(plan.get("median_ms", plan.get("latency", math.nan)))
-            part = PARTS[0] if plan.get("seconds_to_plan", 0.0) is None else _part(name)
+            part = PARTS[0] if plan.get("seconds_to_plan", 0.0) is None else _part(name, methods)
             best[part] = min(best.get(part, (math.inf, "")), (ms, name))
     return [f"{part}: {best[part][1]}, {best[part][0]:.2f} ms" for part in PARTS if part in best]
 
@@ -94,12 +97,13 @@ def loop_words(result: Mapping[str, Any]) -> list[str]:
 
     Examples:
         >>> proposed = {"go": {"measured": 3, "best_ms": 2.5}, "heft": {"measured": 1, "best_ms": 3.0}}
-        >>> print(loop_words({"proposed": proposed, "cost_model": {"name": "gst", "tau": None}})[0])
+        >>> cost_model = {"name": "gst", "tau": None}
+        >>> print(loop_words({"proposed": proposed, "methods": ["go"], "cost_model": cost_model})[0])
         measured: go 3 (best 2.50 ms), baselines 1 (best 3.00 ms); rewards by the cost model gst
     """
     parts: dict[str, list[Any]] = {}
     for name, each in result.get("proposed", {}).items():
-        part = parts.setdefault(name if name in (*METHODS, "mutation") else "baselines", [0, math.inf])
+        part = parts.setdefault(name if name in (*result["methods"], "mutation") else "baselines", [0, math.inf])
         part[:] = part[0] + each["measured"], min(part[1], each["best_ms"])
     if not parts:
         return []
@@ -110,12 +114,12 @@ def loop_words(result: Mapping[str, Any]) -> list[str]:
     return [f"measured: {words}; rewards by the cost model {model['name']}{tau}"]
 
 
-def _part(name: str) -> str:
+def _part(name: str, methods: Collection[str]) -> str:
     if name == LOOP:
         return PARTS[4]
     if name.endswith((":fused", ":segments")):
         return PARTS[3]
-    return PARTS[2] if name in METHODS else PARTS[1]
+    return PARTS[2] if name in methods else PARTS[1]
 
 
 def _outcome(result: dict[str, Any]) -> str:
