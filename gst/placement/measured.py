@@ -21,18 +21,16 @@ from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadGate
 from gst.placement import planning
-from gst.placement.cost_models import COST_MODELS
+from gst.placement.cost_models import COST_MODELS, load_costs, save_costs
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
 from gst.placement.fitted import FittedSimulator
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
-from gst.placement.learned_costs import load_costs, save_costs
-from gst.placement.loop import Loop
+from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.profiling import cached_task, profiled_task
 from gst.placement.reward import Learned
 from gst.placement.task import Task
-from gst.placement.trial import brought, report_rows, tau
 from gst.programs import Program
 from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress

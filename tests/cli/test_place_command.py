@@ -19,8 +19,7 @@ from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import usable_cores
 from gst.placement.baselines.bounds import words
-from gst.placement.cost_models import COST_MODELS, NetworkSurrogate
-from gst.placement.learned_costs import LEARNED
+from gst.placement.cost_models import COST_MODELS, LEARNED, NetworkSurrogate
 from gst.placement.machines import machine
 from gst.placement.methods import METHODS
 from gst.placement.objectives import SimulatedObjective

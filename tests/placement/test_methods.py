@@ -14,13 +14,12 @@ from gst.cli import main
 from gst.execution.measure import Log
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.finals import finalists
-from gst.placement.loop import Loop
+from gst.placement.loop import Loop, report_rows
 from gst.placement.methods import METHODS, Method, registered
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.proposers import Annealing
-from gst.placement.trial import report_rows
 from gst.reporting.headline import lead
 from gst.reporting.placement import render
 from tests.placement.pretended import Pretended
@@ -114,7 +113,5 @@ def test_a_method_asks_by_its_cost_and_its_kind(tmp_path: Path) -> None:
 def test_what_is_no_method_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot import 'no_such_module' of the method 'no_such_module:mine'"):
         registered(["no_such_module:mine"])
-    with pytest.raises(
-        ValueError, match=r"registers no method 'mine', as by METHODS\['mine'\]"
-    ):
+    with pytest.raises(ValueError, match=r"registers no method 'mine', as by METHODS\['mine'\]"):
         registered(["annealing", "gst.placement.task:mine"])

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from gst.placement.policies.constructive.fine_tuning import Evolving, evolved
 from jaxtyping import Float32, Float64
 
 from experiments.reproductions.jobshop.network import initial_weights, save_weights
 from experiments.reproductions.jobshop.problem import generated_job_shop
 from experiments.reproductions.jobshop.rollout import NETWORK, Tables, roll_out_many, tables_of
-from gst.placement.policies.constructive.fine_tuning import Evolving, evolved
 from gst.util.progress import Progress, no_progress
 
 PAIRS = 32  # of opposite noises at a step
