@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from gst.execution.measure import measure
-from gst.execution.plain import PlainPyTorch
 from gst.lowering.calls import pytorch
 from gst.machine.devices import machine_record
 from gst.programs import resolve
@@ -20,7 +19,7 @@ from gst.programs.seeded import unseeded
 from gst.util.child import connect
 from gst.util.process import keep_freed_memory
 from gst.util.progress import Progress, no_progress
-from gst.whole_model.child_process import serve
+from gst.whole_model.child_process import StepProcess, serve
 
 KEPT, GIVEN_BACK = "kept", "given_back"
 REPETITIONS = 25
@@ -38,7 +37,7 @@ def bench(programs: Sequence[str], repetitions: int = REPETITIONS, progress: Pro
         progress(name, number, len(programs))
         with ExitStack() as stack:
             runs = {
-                way: stack.enter_context(PlainPyTorch(name, child=("experiments.bench.allocator", way))).__call__
+                way: stack.enter_context(StepProcess(name, way, module="experiments.bench.allocator")).__call__
                 for way in (KEPT, GIVEN_BACK)
             }
             measured = measure(runs, repetitions, 3, time_of=lambda run: run())

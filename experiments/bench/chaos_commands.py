@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gst.data.measured_plans import read_measured
 from gst.execution.measure import Log
 from gst.graphs.store import verify
+from gst.placement.measured_plans import read_measured
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import Program, traced

@@ -13,11 +13,11 @@ import numpy as np
 
 from gst.cost import CostModel
 from gst.cost.rescoring import Rescorer
-from gst.data.measured_plans import Profiled, plans_graph
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, machine_record
 from gst.placement.cost_models import PlanChanges
+from gst.placement.measured_plans import Profiled, plans_graph
 from gst.util.progress import Progress, no_progress
 
 SMALL = 1_000  # nodes of the program that the model learns from

@@ -29,8 +29,8 @@ from experiments.bench.speedup_score import least_tolerance
 from experiments.bench.strangers_program import module_of
 from experiments.bench.strangers_runtimes import RUNTIMES
 from experiments.reproductions.graphnet.reader import read_sources
-from gst.execution.measure import Measurement, measure
-from gst.execution.plain import compiled_by_threads, rested
+from gst.execution.measure import Measurement, measure, rested
+from gst.execution.on_accelerator import compiled_by_threads
 from gst.placement.planning import Settings
 from gst.programs import Step, as_module, differ_beyond_rounding, resolve, traced
 from gst.whole_model.variants import as_written

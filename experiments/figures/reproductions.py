@@ -42,45 +42,6 @@ def _binaries() -> str:
     return f"accuracy {segments:.2f} with GST, {whole:.2f} with whole graphs"
 
 
-def _hlsyn() -> str:
-    found = result("hlsyn_search")["means"]
-    return f"log2 regret after 20 designs {found['model']['regret'][0]:.2f}, random {found['random']['regret'][0]:.2f}"
-
-
-def _timm() -> str:
-    errors = [each["median_error"] for each in result("timm")["families"]["ours"]]
-    return f"median error {statistics.mean(errors):.1f} % on unseen families"
-
-
-def _neusight() -> str:
-    found = result("neusight")
-    rows = found["machines"][found["target"]]["rows"]
-    ours, theirs = (rows[name]["mean"] for name in ("ours", "NeuSight (published)"))
-    return f"mean error {ours:.1f} % on an unseen H100, NeuSight {theirs:.1f} %"
-
-
-def _kernelbench() -> str:
-    found = result("kernelbench")["methods"]
-    low, high = sorted(each["right"] for each in found["trees over kernels"].values())
-    base = max(each["right"] for each in found["always compiled"].values())
-    return f"{low:.0f} to {high:.0f} % right; always compiled {base:.0f} %"
-
-
-def _groups() -> str:
-    found = result("groups")["methods"]
-    trees, sums = (found[name]["tau"][0] for name in ("trees", "operations one by one, measured"))
-    return f"tau {trees:.2f}; adding up measured operations {sums:.2f}"
-
-
-def _job_shops() -> str:
-    found = result("jobshop")["policy"].values()
-    greedy, rule = (
-        statistics.mean(each["makespans"][name] / each["best_known"] - 1 for each in found)
-        for name in ("greedy", "most_work_non_delay")
-    )
-    return f"one schedule {100 * greedy:.1f} % above the best known, best rule {100 * rule:.1f} %"
-
-
 def _certificates() -> str:
     found = result("certificates")["rows"].values()
     return f"{sum(each['optimal'] for each in found)} of {len(found)} plans proved optimal"
@@ -101,12 +62,6 @@ ROWS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
     ("GO (2020), simulated GPUs", "reproductions.go --evaluations 500 --seeds 2", _policy("go"), "2026-11-22"),
     ("OpenABC-D (2021), circuits", "reproductions.circuits compare", _circuits, "2026-11-25"),
     ("call graphs of ELF binaries", "variants.compare --tasks elf-language", _binaries, "2026-11-24"),
-    ("HLSyn (2023), high-level synthesis", "reproductions.hlsyn search --seeds 3", _hlsyn, "2026-11-25"),
-    ("timm's step times", "reproductions.timm compare", _timm, "2026-11-25"),
-    ("NeuSight (2025)", "reproductions.neusight compare", _neusight, "2026-11-24"),
-    ("KernelBench (2025), eager or compiled", "reproductions.kernelbench compare", _kernelbench, "2026-11-25"),
-    ("compiled groups of operations", "reproductions.groups compare", _groups, "2026-11-25"),
-    ("job shops of Lawrence and Taillard", "reproductions.jobshop compare", _job_shops, "2026-11-25"),
     ("MSR's cost graphs, certificates", "reproductions.public_problems.certificates", _certificates, "2026-11-25"),
     ("DOPPLER (2025)", "reproductions.public_problems.doppler", _doppler, "2026-11-25"),
 )

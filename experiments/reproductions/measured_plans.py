@@ -28,10 +28,10 @@ from tqdm import tqdm
 
 from gst.cost import CostModel
 from gst.cost.metrics import kendall_tau
-from gst.data.measured_plans import MeasuredSet, read_measured
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use, machine_record
+from gst.placement.measured_plans import MeasuredSet, read_measured
 from gst.programs import NUM_OPCODES
 
 PENALTIES = (1e-4, 1e-2, 1.0, 100.0)

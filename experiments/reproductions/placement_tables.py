@@ -53,8 +53,8 @@ def command_line(name: str, about: str, methods: Sequence[str]) -> None:
     parser.add_argument("--json", type=Path, default=Path(f"experiments/results/{name}.json"))
     options = parser.parse_args()
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
+    command = f"python -m experiments.reproductions.{name} --evaluations {options.evaluations} --seeds {options.seeds}"
     table(
-        known, options.programs.split(","), options.machines.split(","), registered(methods), options.evaluations, options.seeds,
-        options.json, f"python -m experiments.reproductions.{name} --evaluations {options.evaluations} "
-        f"--seeds {options.seeds}",
+        known, options.programs.split(","), options.machines.split(","), registered(methods), options.evaluations,
+        options.seeds, options.json, command,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Datasets for comparing variants: seven kinds, cut into segments and whole."""
+"""Datasets for comparing variants, cut into segments and whole."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from experiments.reproductions.circuits.features import circuit_graph
 from experiments.reproductions.circuits.files import SHARED
 from experiments.reproductions.circuits.labels import read_labels
 from experiments.reproductions.elf import ElfBinaries
-from experiments.reproductions.hlsyn.source import HlSyn
-from experiments.reproductions.timm.dataset import TimmStepTimes
 from gst.data import TpuGraphs, group_of
 from gst.data.loader import Selection, StepLoader, split
 from gst.data.source import GraphSource, fingerprint_of_files
@@ -27,8 +25,6 @@ STORES = Path("runs/stores")
 ALEXNET = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 TILE = "../shared/data/tpugraphs/tile/xla/train/*.npz"
 LABELS = Path("experiments/results/circuits_labels.jsonl.xz")
-HLSYN = "../shared/data/hlsyn.tar.xz"
-TIMM, MODELS = "../shared/data", 64  # image models, evenly from all
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,7 @@ class Task:
 
     Args:
         kind: what a target is, which decides the loss and the score: a `runtime` to rank by (Kendall's tau on held-out
-            configurations), a `time` (tau and relative error over all configurations of held-out families), a `number`
-            (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
+            configurations), a `number` (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
         encoder: arguments of the encoder.
         num_fresh: segments with gradient per graph and step.
         held_out: configurations of each graph that are held out, of a `runtime`; of others a quarter of the groups.
@@ -72,7 +67,7 @@ class Task:
     """
 
     name: str
-    kind: Literal["runtime", "time", "number", "class"]
+    kind: Literal["runtime", "number", "class"]
     max_nodes: int
     pooling: Literal["sum", "mean"]
     encoder: dict[str, Any]
@@ -90,10 +85,6 @@ class Task:
             return TpuGraphs([ALEXNET])
         if self.name == "tile":
             return TpuGraphs([TILE])
-        if self.name == "hlsyn":
-            return HlSyn(HLSYN, "v18")
-        if self.name == "timm":
-            return TimmStepTimes(TIMM, "infer", MODELS)
         if self.name == "circuits":
             return CircuitShrinkage()
         if self.name == "synthetic":
@@ -115,9 +106,8 @@ class Task:
         return loader, validation
 
 
-def mean_and_deviation(selections: list[Selection], of_logarithms: bool = False) -> tuple[float, float]:
+def mean_and_deviation(selections: list[Selection]) -> tuple[float, float]:
     targets = np.concatenate([graph.targets[configs.numpy()] for graph, configs in selections])
-    targets = np.log(targets) if of_logarithms else targets
     return float(targets.mean()), float(targets.std())
 
 
@@ -128,10 +118,6 @@ TASKS = {
              lists_per_graph=100, held_out=500),
         Task("tile", "runtime", 8, "sum", {"channels": 64, "num_layers": 3}, 1, 2, 32, 1e-3, lists_per_graph=16,
              held_out=20, least_configs=60),
-        Task("hlsyn", "runtime", 32, "sum", {"channels": 48, "num_layers": 3, "num_opcodes": 64}, 2, 4, 16, 2e-3,
-             lists_per_graph=8, held_out=64, least_configs=300),
-        Task("timm", "time", 128, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 512, "log_config": False}, 2,
-             8, 4, 3e-3, lists_per_graph=2),
         Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3),
         Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
              1e-2, classes=3),

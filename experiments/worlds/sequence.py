@@ -30,13 +30,13 @@ from experiments.bootstrap import mean_interval
 from experiments.worlds.study import or_none, ratio_of
 from experiments.worlds.world import WORLDS, World, world
 from gst.cost import CostModel
-from gst.data.measured_plans import plans_graph
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.cost_models import LinearSurrogate
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
+from gst.placement.measured_plans import plans_graph
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.reward import Learned

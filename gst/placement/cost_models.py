@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from gst.data.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
 from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
 from gst.placement.fitted import FittedSimulator
+from gst.placement.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
 from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.util.untrusted import DAMAGE, plain, read_object

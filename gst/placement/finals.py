@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor, measure_plans
-from gst.execution.measure import Measurement
-from gst.execution.plain import COMPILED, PYTORCH, failing, steps_beside
+from gst.execution.measure import Measurement, failing
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, core_numbers
 from gst.machine.load import LoadGate
@@ -26,9 +25,9 @@ from gst.placement.objectives import Planned
 from gst.placement.planning import Settings
 from gst.programs import Program
 from gst.util.progress import Progress
-from gst.whole_model.child_process import variants_on_accelerator, variants_on_cores
+from gst.whole_model.child_process import steps_beside, variants_on_accelerator, variants_on_cores
 from gst.whole_model.choosing import TIMES, Candidates, winner
-from gst.whole_model.variants import Variant
+from gst.whole_model.variants import COMPILED, PYTORCH, Variant
 
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
 NUM_BASELINES = 12  # that are measured, the best in simulation; every method's plan is

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.execution.costs import profiled_costs
 from gst.graphs.graph import Graph
+from gst.lowering.costs import profiled_costs
 from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
 from gst.lowering.rewrite import CompiledGroup, rewritten

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from gst.cost.metrics import kendall_tau
-from gst.data.measured_plans import plans_graph
 from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan, says_no_memory
 from gst.machine.devices import this_machine
 from gst.placement.fitted import FittedSimulator
+from gst.placement.measured_plans import plans_graph
 from gst.placement.methods import METHODS
 from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
 from gst.placement.proposers import Asked, proposers

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from gst.execution.costs import Costs, profiled_costs
+from gst.lowering.costs import Costs, profiled_costs
 from gst.machine.devices import Device
 from gst.placement.task import Task
 from gst.programs import Program

@@ -15,7 +15,6 @@ import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log
-from gst.execution.plain import PYTORCH
 from gst.graphs.store import prepare
 from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports, this_machine
@@ -34,6 +33,7 @@ from gst.placement.task import Task
 from gst.programs import Program
 from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.variants import PYTORCH
 from partitioners import usual_method
 
 SEARCH_RUNS = 5  # of each plan that a search measures, alternating
@@ -69,7 +69,7 @@ def place_measured(
         source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
+        here: whole-model variants in this process by name, see `gst.whole_model.child_process.steps_beside`.
         seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
 
     Raises:

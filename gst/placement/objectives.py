@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.costs import Costs
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device
 from gst.machine.load import LoadGate

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gst.execution.costs import Costs, links_of, links_record, profiled_costs, shortest_us
+from gst.lowering.costs import Costs, links_of, links_record, profiled_costs, shortest_us
 from gst.lowering.plan import ExecutionError, RunsInTurns
 from gst.machine.devices import Device, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gst.execution.measure import LEAST_ROUNDS, Measurement, is_faster, measure
-from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
+from gst.execution.measure import LEAST_ROUNDS, SPIN_S, Measurement, is_faster, measure, rested
 from gst.machine.devices import machine_record
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
@@ -25,7 +24,9 @@ from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     AHEAD,
+    COMPILED,
     KERNELS,
+    PYTORCH,
     Function,
     OnAccelerator,
     Variant,

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 from gst.execution.event_times import NewGraph
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.on_accelerator import module_on, one_graph
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.execution.residents import Resident
 from gst.kernels.program import KernelProgram
 from gst.kernels.recording import kernel_program
@@ -36,9 +35,11 @@ from gst.whole_model.choosing import SEED, Candidates, Subject, tried
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
+    COMPILED,
     KERNELS,
     MOST_COMPILED,
     ONE_GRAPH,
+    PYTORCH,
     Function,
     Inputs,
     Variant,

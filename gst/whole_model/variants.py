@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import measure
-from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads
+from gst.execution.on_accelerator import compiled_by_threads
 from gst.lowering.calls import laid_out
 from gst.programs import Program, Step, as_module
 from gst.programs.structures import opened
 from gst.whole_model.guards import Guard
 
+PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
 FROZEN, AHEAD = "frozen", "ahead of time"
 KERNELS = "kernels on streams"  # those of the compiled model, recorded once on an accelerator
 ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator

@@ -12,9 +12,10 @@ import pytest
 from experiments.reproductions.elf import ElfBinaries
 from gst.cli import main
 from gst.cli.data import dataset, datasets
-from gst.data import MeasuredPlans, SyntheticPrograms, TpuGraphs
+from gst.data import SyntheticPrograms, TpuGraphs
 from gst.data.malnet import MalNet
 from gst.graphs.store import open_store
+from gst.placement import MeasuredPlans
 from tests.files import FIXTURES
 
 ALEXNET = str(FIXTURES / "alexnet_small.npz")
@@ -42,7 +43,7 @@ def test_every_name_makes_its_dataset(tmp_path: Path) -> None:
     assert dataset([ALEXNET, "more/*.npz"]) == TpuGraphs([ALEXNET, "more/*.npz"])
     of_malnet = [f"root={tmp_path}", "part=test", "splits=here"]
     assert dataset(["gst.data:MalNet"], of_malnet) == MalNet(str(tmp_path), "test", "here")
-    plans = dataset(["gst.data:MeasuredPlans"], ["directories=[runs/*, more]"])
+    plans = dataset(["gst.placement:MeasuredPlans"], ["directories=[runs/*, more]"])
     assert isinstance(plans, MeasuredPlans) and plans.directories == ("runs/*", "more")
     arguments = ["root=/opt", "label=section", "min_bytes=5", "limit=7"]
     assert dataset([ELF_CLASS], arguments) == ElfBinaries("/opt", "section", 5, 7)

@@ -15,8 +15,7 @@ import torch
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
 from experiments.bench.hostile import hostile_run
-from gst.execution.executor import executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor, executor
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.lower import stream_program

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
-from gst.execution import executor as choice
-from gst.execution import graph_executor, lane_groups
+from gst.execution import executor as executing
+from gst.execution import lane_groups
 from gst.execution.child import Runner
-from gst.execution.executor import executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor, executor
 from gst.execution.lane_groups import LaneGroups
 from gst.execution.on_accelerator import reference
 from gst.execution.residents import Residents
@@ -89,7 +88,7 @@ def test_what_is_timed_is_what_a_caller_does(monkeypatch: pytest.MonkeyPatch) ->
             run = graph.run
             monkeypatch.setattr(graph, "run", lambda *given, run=run, calls=calls: calls.append(given) or run(*given))
             with monkeypatch.context() as patch:
-                patch.setattr(graph_executor, "timed", lambda run, results=results: results.append(run()) or 1.0)
+                patch.setattr(executing, "timed", lambda run, results=results: results.append(run()) or 1.0)
                 assert running.time_ms(plan) == 1.0
             ((inputs, num_steady),) = calls
             assert len(inputs) == len(program.inputs) and num_steady == steady
@@ -259,7 +258,7 @@ def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(monk
 
 def test_plans_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     program = small_program("gpt")
-    monkeypatch.setattr(graph_executor, "MAX_PLANS", 2)
+    monkeypatch.setattr(executing, "MAX_PLANS", 2)
     devices = lanes_of(1, 2)
     plans = [unfused(program, devices, seed) for seed in range(3)]
     with GraphExecutor(program, devices, {0}, Recorder()) as running:
@@ -435,7 +434,7 @@ def test_devices_of_several_memories_are_lanes_and_accelerators_must_be_here(mon
     if not torch.accelerator.is_available():
         with pytest.raises(ValueError, match=r"^this process has no accelerator 'cuda:0/stream:0'"):
             executor(program, gpus(2, 2))
-    monkeypatch.setattr(choice, "is_here", lambda device: device.type == "cuda")
+    monkeypatch.setattr(executing, "is_here", lambda device: device.type == "cuda")
     for devices in (lanes_of(2, 1), gpus(2, 2), gpus(1, 2)[:-1]):
         assert isinstance(executor(program, devices), GraphExecutor)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gst.execution import child
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
 from gst.lowering.calls import storages

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gst.execution.measure import Measurement, is_faster, median_interval
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.placement.finals import NUM_BASELINES, Finals, fastest, finalists
 from gst.placement.objectives import Planned
+from gst.whole_model.variants import COMPILED, PYTORCH
 
 
 def measurement(ms: float, noise: float = 0.0, seed: int = 0, key: str | None = "plan", runs: int = 25) -> Measurement:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from gst.cost.metrics import kendall_tau
-from gst.data.measured_plans import plans_graph
 from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate, PlanChanges
 from gst.placement.loop import Loop
+from gst.placement.measured_plans import plans_graph
 from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.search.annealing import anneal

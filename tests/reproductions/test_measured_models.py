@@ -9,7 +9,7 @@ import pytest
 
 from experiments.reproductions.measured_plans import METHODS, Measured, linear, run
 from gst.cost.metrics import kendall_tau
-from gst.data.measured_plans import read_measured
+from gst.placement.measured_plans import read_measured
 from tests.files import FIXTURES
 
 FIXTURE = FIXTURES / "measured" / "rnnlm"

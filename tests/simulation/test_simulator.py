@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.execution.costs import Costs, measure_costs, profiled_costs
+from gst.execution.costs import measure_costs
 from gst.execution.native import NativeExecutor
 from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Work
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.lower import lowered
 from gst.lowering.plan import Plan, Timeline, in_order_of, ranks
 from gst.lowering.race_check import check

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 import gst
 from gst.execution import on_accelerator
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
 from gst.placement.api import place as placing
@@ -31,7 +30,7 @@ from gst.programs import Step, capture, capture_module, outputs_differ, training
 from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
 from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
-from gst.whole_model.variants import KERNELS, MOST_COMPILED, ONE_GRAPH, OnAccelerator, Variant
+from gst.whole_model.variants import COMPILED, KERNELS, MOST_COMPILED, ONE_GRAPH, PYTORCH, OnAccelerator, Variant
 from tests.execution.recorded import Recorder, counted
 
 CPU = torch.device("cpu")

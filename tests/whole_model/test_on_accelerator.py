@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gst.execution import on_accelerator
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.kernels import streams
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
@@ -24,7 +23,7 @@ from gst.util.progress import no_progress
 from gst.whole_model import child_process
 from gst.whole_model.child_process import COMPILE
 from gst.whole_model.choosing import TimeIsUp
-from gst.whole_model.variants import KERNELS, ONE_GRAPH
+from gst.whole_model.variants import COMPILED, KERNELS, ONE_GRAPH, PYTORCH
 from tests.execution.recorded import counted
 
 CPU = torch.device("cpu")
@@ -103,8 +102,7 @@ def test_a_way_that_is_not_compiled_in_time_is_left_out(tmp_path: Path, monkeypa
     def compiled_late(*arguments: object) -> None:
         raise TimeIsUp
 
-    for name in ("_compiled", "_kernels"):
-        monkeypatch.setattr(child_process, name, compiled_late)
+    monkeypatch.setattr(child_process, "checked", compiled_late)
     _, reasons, _ = child_process.made_on_accelerator(saved(tmp_path), CPU, 60.0, "")
     assert all(reasons[name] == "left out: not compiled within 60 s" for name in COMPILE)
 

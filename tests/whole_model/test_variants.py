@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from gst.execution.measure import Measurement
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.util.compiled import compiler
 from gst.whole_model import choosing
 from gst.whole_model import variants as whole
 from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.whole_model.comparing import difference, fresh_inputs, repeats
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import AHEAD, FROZEN, Variant, may_freeze, variants, whole_run
+from gst.whole_model.variants import AHEAD, COMPILED, FROZEN, PYTORCH, Variant, may_freeze, variants, whole_run
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 

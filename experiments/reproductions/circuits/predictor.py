@@ -20,8 +20,7 @@ from experiments.reproductions.circuits import recipes
 from experiments.reproductions.circuits.features import COUNTS
 from experiments.reproductions.circuits.model import SynthesisModel
 from experiments.reproductions.circuits.training import Example, Schedule, predict, train_ensemble
-from experiments.reproductions.timm.step_time.model import Trees
-from experiments.reproductions.trees import train_trees
+from experiments.reproductions.circuits.trees import Trees, train_trees
 from gst.util.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
 from gst.util.writing import atomic_path
 
@@ -90,9 +89,7 @@ def finals(examples: Sequence[Example], within: bool) -> Float64[np.ndarray, " r
 def order_trees(examples: Sequence[Example], seed: int) -> Trees:
     """Trees told to order recipes within circuits, each node of which sees three tenths of the columns."""
     target = finals(examples, within=True)
-    return train_trees(
-        rows(examples), target, np.ones_like(target), seed, trees=400, leaves=15, rate=0.05, fewest=10, share=0.3
-    )
+    return train_trees(rows(examples), target, seed, trees=400, leaves=15, rate=0.05, fewest=10, share=0.3)
 
 
 def train_kind(

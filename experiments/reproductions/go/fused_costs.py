@@ -15,8 +15,8 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.execution.costs import Storages
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Storages
 from gst.lowering.plan import Plan, contracted_plan
 from gst.placement.fusion import numbered
 from gst.placement.machines import Machine

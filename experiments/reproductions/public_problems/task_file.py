@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, Storages
 from gst.machine.devices import Device
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.plain import failing
+from gst.execution.measure import failing
 from gst.kernels.streams import StreamSearch
 from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
 from gst.machine.topology import shared_domains

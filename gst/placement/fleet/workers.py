@@ -12,9 +12,9 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from gst.execution.costs import Costs
 from gst.execution.isolated import START_LIMIT_S
 from gst.execution.measure import Measurement
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, RunsInTurns
 from gst.machine.devices import Device, least_memory_limit
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker

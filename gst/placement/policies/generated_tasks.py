@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, Storages
 from gst.machine.devices import Device
 from gst.placement.task import Task
 

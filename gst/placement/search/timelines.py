@@ -7,7 +7,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.data.measured_plans import GRAPH, MeasuredPlans, Profiled, plans_graph, read_measured, write_header
 from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, core_use
+from gst.placement.measured_plans import GRAPH, MeasuredPlans, Profiled, plans_graph, read_measured, write_header
 
 ONE, OTHER = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
 BOTH = Device("cpu:0-1", "cpu", (0, 1), 2, "host", "test")
