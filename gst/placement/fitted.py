@@ -72,7 +72,7 @@ class FittedSimulator(Surrogate):
         learned: on other programs of this machine (`learned`); then the model counts before anything is measured.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> model = FittedSimulator(task)
         >>> plans = [task.plan(np.full(task.num_nodes, device)) for device in (0, 1)]

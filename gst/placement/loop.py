@@ -18,9 +18,8 @@ from gst.lowering.plan import Plan, says_no_memory
 from gst.machine.devices import this_machine
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import plans_graph
-from gst.placement.methods import METHODS
-from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
-from gst.placement.proposers import Asked, proposers
+from gst.placement.methods import METHODS, proposers
+from gst.placement.objectives import InProgramOrder, Measurer, Planned, SearchReward, restrict
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
@@ -268,7 +267,7 @@ class Loop:
             reward = self.reward.predicted if method and method.is_local else self.reward
             reward = reward if "schedule" in self.tasks else InProgramOrder(reward)
             count = max(int(shares.get(name, 0) * asked), 1) // (method.cost if method else 1)
-            about = Asked(reward, count, measured)
+            about = SearchReward(reward, count, measured)
             sources = top + [each.plan for each in proposed[-NUM_TOP:]]
             plans = propose(task, about, sources if name == "mutation" else top, self.progress)
             self.num_screened += about.num_asked

@@ -24,10 +24,9 @@ from gst.placement.cost_models import COST_MODELS, load_costs, save_costs
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
 from gst.placement.fitted import FittedSimulator
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
 from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
-from gst.placement.profiling import cached_task, profiled_task
+from gst.placement.profiling import FusedTask, cached_task, chains, fused_task, profiled_task, whole_step
 from gst.placement.reward import Learned
 from gst.placement.task import Task
 from gst.programs import Program

@@ -18,8 +18,7 @@ from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.methods import METHODS
-from gst.placement.objectives import InProgramOrder, Objective, Planned, SimulatedObjective, restrict
-from gst.placement.proposers import Asked
+from gst.placement.objectives import InProgramOrder, Objective, Planned, SearchReward, SimulatedObjective, restrict
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
@@ -126,7 +125,7 @@ def plan_all(
         ValueError: a method is unknown, or the log is of another task.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> plans = plan_all(task, SimulatedObjective(task), ["annealing"], evaluations=100)
         >>> plans["annealing"].expected_ms <= plans["heft"].expected_ms
@@ -179,7 +178,7 @@ def place_simulated(
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> result = place_simulated(task, Path("out"), Settings(methods=("annealing",), evaluations=100)).result
         >>> result["lower_bound"] <= result["objective"]
@@ -205,7 +204,7 @@ def place_simulated(
 def _search(
     name: str, task: Task, objective: Objective, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
 ) -> Planned:
-    budgeted = Asked(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
+    budgeted = SearchReward(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
 
     def report(*_: object) -> None:
         progress(f"planning by {name}", budgeted.num_asked, evaluations)

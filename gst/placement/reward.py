@@ -77,7 +77,7 @@ class Reward:
 
     Examples:
         >>> from gst.placement.fitted import FittedSimulator
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> reward = Reward(task, FittedSimulator(task))
         >>> one, other = (task.plan(np.full(task.num_nodes, device)) for device in (0, 1))

@@ -16,10 +16,9 @@ from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.cost_models import LEARNED, NetworkOnFitted, load_costs, save_costs
 from gst.placement.fitted import Fitted, FittedSimulator, layout
 from gst.placement.loop import Loop
-from gst.placement.machines import machine
+from gst.placement.machines import generated_task, machine
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.reward import Reward, limits
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task

@@ -19,8 +19,8 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import NetworkSurrogate, NoSurrogate
 from gst.placement.loop import Loop, brought
 from gst.placement.loop import ran as ran_of
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.reward import LEAST_MEASUREMENTS, Reward
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task

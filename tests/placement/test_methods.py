@@ -15,18 +15,17 @@ from gst.execution.measure import Log
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.finals import finalists
 from gst.placement.loop import Loop, report_rows
-from gst.placement.methods import METHODS, Method, registered
+from gst.placement.machines import generated_task
+from gst.placement.methods import METHODS, Annealing, Method, registered
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all
-from gst.placement.policies.generated_tasks import generated_task
-from gst.placement.proposers import Annealing
 from gst.reporting.headline import lead
 from gst.reporting.placement import render
 from tests.placement.pretended import Pretended
 
 SOURCE = """
 from gst.placement.methods import METHODS, Method
-from gst.placement.proposers import Anew
+from gst.placement.methods import Anew
 from gst.placement.search.annealing import anneal
 
 

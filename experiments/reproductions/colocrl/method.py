@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from experiments.reproductions.colocrl.reinforce import Reinforce
 from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order, unit_times_us
-from gst.placement.methods import METHODS, Method
-from gst.placement.proposers import Learned
+from gst.placement.methods import METHODS, Learned, Method
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
 from gst.util.random_numbers import seeded

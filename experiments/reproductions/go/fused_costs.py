@@ -18,9 +18,9 @@ from jaxtyping import Float64, Int64
 from gst.graphs.graph import Graph
 from gst.lowering.costs import Storages
 from gst.lowering.plan import Plan, contracted_plan
-from gst.placement.fusion import numbered
 from gst.placement.machines import Machine
 from gst.placement.objectives import SimulatedObjective
+from gst.placement.profiling import numbered
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.programs.features import flops

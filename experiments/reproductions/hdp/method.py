@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from experiments.reproductions.colocrl.method import SCALE, PolicyUnits, SequencePlacer, UnitEmbedding, of_drawn
 from experiments.reproductions.colocrl.reinforce import Reinforce
 from gst.lowering.plan import Plan
-from gst.placement.methods import METHODS, Method
-from gst.placement.proposers import Learned
+from gst.placement.methods import METHODS, Learned, Method
 from gst.placement.task import Task
 from gst.util.random_numbers import seeded
 

@@ -168,7 +168,7 @@ def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> {event["ph"] for event in trace_of_task(task, single(task, 0))["traceEvents"]} == {"M", "X"}
         True

@@ -54,7 +54,7 @@ def anneal(
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> objective = Budgeted(SimulatedObjective(task), budget=100)
         >>> anneal(task, objective)
