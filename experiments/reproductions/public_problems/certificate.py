@@ -109,7 +109,7 @@ def certify(
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> certificate = certify(task, single(task, 0), seconds=0.1)
         >>> certificate.bound <= certificate.plan_time

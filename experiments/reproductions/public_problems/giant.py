@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gst.placement.policies.constructive.network import Weights
 
 from experiments.bootstrap import mean_interval
 from experiments.figures.documents import table
@@ -47,7 +48,6 @@ from experiments.reproductions.public_problems.proposing import propose, propose
 from experiments.reproductions.public_problems.schedules import Schedule
 from experiments.reproductions.public_problems.weights import initial_weights, load_weights
 from gst.machine.devices import machine_record
-from gst.placement.policies.constructive.network import Weights
 from gst.util.progress import bar
 
 SHAPES = ("inception", "transformer", "layers")

@@ -25,7 +25,7 @@ from experiments.reproductions.public_problems.schedules import Schedule
 from experiments.reproductions.public_problems.task_file import TaskFile, is_task_file
 from gst.lowering.plan import Plan, priority_of
 from gst.machine.devices import machine_record, parse_bytes
-from gst.placement.api.plan_trace import trace_of, trace_of_task
+from gst.placement.api.drawing import trace_of, trace_of_task
 from gst.placement.baselines.arrays import moved
 from gst.placement.objectives import Objective, Planned, SimulatedObjective
 from gst.placement.planning import check_fits, plan_all
