@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from experiments.reproductions.public_problems.generated import SHAPES, generated_problem
 from experiments.reproductions.public_problems.problem import Problem
 from experiments.reproductions.public_problems.schedules import Schedule
 from experiments.reproductions.public_problems.weights import initial_weights, load_weights, rule_weights, save_weights
+
 from gst.placement.baselines.arrays import moved, scheduled, upward_rank
 from gst.placement.policies.constructive.network import (
     FEATURES,
