@@ -75,7 +75,7 @@ def commands(small: bool) -> dict[str, Command]:
         "place": Command(
             (
                 "place", PROGRAM, "--machine", "gpus:2", "--runtime", "simulated", "--evaluations",
-                "100" if small else "400", "--methods", "annealing,colocrl,hdp,go", "--out", "out",
+                "100" if small else "400", "--methods", "annealing,go", "--out", "out",
                 "--json", "result.json",
             ),
             ("--resume",), _placed,

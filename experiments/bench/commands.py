@@ -309,7 +309,8 @@ def _add_placement_simulated(bench: Any, command: Command) -> None:
     parser.set_defaults(json=RESULTS / "placement_simulated.json")
     parser.add_argument("--programs", default="rnnlm,gnmt,wavenet,inception,gpt", help="(default: %(default)s)")
     parser.add_argument("--machines", default="cores:2,cores:4,gpus:2,gpus:4", help="(default: %(default)s)")
-    methods = "annealing,colocrl,hdp,go"
+    learned = [f"experiments.reproductions.{name}.method:{name}" for name in ("colocrl", "hdp")]
+    methods = ",".join(["annealing", *learned, "go"])
     parser.add_argument("--methods", default=methods, help="(default: %(default)s)")
     parser.add_argument("--evaluations", type=int, default=2_000, help="of each search (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="searches of each kind (default: %(default)s)")

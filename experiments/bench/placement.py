@@ -17,12 +17,11 @@ from gst.execution.measure import Log, Measurement, median_interval
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.fusion import chains, fused_task, whole_step
 from gst.placement.loop import Loop
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.profiling import measured_task
+from gst.placement.profiling import chains, fused_task, measured_task, whole_step
 from gst.placement.task import Task
 from gst.programs import traced
 from gst.util.progress import Progress, no_progress

@@ -20,6 +20,7 @@ from typing import Any
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
+from gst.placement.methods import registered
 from gst.placement.objectives import Planned, SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.programs import traced
@@ -85,7 +86,11 @@ def _over(above: Sequence[float], below: Sequence[float]) -> float:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Plan every program on every machine; each row is written to `options.json` as soon as it is there."""
-    settings = {"methods": options.methods.split(","), "evaluations": options.evaluations, "seeds": options.seeds}
+    settings = {
+        "methods": list(registered(options.methods.split(","))),
+        "evaluations": options.evaluations,
+        "seeds": options.seeds,
+    }
     known = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}, "settings": settings}
     if known["settings"] != settings:
         raise ValueError(f"{options.json} has other settings, {known['settings']}; give another --json")

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 
 from experiments.bootstrap import mean_interval
-from experiments.reproductions.public_problems.weights import initial_weights
 from experiments.worlds.fitted import TenParameters
 from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
@@ -35,17 +34,15 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.fitted import FittedSimulator
-from gst.placement.loop import Loop
+from gst.placement.loop import Loop, Trial, tau
+from gst.placement.methods import METHODS, Learned, Method, Trained
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.policies.constructive.fine_tuning import FineTuning
-from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
-from gst.placement.proposers import COSTS, MAKERS, Constructed, Learned, Proposer
+from gst.placement.policies.ppo import draw, plans_of
 from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
-from gst.placement.trial import Trial, tau
 from gst.util.progress import Progress, bar
 from gst.util.writing import write_json
 
@@ -86,18 +83,13 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
     "pretrained go": (believed("fitted"), "pretrained go", 1),
     "zero-shot go": (believed("fitted"), "zero-shot go", 1),
     "as long as go": (believed("fitted"), "annealing", 10),
-    "policy": (believed("fitted"), "policy", 1),
-    "annealing and policy": (believed("fitted"), "annealing,policy", 0.5),
-    "annealing and untrained policy": (believed("fitted"), "annealing,untrained policy", 0.5),
-    "half as long as fitted": (believed("fitted"), "annealing", 0.5),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
 without the time between operations; the GST network on top of these, and they alone with as few questions; none for as
 long as fitted costs. Proposers: GO, with fitted costs in the loop or none; GO that learns nothing; plans drawn
-uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; the
-constructive policy, which learned on generated programs, alone or with annealing; the same before it learned; half as
-many questions for annealing alone; and mutation of measured plans always."""
+uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; and
+mutation of measured plans always."""
 COST_WAYS = ("none", "random", "true costs", "linear", "ten parameters", "fitted", "fitted without gaps", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
@@ -107,11 +99,6 @@ CONTROLS = (
     (("go", 50), ("as long as go", 50)),
     *(((way, 50), ("go", 50)) for way in ("pretrained go", "zero-shot go")),
     (("zero-shot go", 50), ("untrained go", 50)),
-    (("policy", 50), ("fitted", 50)),
-    *(
-        (("annealing and policy", 50), (way, 50))
-        for way in ("fitted", "half as long as fitted", "annealing and untrained policy")
-    ),
 )
 """Pairs of a way with its measurements, compared besides."""
 
@@ -148,15 +135,18 @@ class Untrained:
             objective(plans_of(self._task, self._inputs, drawn))
 
 
-def makers(name: str, program: str) -> dict[str, Callable[[Task, int, Sequence[str]], Proposer]]:
-    """Makers of proposers for a program of a world, besides those of the loop."""
+def methods_of(name: str, program: str) -> dict[str, Method]:
+    """Return methods for a program of a world, besides those of the product."""
     return {
-        "uniform": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
-        "untrained go": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed)),
-        "untrained policy": lambda task, seed, tasks: Constructed(FineTuning(task, seed, initial_weights(seed))),
-        "zero-shot go": lambda task, seed, tasks: Learned(Untrained(pretrained(name, program), task, seed)),
-        "pretrained go": lambda task, seed, tasks: Learned(fine_tuning(pretrained(name, program), task, seed, tasks)),
+        "uniform": _learned(lambda task, seed, tasks: Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
+        "untrained go": _learned(lambda task, seed, tasks: Untrained(GO(tasks, seed=seed), task, seed)),
+        "zero-shot go": _learned(lambda task, seed, tasks: Untrained(pretrained(name, program), task, seed)),
+        "pretrained go": _learned(lambda task, seed, tasks: fine_tuning(pretrained(name, program), task, seed, tasks)),
     }
+
+
+def _learned(make: Callable[[Task, int, Sequence[str]], Trained]) -> Method:
+    return Method(lambda task, seed, tasks: Learned(make(task, seed, tasks)), "")
 
 
 def searched(
@@ -200,8 +190,7 @@ def rows_of(
 ) -> Iterable[dict[str, Any]]:
     """Yield rows of one program in the world of one seed, for pairs of budget and way."""
     task = WORLDS[name][0](program)
-    MAKERS.update(makers(name, program))
-    COSTS["untrained policy"] = COSTS["policy"]
+    METHODS.update(methods_of(name, program))
     if {way for _, way in missing} & {"pretrained go", "zero-shot go"}:
         pretrained(name, program)  # its time is not that of a search
     hidden = world(task, seed)

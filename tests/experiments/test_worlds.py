@@ -20,8 +20,8 @@ from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import FittedSimulator
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task

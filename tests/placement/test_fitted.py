@@ -13,14 +13,12 @@ import pytest
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan, Timeline
 from gst.placement.baselines.portfolio import portfolio, single
-from gst.placement.cost_models import NetworkOnFitted
+from gst.placement.cost_models import LEARNED, NetworkOnFitted, load_costs, save_costs
 from gst.placement.fitted import Fitted, FittedSimulator, layout
-from gst.placement.learned_costs import LEARNED, load_costs, save_costs
 from gst.placement.loop import Loop
-from gst.placement.machines import machine
+from gst.placement.machines import generated_task, machine
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.reward import Reward, limits
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
@@ -97,7 +95,7 @@ def test_costs_are_found_from_runtimes_of_other_plans() -> None:
     deviations = model(plans[50:], believed[50:])[1]
     assert 0.3 < np.sqrt(np.mean(np.square(errors / deviations))) < 2.0, "errors are as large as they are said to be"
     rows = model._fitted.logs_and_rows(plans[50:])[1]
-    drawn = np.array([model._drawn(np.random.default_rng(seed)) for seed in range(400)]) @ rows.T
+    drawn = np.array([model._posterior_sample(np.random.default_rng(seed)) for seed in range(400)]) @ rows.T
     said = np.sqrt(np.square(deviations) - model.error**2)
     np.testing.assert_allclose(drawn.std(0), said, rtol=0.15)  # parameters drawn differ as the deviations say
     others = [SimulatedObjective(model.corrected(task, np.random.default_rng(seed)))(plans[50:]) for seed in (0, 1)]
@@ -125,7 +123,7 @@ def test_costs_learned_of_one_program_foretell_another_before_it_is_measured() -
     teacher.learn(plans, believed, np.log(measured(first, plans) / believed))
     learned = teacher.learned()
     reward = Reward(second, FittedSimulator(second, learned))
-    before, after = (np.log(each(others) / measured(second, others)) for each in (reward.believed, reward))
+    before, after = (np.log(each(others) / measured(second, others)) for each in (reward.prior, reward))
     assert np.abs(after).mean() < 0.25 * np.abs(before).mean()
     assert learned.keys() <= reward.surrogate.learned().keys(), "the next program starts from all that was learned"
     prior = np.sqrt(layout(first).widths)
@@ -158,7 +156,7 @@ def test_what_is_left_out_is_what_the_others_do_not_foretell() -> None:
     values = rows @ (0.3 * rng.standard_normal(rows.shape[1])) + 0.02 * rng.standard_normal(20)
     model._condition(rows, values)
     covariance = (rows * model._prior) @ rows.T + model.error**2 * np.eye(20)
-    for number, found in enumerate(model.left_out()):
+    for number, found in enumerate(model.leave_one_out_residuals()):
         others = np.delete(np.arange(20), number)
         foretold = covariance[number, others] @ np.linalg.solve(covariance[np.ix_(others, others)], values[others])
         assert found == pytest.approx(values[number] - foretold, abs=1e-9)
@@ -174,7 +172,7 @@ def test_a_network_counts_only_as_far_as_it_foretold(monkeypatch: pytest.MonkeyP
         model = NetworkOnFitted(task)
         monkeypatch.setattr(model.network, "learn", lambda *_: None)
         model.fitted.learn(plans, believed, logs)
-        left = dict(zip([plan.key for plan in plans], model.fitted.left_out(), strict=True))
+        left = dict(zip([plan.key for plan in plans], model.fitted.leave_one_out_residuals(), strict=True))
 
         def means(plans: list[Plan], ms: np.ndarray, told: Any = told, left: dict[str, float] = left) -> np.ndarray:
             return told(np.array([left[each.key] for each in plans]))

@@ -105,7 +105,7 @@ def test_a_log_of_another_search_is_refused(
     other = record | changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
     log.write_text(json.dumps(other) + "\n")
     with pytest.raises(ValueError, match=words):
-        begun(task, isolated(task, log), log, 6)
+        begun(task, isolated(task, log), log, 6).run()
 
 
 def test_a_finished_search_goes_on_with_a_larger_budget_and_rests_with_a_smaller(task: Task, tmp_path: Path) -> None:

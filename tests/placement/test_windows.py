@@ -12,13 +12,11 @@ from jaxtyping import Int64
 
 from gst.lowering.plan import Plan
 from gst.placement.baselines.arrays import Scheduled, moved
-from gst.placement.baselines.computed import ComputedOperations
 from gst.placement.baselines.list_schedules import etf, heft
-from gst.placement.machines import machine
+from gst.placement.machines import generated_task, machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search import annealing, windows
-from gst.placement.search.annealing import anneal
+from gst.placement.search.annealing import ComputedOperations, anneal
 from gst.placement.search.windows import SIZE, Border, Run, Schedule, refine, run_window, schedule, sweep, tails
 from gst.placement.task import Task
 from gst.programs import traced

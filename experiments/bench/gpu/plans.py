@@ -22,7 +22,7 @@ from gst.lowering.costs import profiled_costs
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
-from gst.placement.api.plan_trace import plan_streams
+from gst.placement.api.drawing import plan_streams
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task

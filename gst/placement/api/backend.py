@@ -24,8 +24,8 @@ from gst.execution.on_accelerator import compiled_by_threads
 from gst.kernels.graphs import inner_compile
 from gst.kernels.streams import on_streams
 from gst.placement.api import trials
-from gst.placement.api.derivatives import Differentiable
 from gst.placement.api.place import own_devices, place
+from gst.placement.api.trials import Differentiable
 from gst.placement.measured import SHARE
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded

@@ -24,7 +24,6 @@ from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate
-from gst.placement.fleet.processes import WorkerLost
 from gst.placement.profiling import costs_of, costs_record
 from gst.programs import Program
 from gst.programs.program import FILES
@@ -32,6 +31,10 @@ from gst.util.compiled import cache_directory
 from gst.util.process import version
 from gst.whole_model.child_process import steps_beside, variants_on_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH
+
+
+class WorkerLost(Exception):
+    """A worker failed, rather than its request; the message has the reason."""
 
 
 class Host:

@@ -97,8 +97,8 @@ def refine(
         steps: at most.
 
     Examples:
-        >>> from gst.placement.baselines.computed import ComputedOperations
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.search.annealing import ComputedOperations
+        >>> from gst.placement.machines import generated_task
         >>> what = ComputedOperations(generated_task(0, num_nodes=400, num_devices=2)).what
         >>> order = np.arange(len(what.computed))
         >>> start = schedule(what, order % 2, order)

@@ -1,5 +1,8 @@
 """ColocRL: a sequence-to-sequence policy over colocation groups (Mirhoseini et al., Device Placement Optimization with
-Reinforcement Learning, ICML 2017)."""
+Reinforcement Learning, ICML 2017), a method of `gst place`:
+
+    gst place rnnlm --methods annealing,experiments.reproductions.colocrl.method:colocrl --out runs/place
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor, nn
 
+from experiments.reproductions.colocrl.reinforce import Reinforce
 from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order, unit_times_us
-from gst.placement.policies.reinforce import Reinforce
+from gst.placement.methods import METHODS, Learned, Method
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
 from gst.util.random_numbers import seeded
@@ -262,3 +266,8 @@ class ColocRL(nn.Module):
 
     def _embedded(self) -> Float[Tensor, "1 units hidden"]:
         return torch.tanh(self.embed())[None]
+
+
+METHODS["colocrl"] = Method(
+    lambda task, seed, tasks: Learned(colocrl_training(task, seed)), "a sequence-to-sequence policy over groups"
+)

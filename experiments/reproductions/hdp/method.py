@@ -1,5 +1,8 @@
 """HDP: a policy that groups operations and places the groups, trained together (Mirhoseini et al., A Hierarchical Model
-for Device Placement, ICLR 2018)."""
+for Device Placement, ICLR 2018), a method of `gst place`:
+
+    gst place rnnlm --methods annealing,experiments.reproductions.hdp.method:hdp --out runs/place
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from experiments.reproductions.colocrl.method import SCALE, PolicyUnits, SequencePlacer, UnitEmbedding, of_drawn
+from experiments.reproductions.colocrl.reinforce import Reinforce
 from gst.lowering.plan import Plan
-from gst.placement.policies.colocrl import SCALE, PolicyUnits, SequencePlacer, UnitEmbedding, of_drawn
-from gst.placement.policies.reinforce import Reinforce
+from gst.placement.methods import METHODS, Learned, Method
 from gst.placement.task import Task
 from gst.util.random_numbers import seeded
 
@@ -81,3 +85,8 @@ class HDP(nn.Module):
         self, decisions: Int64[Tensor, "plans decisions"]
     ) -> tuple[Int64[Tensor, "plans units"], Int64[Tensor, "plans groups"]]:
         return decisions[:, : self.units.count], decisions[:, self.units.count :]
+
+
+METHODS["hdp"] = Method(
+    lambda task, seed, tasks: Learned(hdp_training(task, seed)), "a policy that groups operations and places the groups"
+)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.reproductions.colocrl.method import SCALE
+from experiments.reproductions.colocrl.reinforce import surrogate
+from experiments.reproductions.hdp.method import HDP, hdp_training
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.colocrl import SCALE
-from gst.placement.policies.hdp import HDP, hdp_training
-from gst.placement.policies.reinforce import surrogate
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
     Asked,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.reproductions.colocrl.method import ColocRL, PolicyUnits, between, colocrl_training, merged
+from experiments.reproductions.colocrl.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
 from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.colocrl import ColocRL, PolicyUnits, between, colocrl_training, merged
-from gst.placement.policies.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
     Asked,
