@@ -23,7 +23,6 @@ from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
 from experiments.reproductions.graphnet.reader import operator_graph, read_sources
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
-from experiments.reproductions.public_problems.formats import read_public_graph
 from gst.cli import main
 from gst.cost import CostModel
 from gst.data import MalNet, TpuGraphsCollection, read_hlo
@@ -313,11 +312,6 @@ READERS = {
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
     "hlo text": Reader(_copied("hlo/zoo.txt"), read_hlo),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
-    "doppler": Reader(_copied("public_graphs/doppler.txt"), read_public_graph, share=0.2),
-    "pipedream": Reader(_copied("public_graphs/pipedream.txt"), read_public_graph, share=0.2),
-    "piper": Reader(_copied("public_graphs/piper.json"), read_public_graph, share=0.2),
-    "workflow": Reader(_copied("public_graphs/workflow.json"), read_public_graph, share=0.2),
-    "workflow 1.3": Reader(_copied("public_graphs/workflow_1_3.json"), read_public_graph, share=0.2),
     "fx sources": Reader(_write_sources, _operators),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
