@@ -46,7 +46,7 @@ class Command:
     inputs: Callable[[Path], None] = lambda directory: None
 
 
-def commands(small: bool) -> dict[str, Command]:
+def every_command(small: bool) -> dict[str, Command]:
     """By name. The small ones take a second, the others several."""
     return {
         "prepare": Command(

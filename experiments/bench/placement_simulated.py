@@ -1,5 +1,5 @@
-"""Every method on machines that are not here, simulated, with equal budgets: how far from the best possible, how much
-better than the portfolio, and how many plans each must ask about.
+"""Every method on simulated machines with equal budgets: distance from the lower bound, gain over the baselines, and
+the number of plans that each evaluates.
 
     python -m experiments.bench placement_simulated --programs rnnlm,inception,gpt --machines cores:2,gpus:4
 
@@ -10,11 +10,10 @@ that HDP, or ColocRL, finds with its whole budget (less than 1 if it needs more;
 
 from __future__ import annotations
 
-import argparse
-import json
 import operator
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gst.machine.devices import machine_record
@@ -24,9 +23,12 @@ from gst.placement.methods import registered
 from gst.placement.objectives import Planned, SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.programs import traced
-from gst.util.progress import bar
+from gst.util.progress import Progress, no_progress
+from gst.util.untrusted import read_object
+from gst.util.writing import write_json
 
 WEAKER = ("hdp", "colocrl")
+METHODS = ("annealing", "go", *(f"experiments.reproductions.{name}.method:{name}" for name in WEAKER))
 
 
 def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
@@ -84,27 +86,39 @@ def _over(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.geometric_mean(map(operator.truediv, above, below)) - 1
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Plan every program on every machine; each row is written to `options.json` as soon as it is there."""
-    settings = {
-        "methods": list(registered(options.methods.split(","))),
-        "evaluations": options.evaluations,
-        "seeds": options.seeds,
-    }
-    known = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}, "settings": settings}
-    if known["settings"] != settings:
-        raise ValueError(f"{options.json} has other settings, {known['settings']}; give another --json")
-    wanted = [f"{program} on {name}" for program in options.programs.split(",") for name in options.machines.split(",")]
-    result: dict[str, Any] = known
-    for key in bar(wanted):
-        if key not in known["rows"]:
-            known["rows"][key] = row(*key.split(" on "), **settings)
-            result = {
-                "rows": known["rows"], "settings": settings, "summary": summary(known["rows"]),
-                "machine": machine_record(), "command": f"python -m experiments.bench placement_simulated "
-                f"--evaluations {options.evaluations} --seeds {options.seeds} --methods {options.methods}",
-            }  # fmt: skip
-            options.json.write_text(json.dumps(result, indent=1) + "\n")
-    for name, told in summary(known["rows"]).items():
-        print(name, json.dumps(told))
+HELP = {
+    "machines": "simulated ones", "methods": "of placement", "evaluations": "plans of each search",
+}  # fmt: skip
+
+
+def run(
+    programs: tuple[str, ...] = ("rnnlm", "gnmt", "wavenet", "inception", "gpt"),
+    machines: tuple[str, ...] = ("cores:2", "cores:4", "gpus:2", "gpus:4"),
+    methods: tuple[str, ...] = (
+        "annealing",
+        *(f"experiments.reproductions.{name}.method:{name}" for name in WEAKER),
+        "go",
+    ),
+    evaluations: int = 2_000,
+    seeds: int = 3,
+    json: Path = Path("experiments/results/placement_simulated.json"),
+    command: str = "",
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Plan every program on every machine; each row is written to `json` as soon as it is there.
+
+    Raises:
+        ValueError: the file has other settings.
+    """
+    settings = {"methods": list(registered(methods)), "evaluations": evaluations, "seeds": seeds}
+    result = dict(read_object(json)) if json.exists() else {"rows": {}, "settings": settings}
+    if result["settings"] != settings:
+        raise ValueError(f"{json} has other settings, {result['settings']}; give another --json")
+    wanted = [(program, name) for program in programs for name in machines]
+    for done, (program, name) in enumerate(wanted):
+        progress(f"planning {program} on {name}", done, len(wanted))
+        if (key := f"{program} on {name}") not in result["rows"]:
+            result["rows"][key] = row(program, name, **settings)
+            result |= {"summary": summary(result["rows"]), "machine": machine_record(), "command": command}
+            write_json(json, result)
     return result

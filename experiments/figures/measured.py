@@ -400,7 +400,7 @@ def commands() -> str:
     rows = []
     for path in sorted(documents.RESULTS.rglob("*.json")):
         name = path.relative_to(documents.RESULTS).as_posix()
-        first, *others = result(name.removesuffix(".json"))["command"].replace("|", "\\|").split("; ")
+        first, *others = result(name.removesuffix(".json"))["command"].replace("|", "\\|").split("; python ")
         rows.append([f"`{name}`", f"`{first}`" + (f" and {len(others)} more, see the file" if others else "")])
     return table(["result", "command"], rows)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.bench.rescore import run
 from gst.cost import CostModel
 from gst.cost.rescoring import Change, Rescorer
 from gst.data.synthetic import synthetic_program
@@ -174,11 +173,3 @@ def test_the_graph_itself_is_left_alone(model: CostModel, graph: Graph) -> None:
     rescorer = Rescorer(model, graph)
     rescorer.rebase(changes(graph, moves(graph, 1, seed=7))[0])
     assert np.array_equal(graph.config_features, before)
-
-
-def test_the_benchmark_scores_moves_of_plans_as_the_model_does() -> None:
-    found = run(num_nodes=3000, num_moves=4)
-    assert found["difference"] < 1e-5 and found["segments"] >= 5
-    assert 1 <= found["encoded"] <= 3
-    with pytest.raises(ValueError, match="0 moves; take 100 and 1 at least"):
-        run(num_moves=0)

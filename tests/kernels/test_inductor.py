@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from experiments.bench.strangers_program import module_of
+from experiments.reproductions.graphnet.module import module_of
 from experiments.reproductions.graphnet.reader import read_sources
 from gst.execution.lanes import issue_order
 from gst.kernels.lower import stream_program

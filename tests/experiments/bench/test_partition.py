@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from experiments.bench import partition as bench
 from experiments.bench.partition import KINDS, dag, grid, netlist, powerlaw
 from partitioners import METHODS, partition, quality
+from tests.experiments.bench.ran import ran
 
 
 def graph(kind: str, num_nodes: int, seed: int = 0) -> tuple[np.ndarray, int]:
@@ -56,20 +57,16 @@ def test_ids_follow_the_data_flow_of_a_dag_and_hide_a_netlist() -> None:
     assert quality(edges, partition(edges, num_nodes, 4, "metis")).edge_cut < 0.1
 
 
-def test_reports_every_kind_and_method() -> None:
-    calls: list[tuple[str, int, int]] = []
-    report = bench.run(3000, 10, seed=1, progress=lambda what, done, total: calls.append((what, done, total)))
-    assert json.loads(json.dumps(report)) == report
-    assert [done for _, done, _ in calls] == list(range(len(KINDS) * len(METHODS) + 1))
-    assert calls[0] == ("grid: auto", 0, len(KINDS) * len(METHODS)) and calls[-1][0] == "done"
+def test_partition(tmp_path: Path) -> None:
+    report = ran(tmp_path, "partition", "--nodes", 3000, "--parts", 10, "--seed", 1)
     for kind in KINDS:
-        found = report[kind]
-        cuts = {method: each["cut"] for method, each in found["methods"].items()}
+        row = report[kind]
+        cuts = {method: each["cut"] for method, each in row["methods"].items()}
         assert set(cuts) == set(METHODS)
-        assert found["best_cut"] == min(cuts.values()) <= found["auto_cut"] == cuts["auto"] <= 1.02 * found["best_cut"]
-        assert cuts[found["chosen"]] == found["auto_cut"]
-        assert found["empty_parts"] == found["largest_over_limit"] == 0
-        assert all(0 < found[name] < math.inf for name in ("csr_seconds", "metis_seconds", "seconds"))
+        assert row["best_cut"] == min(cuts.values()) <= row["auto_cut"] == cuts["auto"] <= 1.02 * row["best_cut"]
+        assert cuts[row["chosen"]] == row["auto_cut"]
+        assert row["empty_parts"] == row["largest_over_limit"] == 0
+        assert all(0 < row[name] < math.inf for name in ("csr_seconds", "metis_seconds", "seconds"))
 
 
 def test_empty_and_oversized_parts_would_be_reported() -> None:

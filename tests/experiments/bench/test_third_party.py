@@ -1,19 +1,17 @@
-"""Programs of others: their sources become modules without being executed, and the benchmark tells of each."""
+"""Third-party models: their sources become modules without being executed, and the benchmark reports each."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from experiments.bench import strangers, strangers_runtimes
-from experiments.bench.speedup_score import speedup_score
-from experiments.bench.strangers_program import module_of
+from experiments.bench import third_party
+from experiments.bench.__main__ import main
+from experiments.reproductions.graphnet.module import module_of
 from experiments.reproductions.graphnet.reader import FxSource, read_sources
+from tests.experiments.bench.ran import ran
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "graphnet"
 ENTRY = 'class A:\n name = "{}"\n shape = {}\n dtype = "torch.float32"\n mean = 2.0\n std = 3.0\n data = {}\n'
@@ -71,79 +69,64 @@ def test_other_calls_are_refused_and_nothing_is_executed(
 def test_batch_normalisations_keep_the_numbers_small() -> None:
     (source,) = read_sources(FIXTURE)
     module, inputs = module_of(source)
-    outputs = module(*inputs)
-    assert all(each.isfinite().all() for each in outputs)
+    assert all(each.isfinite().all() for each in module(*inputs))
 
 
-def test_a_name_that_is_no_sample_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no sample 'other'; there are small_net\.tiny"):
-        strangers.bench(FIXTURE, ["other"], tmp_path, {"threads": [1]}, 1.0, lambda *_: None)
+def test_a_name_that_is_no_sample_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["third_party", "--data", str(FIXTURE), "--names", "other", "--out", str(tmp_path)]) == 2
+    assert "has no sample 'other'; there are small_net.tiny" in capsys.readouterr().err
 
 
-def test_a_program_that_fails_is_a_line_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "bad").mkdir()
-    source = small("return (torch.load('x'),)")
-    (tmp_path / "bad" / "model.py").write_text(source.model)
-    (tmp_path / "bad" / "weight_meta.py").write_text(source.weights)
-    asked = {"ways": ["eager"], "threads": [1], "rounds": 3, "seconds": 1.0, "tasks": ["placement"]}
-    result = strangers.bench(tmp_path, [], tmp_path / "out", asked, 120.0, lambda *_: None)
+@pytest.mark.e2e
+def test_a_sample_is_placed_and_one_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    (source,) = read_sources(FIXTURE)
+    for name, model, weights in (
+        ("bad", small("return (torch.load('x'),)").model, small().weights), ("good", source.model, source.weights),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(model)
+        (tmp_path / name / "weight_meta.py").write_text(weights)
+    result = ran(
+        tmp_path, "third_party", "--data", tmp_path, "--variants", "eager,onnxruntime", "--threads", 1, "--rounds", 3,
+        "--seconds", 5, "--tasks", "placement", "--out", tmp_path / "out",
+    )  # fmt: skip
     assert "torch.load is not a function that may be called" in result["programs"]["bad"]["failed"]
-    assert (result["ran"], result["failed"]) == (0, 1)
+    good = result["programs"]["good"]
+    assert (result["ran"], result["failed"], result["wrong"]) == (1, 1, [])
+    assert result["over_eager"] == pytest.approx(good["ms"]["eager:1"][0] / good["ms"]["placed"][0])
 
 
-def test_rows_are_taken_over_and_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_taken_over_and_summarised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def row(what: tuple[str, str], settings: object, time_limit_s: float) -> dict[str, object]:
-        calls.append(what[1])
-        ratios = {"over_eager": [2.0, 1.9, 2.1], "over_best": [0.9, 0.8, 0.95]}
+    def row(data: Path, name: str, settings: object, time_limit_s: float) -> dict[str, object]:
+        calls.append(name)
         return {
-            **ratios,
-            "ms": {"placed": [3.0, 2.9, 3.1], "eager:2": [6.0, 5.9, 6.1]},
-            "threads": 2,
-            "agrees_at": {"placed": -6, "compiled:2": -6},
-            "reasons": {},
-            "load": 0.5,
-            "seconds_to_plan": 7.0,
-            "winner": "plan",
-        }
+            "over_eager": [2.0, 1.9, 2.1], "over_best": [0.9, 0.8, 0.95], "threads": 2, "reasons": {}, "load": 0.5,
+            "ms": {"placed": [3.0, 2.9, 3.1], "eager:2": [6.0, 5.9, 6.1]}, "seconds_to_plan": 7.0, "winner": "plan",
+        }  # fmt: skip
 
-    monkeypatch.setattr(strangers, "_row", row)
-    for _ in range(2):
-        result = strangers.bench(FIXTURE, [], tmp_path, {"rounds": 3}, 1.0, lambda *_: None)
-    assert calls == ["small_net.tiny"], "the second time it is on disk"
+    monkeypatch.setattr(third_party, "_row", row)
+    for rounds, asked in ((3, 1), (3, 1), (4, 2)):  # the second time it is on disk
+        result = third_party.run(FIXTURE, rounds=rounds, out=tmp_path)
+        assert calls == ["small_net.tiny"] * asked
     assert result["slower"] == result["busy"] == ["small_net.tiny"] and result["over_eager"] == pytest.approx(2.0)
-    scores = result["speedup_scores"]
-    assert scores["placed"]["-5"] == pytest.approx(2.0) and scores["placed"]["-7"] == pytest.approx(0.1)
-    assert scores["compiled:2"]["-5"] == pytest.approx(0.1), "it was not timed"
-    strangers.bench(FIXTURE, [], tmp_path, {"rounds": 4}, 1.0, lambda *_: None)
-    assert len(calls) == 2, "with other settings it is measured anew"
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.1, 10), st.sampled_from([-6, -2, None])) | st.none(), min_size=1))
-def test_the_score_is_the_formula_of_the_paper(programs: list[tuple[float, int | None] | None]) -> None:
-    correct = [each[0] for each in programs if each is not None and each[1] == -6]
-    share = len(correct) / len(programs)
-    alpha = statistics.geometric_mean(correct) if correct else 1.0
-    assert speedup_score(programs, -5) == pytest.approx(alpha**share * 0.1 ** (1 - share))  # p = 0
-    assert speedup_score(programs, -5) <= speedup_score(programs, -1) * (1 + 1e-9)
+    assert result["over_each"] == {"eager:2": {"mean": 2.0, "programs": 1, "ahead": 1}}
 
 
 @pytest.mark.parametrize(("name", "package"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
 def test_a_runtime_that_is_not_installed_is_named(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers_runtimes, "find_spec", lambda _: None)
+    monkeypatch.setattr(third_party, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=f"{package} is not installed; pip install"):
-        strangers_runtimes.RUNTIMES[name](torch.nn.ReLU(), (torch.ones(2),), 1)
+        third_party.RUNTIMES[name](torch.nn.ReLU(), (torch.ones(2),), 1)
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("name", strangers_runtimes.RUNTIMES)
+@pytest.mark.parametrize("name", third_party.RUNTIMES)
 def test_a_runtime_computes_what_the_module_does(name: str) -> None:
     pytest.importorskip(name, reason=f"{name} is not installed (pip install {name})")
     (source,) = read_sources(FIXTURE)
     module, inputs = module_of(source)
     want = torch.utils._pytree.tree_leaves(module(*inputs))
     for _ in range(2):
-        torch.testing.assert_close(strangers_runtimes.RUNTIMES[name](module, inputs, 1)(), want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(third_party.RUNTIMES[name](module, inputs, 1)(), want, rtol=1e-4, atol=1e-4)
