@@ -61,9 +61,7 @@ def parser_of(about: str | None, name: str, worlds: str, budgets: str) -> argpar
     """Return a parser of the options of both commands, whose rows are those of `results/NAME.json`."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", default=worlds, help="of %(default)s")
-    parser.add_argument(
-        "--seeds", type=int, default=10, help="machines of each case (default: %(default)s)"
-    )
+    parser.add_argument("--seeds", type=int, default=10, help="machines of each case (default: %(default)s)")
     parser.add_argument("--budgets", default=budgets, help="numbers of measurements (default: %(default)s)")
     parser.add_argument("--evaluations", type=int, default=500, help="plans of each annealing (default: %(default)s)")
     results = Path(f"experiments/results/{name}.json")
