@@ -86,24 +86,9 @@ def _ceilings() -> Sequence[float]:
     return [found["ceiling"], found["ceiling_error"], found["chance"], found["ridge_on_itself"]]
 
 
-def circuits(task: str) -> str:
-    rows = result("circuits")[task].items()
-    return table(
-        ["", "tau, mean of three parts", "of each part", "error of ANDs"],
-        [
-            [
-                name, f"{each['tau_mean']:.3f}", ", ".join(f"{tau:.3f}" for tau in each["taus"]),
-                f"{100 * each['error']:.1f} %" if each["error"] is not None else "-",
-            ]
-            for name, each in rows
-        ],
-    )  # fmt: skip
-
-
 TABLES = {
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
-    "features": features, "circuits designs": lambda: circuits("designs"),
-    "circuits recipes": lambda: circuits("recipes"),
+    "features": features,
 }  # fmt: skip
 NUMBERS: list[Number] = [
     (TPUGRAPHS, "a perfect model {:.3f}", lambda: [result("tpugraphs_alexnet")["labels"]["all"]["ceiling"]]),
