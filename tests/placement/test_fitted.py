@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from gst.placement.loop import Loop
 from gst.placement.machines import generated_task, machine
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
-from gst.placement.reward import Reward, limits
+from gst.placement.reward import Reward, Surrogate, limits
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
 from gst.programs import traced
@@ -200,9 +201,27 @@ def test_limits_of_memories_tell_plans_that_fail_from_those_that_run() -> None:
     found = limits(task, [uses[more]], [uses[less]])
     assert found[task.devices[0].memory] == pytest.approx((less + more) / 2, abs=1), "half of the way to what ran"
     assert limits(task, plans[:1], plans[:1] * 3) == task.memories, "it ran three times and failed once"
+    assert limits(task, plans[:1], plans[:1] * 2)[task.devices[0].memory] < use, "a failure counts twice"
     reward = Reward(task, FittedSimulator(task))
     reward.learn(plans[1:], np.array([5.0]), plans[:1])
     assert np.isnan(reward(plans[:1])[0]) and reward(plans[1:])[0] == pytest.approx(5.0)
+
+
+def test_a_posterior_sample_is_weighed_by_what_the_model_predicts_besides() -> None:
+    """The model says that the plan which is slowest in simulation takes a hundredth of its time."""
+    task = task_of("generated")
+    first, *others = plans_of(task, 20)
+
+    class Halves(Surrogate):
+        corrects, least = True, 0
+
+        def __call__(self, plans: Sequence[Plan], simulated_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return np.array([np.log(0.01) * (plan.key == slowest.key) for plan in plans]), np.zeros(len(plans))
+
+    slowest = max([first, *others], key=lambda plan: SimulatedObjective(task)([plan])[0])
+    plans = [*others, first]
+    chosen = Reward(task, Halves()).chosen(plans, 1, np.random.default_rng(0))
+    assert plans[chosen[0]].key == slowest.key
 
 
 @pytest.mark.parametrize("killed_after", rest_in_e2e([1, 9, 16, 27, 36], [9, 27]))
