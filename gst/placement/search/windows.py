@@ -223,7 +223,7 @@ def anneal_window(home, order, position, low, high, used, steps, temperature, st
         on_chain = uniform(state) < 0.5
         node = chain[np.int64(uniform(state) * length)] if on_chain else span[np.int64(uniform(state) * len(span))]
         count, origin, to, first = step_from(
-            node, span, low, home, order, position, now.before, used, is_tight, False, state, arrays, moved_groups,
+            node, span, low, home, order, position, now.before, used, is_tight, state, arrays, moved_groups,
             sources,
         )  # fmt: skip
         if count < 0:
