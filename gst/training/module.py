@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,8 +21,8 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.arrivals import Arrivals
 from embedding_cache.sharded import ShardedTable
-from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
-from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
+from gst.cost.losses import WITHIN_A_GRAPH, check_positive, loss_of
+from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader
 from gst.method.draws import Estimate, checked_estimate
 from gst.method.estimator import GraphSegmentTraining
@@ -51,8 +50,8 @@ class SegmentTrainingModule(L.LightningModule):
         record_step: pad steps to one size, that of the largest, and on an accelerator record one as a graph (a CUDA
             graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
             size; see `docs/operations.md`.
-        loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
-            then has as many outputs).
+        loss: name of a loss in `gst.cost.LOSSES`; `log_runtime` makes scores logarithms of runtimes, `cross_entropy`
+            classes (the head then has as many outputs).
 
     Attributes:
         estimator: the model; without a table, and with uniform draws, before a training.
@@ -73,15 +72,14 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        loss: Literal[
-            "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
-        ] = "pairwise_hinge",
+        loss: str = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: Estimate = "auto",
         record_step: bool | None = None,
     ) -> None:
         super().__init__()
+        loss_of(loss)
         self.save_hyperparameters()
         for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
@@ -183,7 +181,7 @@ class SegmentTrainingModule(L.LightningModule):
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
         self._has_gradients = loss is not None
         if loss is None:
-            loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
+            loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
         share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
         together = loss.detach() * share
         if step.peers is not None:  # as gradients are averaged: schedulers and reports of all processes see one number
@@ -242,7 +240,7 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
-        return LOSSES[self.loss](scores + self.offset.float(), targets)
+        return loss_of(self.loss)(scores + self.offset.float(), targets)
 
     def _reading(self, step: Step, ahead: int) -> Any:
         """Draw a step; the result reads its segments."""
@@ -322,15 +320,8 @@ class SegmentTrainingModule(L.LightningModule):
         self._evaluated.clear()
         joined = {name: _joined(pieces) for name, pieces in by_graph.items()}
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
-        pairs = list(self.scored.values())
-        if pairs and all(len(scores) == 1 for scores, _ in pairs):  # one target per graph: rank the graphs
-            pairs = [_joined(pairs)]
-        measure = classify if self.loss == "cross_entropy" else evaluate
-        metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
-        means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
-        if self.loss in OF_ALL and pairs:
-            overall = OF_ALL[self.loss](*(each.numpy() for each in _joined(pairs)))
-            means |= {f"{part}/{key}": value for key, value in overall.items()}
+        metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
+        means = {f"{part}/{key}": value for key, value in metrics.items()}
         if not self.trainer.sanity_checking and not any(
             np.isfinite(value) for key, value in means.items() if "slowdown" not in key
         ):
@@ -366,77 +357,9 @@ class SegmentTrainingModule(L.LightningModule):
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
-def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return ranking metrics of one graph; NaN where its targets are all equal. Constant scores have a tau of 0.
-
-    Examples:
-        >>> evaluate(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))["tau"]
-        1.0
-    """
-    undecided = len(targets) > 1 and np.ptp(scores) == 0 and np.ptp(targets) > 0
-    return {
-        "tau": 0.0 if undecided else kendall_tau(scores, targets) if len(targets) > 1 else float("nan"),
-        "ordered_pairs": ordered_pair_accuracy(scores, targets),
-        "slowdown@1": slowdown_at_k(scores, targets, 1),
-        "slowdown@5": slowdown_at_k(scores, targets, 5),
-    }
-
-
-def errors(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the mean absolute error and the root of the mean squared error, in the unit of the targets.
-
-    Examples:
-        >>> errors(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
-        {'mae': 1.0, 'rmse': 1.4142135623730951}
-    """
-    off = scores.astype(np.float64) - targets
-    return {"mae": float(np.abs(off).mean()), "rmse": float(np.sqrt(np.square(off).mean()))}
-
-
-def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Return the median of |exp(score) - target| / target over all graphs and configurations.
-
-    Examples:
-        >>> round(median_error(np.log([1.1, 2.0, 4.0]), np.array([1.0, 2.0, 2.0])), 3)
-        0.1
-    """
-    return float(np.median(np.abs(np.exp(scores.astype(np.float64)) - targets) / targets))
-
-
-OF_ALL: dict[str, Callable[[np.ndarray, np.ndarray], dict[str, float]]] = {
-    "squared_error": errors,
-    "log_runtime": lambda scores, targets: {"median_error": median_error(scores, targets)},
-}
-"""Metrics over all graphs together, by the loss."""
-
-
-def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the accuracy, its mean over the classes of the targets (balanced accuracy), and the mean of F1 over all
-    classes that are targets or predicted (macro F1, `sklearn.metrics.f1_score`).
-
-    Examples:
-        >>> classify(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0.0, 1.0, 1.0]))["macro_f1"]
-        0.6666666666666666
-    """
-    predicted = scores.argmax(-1)
-    correct = predicted == targets
-    by_class = [correct[targets == label].mean() for label in np.unique(targets)]
-    f1 = [
-        2 * (correct & (targets == label)).sum() / ((targets == label).sum() + (predicted == label).sum())
-        for label in np.union1d(targets, predicted)
-    ]
-    means = {"accuracy": correct, "balanced_accuracy": by_class, "macro_f1": f1}
-    return {name: float(np.mean(values)) for name, values in means.items()}
-
-
 def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     scores, targets = zip(*pieces, strict=True)
     return torch.cat(scores), torch.cat(targets)
-
-
-def _mean_of_known(values: list[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")
 
 
 class HeadFinetuning(L.Callback):

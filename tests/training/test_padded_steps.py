@@ -25,7 +25,7 @@ from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 from gst.method.fixed_batch import Sizes
 from gst.method.recorded import Recorded
-from gst.nn import SAGE, FusedSAGE, Head, bounds, plans
+from gst.nn import SAGE, Head, bounds, plans
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
 from gst.training.recorded_step import PaddedSteps
 from tests.method.host_waits import TakesSegments
@@ -136,9 +136,8 @@ def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path
     assert len(set(eager.losses)) == EPOCHS * STEPS
 
 
-@pytest.mark.parametrize("encoder", [lambda: FusedSAGE(8, 1, 1, 8, 7), Messages], ids=["FusedSAGE", "of another"])
-def test_so_they_are_with_other_encoders(encoder: Callable[[], nn.Module], tmp_path: Path) -> None:
-    assert_same(fit(tmp_path, True, encoder=encoder), fit(tmp_path, False, encoder=encoder))
+def test_so_they_are_with_the_encoder_of_another(tmp_path: Path) -> None:
+    assert_same(fit(tmp_path, True, encoder=Messages), fit(tmp_path, False, encoder=Messages))
 
 
 def test_steps_that_are_too_large_for_their_padding_are_not_padded(
