@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gst.execution.plain import COMPILED
 from gst.placement.api import backend as module
 from gst.placement.api.trials import copies_of, lifted, outcome, overlaps
-from gst.training.placing import PlacedSteps
+from gst.training.callbacks import PlacedSteps
 from gst.util.compiled import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
