@@ -34,7 +34,7 @@ def padding(graph: SegmentedGraph, num_configs: int, steps: int = STEPS) -> dict
     and if each state had one; and how many steps are too large."""
     graphs, generator = [graph] * GRAPHS, np.random.default_rng(1)
     sizes = Sizes.of(graphs, GRAPHS, 1, num_configs, likely=True)
-    plans = FixedPlans([OPTIONS], sizes, graphs, 1)
+    plans = FixedPlans(OPTIONS, sizes, graphs, 1)
     needed, every, too_large = [], [], 0
     for _ in range(steps):
         picks = [(each, int(generator.integers(graph.num_segments))) for each in range(GRAPHS)]
@@ -48,10 +48,10 @@ def padding(graph: SegmentedGraph, num_configs: int, steps: int = STEPS) -> dict
         levels = OPTIONS.num_layers + 1
         needed.append(levels * batch.num_nodes + int(further(batch, OPTIONS)[:levels].sum()))
         every.append(levels * batch.num_nodes * num_configs)
-    surely = FixedPlans([OPTIONS], sizes._replace(likely=False), graphs, 1)
+    surely = FixedPlans(OPTIONS, sizes._replace(likely=False), graphs, 1)
     return {
-        "needed": float(np.mean(needed)), "padded": sum(plans.bounds[OPTIONS].rows),
-        "most": sum(surely.bounds[OPTIONS].rows), "every_state": float(np.mean(every)),
+        "needed": float(np.mean(needed)), "padded": sum(plans.bounds.rows),
+        "most": sum(surely.bounds.rows), "every_state": float(np.mean(every)),
         "steps": steps, "too_large": too_large,
     }  # fmt: skip
 

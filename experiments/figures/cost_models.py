@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from experiments.figures.documents import Number, result, table
@@ -82,42 +81,14 @@ def features() -> str:
     return table(["", *TASKS.values()], [["all", *bases], *([name, *row] for name, row in cells.items())])
 
 
-def plans() -> str:
-    found = result("measured_plans")
-    columns = [(kind, key) for kind in ("seen", "unseen") for key in ("tau", "linear_tau")]
-
-    def taus(program: str) -> list[str]:
-        return [f"{statistics.mean(found[kind]['programs'][program][key]):.2f}" for kind, key in columns]
-
-    rows = [[program, *taus(program), f"{each['repeats_tau']:.2f}"] for program, each in found["measured"].items()]
-    means = [f"{found[kind]['mean'][key]:.2f}" for kind, key in columns]
-    head = ["tau", "known program", "ridge", "unknown program", "ridge", "another run of the plans"]
-    return table(head, [*rows, ["mean", *means, ""]])
-
-
 def _ceilings() -> Sequence[float]:
     found = result("tpugraphs_across")
     return [found["ceiling"], found["ceiling_error"], found["chance"], found["ridge_on_itself"]]
 
 
-def circuits(task: str) -> str:
-    rows = result("circuits")[task].items()
-    return table(
-        ["", "tau, mean of three parts", "of each part", "error of ANDs"],
-        [
-            [
-                name, f"{each['tau_mean']:.3f}", ", ".join(f"{tau:.3f}" for tau in each["taus"]),
-                f"{100 * each['error']:.1f} %" if each["error"] is not None else "-",
-            ]
-            for name, each in rows
-        ],
-    )  # fmt: skip
-
-
 TABLES = {
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "reduction": reduction,
-    "features": features, "plans": plans, "circuits designs": lambda: circuits("designs"),
-    "circuits recipes": lambda: circuits("recipes"),
+    "features": features,
 }  # fmt: skip
 NUMBERS: list[Number] = [
     (TPUGRAPHS, "a perfect model {:.3f}", lambda: [result("tpugraphs_alexnet")["labels"]["all"]["ceiling"]]),

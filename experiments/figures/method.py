@@ -18,7 +18,7 @@ MATRIX = {
     "tasks": ("regression", "ranking", "classes", "binary", "several targets"),
     "precisions": ("fp64", "bf16 autocast", "fp16 with scaler"),
     "torch.compile": ("compile(encoder)", "compile(model)"),
-    "tables, estimates": ("no table", "table on disk", "regression estimate"),
+    "tables, estimates": ("no table", "table on disk", "composite estimate"),
     "resumed": ("resumed",),
 }
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}

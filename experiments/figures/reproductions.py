@@ -31,9 +31,9 @@ def _policy(name: str) -> Callable[[], str]:
 
 
 def _circuits() -> str:
-    found = result("circuits")["designs"]
-    best = max(each["tau_mean"] for each in found.values())
-    return f"tau {best:.2f} on unseen designs; the recipe alone {found['recipe alone']['tau_mean']:.2f}"
+    variants = result("variants_circuits")["variants"]
+    ours, whole = (variants[name]["score_mean"] for name in ("GST+E, difference", "whole graph"))
+    return f"tau {ours:.2f} with GST+E, difference, {whole:.2f} with whole graphs, on unseen designs"
 
 
 def _binaries() -> str:
@@ -43,14 +43,10 @@ def _binaries() -> str:
 
 
 def _certificates() -> str:
-    found = result("certificates")["rows"].values()
-    return f"{sum(each['optimal'] for each in found)} of {len(found)} plans proved optimal"
-
-
-def _doppler() -> str:
-    found = result("doppler")["rows"].values()
-    gaps = [statistics.median(each["ours"]) / each["lower_bound"] - 1 for each in found]
-    return f"plans 0 to {100 * max(gaps):.0f} % above the lower bound on {len(gaps)} problems"
+    rows = result("public_graphs")["graphs"].values()
+    gaps = [each["annealing"] / max(each["chains"], each["branches"]) - 1 for each in rows]
+    proved = sum(each["proved"] for each in rows)
+    return f"{proved} of {len(gaps)} plans proved optimal, median gap {100 * statistics.median(gaps):.1f} %"
 
 
 ROWS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
@@ -60,10 +56,9 @@ ROWS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
     ("ColocRL (2017), simulated GPUs", "reproductions.colocrl", _policy("colocrl"), "2026-11-23"),
     ("HDP (2018), simulated GPUs", "reproductions.hdp", _policy("hdp"), "2026-11-23"),
     ("GO (2020), simulated GPUs", "reproductions.go --evaluations 500 --seeds 2", _policy("go"), "2026-11-22"),
-    ("OpenABC-D (2021), circuits", "reproductions.circuits compare", _circuits, "2026-11-25"),
+    ("OpenABC-D (2021), circuits", "variants.compare --tasks circuits", _circuits, "2026-11-25"),
     ("call graphs of ELF binaries", "variants.compare --tasks elf-language", _binaries, "2026-11-24"),
-    ("MSR's cost graphs, certificates", "reproductions.public_problems.certificates", _certificates, "2026-11-25"),
-    ("DOPPLER (2025)", "reproductions.public_problems.doppler", _doppler, "2026-11-25"),
+    ("MSR's cost graphs, certificates", "reproductions.public_problems.table", _certificates, "2026-11-29"),
 )
 
 

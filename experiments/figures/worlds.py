@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.figures.documents import Number, result, table
-from experiments.worlds.study import ratio_of
+from experiments.worlds.rows import ratio_of
 
 PAGE = "docs/results.md"
 WORLDS = {

@@ -13,10 +13,9 @@ eight plans were measured, but not how devices slow down when all are busy. All 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,13 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.bootstrap import mean_interval
 from experiments.worlds.fitted import TenParameters
+from experiments.worlds.rows import Row, collect, listed, main, or_none, parser_of, ratio_of
 from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
-from gst.machine.devices import machine_record
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop, Trial, tau
@@ -43,8 +41,7 @@ from gst.placement.policies.inputs import policy_inputs
 from gst.placement.policies.ppo import draw, plans_of
 from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
-from gst.util.progress import Progress, bar
-from gst.util.writing import write_json
+from gst.util.progress import Progress
 
 AT_ONCE = 50  # plans drawn from an untrained policy
 GAPS = ("switch_us", "hand_over_us")
@@ -185,17 +182,16 @@ def curve(hidden: World, trials: Sequence[Trial]) -> list[list[float]]:
     return points
 
 
-def rows_of(
-    name: str, program: str, seed: int, missing: Sequence[tuple[int, str]], evaluations: int, is_new: bool
-) -> Iterable[dict[str, Any]]:
+def searches(case: Row, missing: Sequence[tuple[int, str]], evaluations: int, is_new: bool) -> Iterator[Row]:
     """Yield rows of one program in the world of one seed, for pairs of budget and way."""
+    name, program, seed = case["world"], case["program"], case["seed"]
     task = WORLDS[name][0](program)
     METHODS.update(methods_of(name, program))
     if {way for _, way in missing} & {"pretrained go", "zero-shot go"}:
         pretrained(name, program)  # its time is not that of a search
     hidden = world(task, seed)
     starts = plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), evaluations, seed=seed))
-    here = {"world": name, "program": program, "seed": seed, "nodes": task.num_nodes}
+    here = {"nodes": task.num_nodes}
     if is_new:
         plans = list(starts.values())
         fastest = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
@@ -229,64 +225,28 @@ def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]
     return ratio_of(pairs)
 
 
-def ratio_of(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
-    """Return the geometric mean of the first runtime of each pair / the second; both ends of its 95 % bootstrap
-    interval; and the number of pairs that ran. Nothing without pairs."""
-    logs = [math.log(mine / its) for mine, its in pairs if mine and its]
-    return [*np.exp(mean_interval(logs)).tolist(), len(logs)] if logs else []
-
-
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> Row:
     """Search in all worlds; rows that the file has are kept."""
-    names, ways = options.worlds.split(","), options.ways.split(",")
-    budgets = [int(each) for each in options.budgets.split(",")]
-    if unknown := [*(set(names) - WORLDS.keys()), *(set(ways) - WAYS.keys())]:
-        raise ValueError(f"there is no {min(unknown)!r}; worlds are {', '.join(WORLDS)}, ways {', '.join(WAYS)}")
+    names, ways = listed(options.worlds), listed(options.ways, WAYS)
+    pairs = list(product([int(each) for each in options.budgets.split(",")], ways))
     command = f"python -m experiments.worlds.study --worlds {options.worlds} --seeds {options.seeds} "
     command += f'--budgets {options.budgets} --ways "{options.ways}" --evaluations {options.evaluations}'
     command += f" --programs {' '.join(options.programs)}" if options.programs else ""
-    path: Path = options.json
-    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "command": command}
-    rows: list[dict[str, Any]] = before["rows"]
-    command = "; ".join(dict.fromkeys([*before["command"].split("; "), command]))
-    result: dict[str, Any] = {}
-    seeds = range(options.seeds)
-    cases = [(name, each, seed) for name in names for seed in seeds for each in options.programs or WORLDS[name][1]]
-    for case in bar(cases):
-        own = {(row["budget"], row["way"]) for row in rows if _case(row) == case}
-        missing = [pair for pair in product(budgets, ways) if pair not in own]
-        if not missing:
-            continue
-        rows += rows_of(*case, missing, options.evaluations, not own)
-        result = {"command": command, "rows": rows, "over_none": compared(rows), "machine": machine_record()}
-        write_json(path, result)
-    return result
 
+    def rows_of(case: Row, own: Sequence[Row]) -> Iterable[Row]:
+        done = {(row["budget"], row["way"]) for row in own}
+        missing = [pair for pair in pairs if pair not in done]
+        return searches(case, missing, options.evaluations, not own) if missing else []
 
-def or_none(ms: float) -> float | None:
-    return None if math.isnan(ms) else float(ms)
-
-
-def _case(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["world"], row["program"], row["seed"]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", default=",".join(WORLDS), help="of %(default)s")
-    parser.add_argument("--programs", nargs="*", help="by name; those of the world if none is named")
-    parser.add_argument("--seeds", type=int, default=10, help="worlds of each program (default: %(default)s)")
-    parser.add_argument("--budgets", default="20,50,200", help="numbers of measurements (default: %(default)s)")
-    help_text = "plans of each annealing in each round, of the network's a quarter (default: %(default)s)"
-    parser.add_argument("--evaluations", type=int, default=500, help=help_text)
-    parser.add_argument("--ways", default=",".join(COST_WAYS), help="of %(default)s")
-    results = Path("experiments/results/worlds.json")
-    parser.add_argument("--json", type=Path, default=results, help="(default: %(default)s)")
-    try:
-        run(parser.parse_args())
-    except ValueError as error:
-        parser.exit(2, f"study: {error}\n")
+    cases = [
+        {"world": name, "program": program, "seed": seed}
+        for name in names for seed in range(options.seeds) for program in options.programs or WORLDS[name][1]
+    ]  # fmt: skip
+    return collect(options.json, command, cases, rows_of, "over_none", compared)
 
 
 if __name__ == "__main__":
-    main()
+    parser = parser_of(__doc__, "worlds", ",".join(WORLDS), "20,50,200")
+    parser.add_argument("--programs", nargs="*", help="by name; those of the world if none is named")
+    parser.add_argument("--ways", default=",".join(COST_WAYS), help="of %(default)s")
+    main(run, parser)

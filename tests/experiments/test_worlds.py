@@ -175,4 +175,4 @@ def test_the_study_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert rows[: len(first["rows"])] == first["rows"] and {row["seed"] for row in rows} == {0, 1}
     assert json.loads(path.read_text())["over_none"]["giant"]["go at 16"][3] == 2
     wrong = subprocess.run([*command, "--ways", "best"], cwd=ROOT, capture_output=True, text=True)
-    assert wrong.returncode == 2 and "there is no 'best'; worlds are" in wrong.stderr
+    assert wrong.returncode == 2 and "there is no 'best'; there are" in wrong.stderr
