@@ -75,7 +75,7 @@ class MeasuredObjective:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
-        """Measure one batch after the other, each when it is asked for."""
+        """Measure one batch after the other, lazily."""
         return enumerate(map(self.measure, batches))
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:

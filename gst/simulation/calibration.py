@@ -114,8 +114,8 @@ def _overlaps(order, begin, end, intensity):
 
 
 def _add_gaps(gaps: dict[str, list[float]], simulator: Simulator, run: Timeline, spin_us: float) -> None:
-    """Add the microseconds from the moment when the inputs and cores of each operation are free until it starts, by the
-    name of the delay (`Contention`) that its thread has then."""
+    """Add the delay of each operation after its inputs and cores are free, in microseconds, by its name in
+    `Contention`."""
     costs = simulator.costs
     worker, leader = simulator.worker[run.device], simulator.leader.tolist()
     leading = [[core for core in mine if core in leader] for mine in simulator.cores]
