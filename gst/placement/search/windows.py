@@ -252,7 +252,7 @@ def copy_run(source, target, nodes):
 @compiled
 @no_type_check
 def run_window(home, order, low, first, high, limit, run, what, border):
-    """Compute the longest path through a window of `order`, `low` to `high`, with times of operations from `first` on.
+    """Compute the longest path through a window of `order`, `low` to `high`; operations before `first` did not change.
 
     Returns:
         The length, infinite if it would pass `limit`; and the place before which operations were computed.
