@@ -216,9 +216,6 @@ class Attempts(Generic[Worker]):
             self._begin(each, first=True)
 
 
-Answer = TypeVar("Answer")
-
-
 class FleetWorkers:
     """Processes on hosts of one kind that run plans of one program. Use it as a context manager.
 
