@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gst.nn.sparse import check_heads, neighbour_max
-from gst.placement.objectives import Budgeted
-from gst.placement.planning import TASKS, check_names
+from gst.placement.objectives import TASKS, Budgeted, check_tasks
 from gst.placement.policies.inputs import (
     COST_FEATURES,
     DEVICE_FEATURES,
@@ -134,7 +133,7 @@ class GO(nn.Module):
         attention_layers: int = 1, segment: int = 256, recurrence: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_names((), tasks)
+        check_tasks(tasks)
         self.tasks = tuple(name for name in TASKS if name in tasks)
         self.settings: dict[str, Any] = {
             "tasks": list(self.tasks), "channels": channels, "encoder_layers": encoder_layers,
