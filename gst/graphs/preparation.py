@@ -204,7 +204,8 @@ def main() -> None:
         except (EOFError, OSError):
             return
         try:
-            METHODS.setdefault(options["method"], method)  # registered in the parent
+            if method is not None:  # registered in the parent
+                METHODS.setdefault(options["method"], method)
             answer: Any = partition(*job, **options)
         except Exception as error:
             answer = error
