@@ -297,7 +297,7 @@ COLUMNS: dict[str, Setting] = {
     "compile(model)": Setting(compiled="model"),
     "no table": Setting(table="none"),
     "table on disk": Setting(table="disk"),
-    "regression estimate": Setting(estimate="regression"),
+    "composite estimate": Setting(estimate="composite"),
     "resumed": Setting(resumed=True),
 }
 
@@ -337,7 +337,7 @@ class Training:
         self.model = gst.GraphSegmentTraining(
             torch.compile(encoder, backend=backend) if setting.compiled == "encoder" else encoder, head, table=table,
             keep_probability=0.5 if table is not None and setting.estimate == "dropout" else 1.0,
-            estimate=setting.estimate if table is not None else "dropout",  # type: ignore[arg-type]
+            estimate=setting.estimate if table is not None else "dropout",
             inputs=row.inputs(self.data[0]),
         )  # fmt: skip
         self.model(self.cut)  # widths of lazy layers

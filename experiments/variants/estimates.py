@@ -33,10 +33,8 @@ STEPS = 150  # at which errors are taken, in the last three quarters of them
 ESTIMATES: dict[str, dict[str, Any]] = {
     "GST+E (p = 1)": {"estimate": "dropout"},
     "GST+ED (p = 0.5)": {"keep_probability": 0.5},
-    "GST+ED (p = 0.5), fixed number": {"keep_probability": 0.5, "estimate": "fixed_dropout"},
     "p = 0": {"keep_probability": 0.0},
     "difference": {"estimate": "difference"},
-    "regression": {"estimate": "regression"},
     "composite": {"estimate": "composite"},
 }
 

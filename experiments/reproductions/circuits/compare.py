@@ -39,7 +39,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "GST+E": ({}, {"table": True, "estimate": "dropout"}),
     "GST+ED": ({}, {"table": True, "keep_probability": 0.5}),
     "GST+E, difference": ({}, {"table": True, "estimate": "difference"}),
-    "GST+E, regression": ({}, DEFAULT),
+    "GST+E, composite": ({}, DEFAULT),
     "whole graph": ({}, {}),
     "OpenABC-D's form, whole graph": ({"published": True}, {}),
 }

@@ -26,7 +26,7 @@ from gst.util.untrusted import DAMAGE, check_weights, plain, read_tensors, shown
 from gst.util.writing import atomic_path
 
 SCHEMA = 2
-DEFAULT: dict[str, Any] = {"table": True, "estimate": "regression"}
+DEFAULT: dict[str, Any] = {"table": True, "estimate": "composite"}
 """How networks that see the graph are trained."""
 KINDS = ("graph", "statistics", "counts")
 LONGER = 3  # a step without a graph takes less than half the time, and gains from more of them

@@ -53,7 +53,7 @@ def made_examples(count: int = 6) -> list[Example]:
 @pytest.mark.slow
 def test_it_learns_the_order_of_recipes() -> None:
     examples = made_examples()
-    for settings, estimator in (VARIANTS["GST+E, regression"], ({"sees": "statistics"}, {})):
+    for settings, estimator in (VARIANTS["GST+E, composite"], ({"sees": "statistics"}, {})):
         models = train_ensemble(examples[:4], 0, 1, Schedule(150, circuits=4), settings, estimator)
         scores = {each.name: score(predict(models, each)[:, -1, 0], each) for each in examples[4:]}
         assert (mean_score(scores)["tau"] or 0) > 0.8, settings
