@@ -234,17 +234,6 @@ def features() -> str:
     return table(["", *FEATURE_TASKS.values()], [bases, *rows])
 
 
-def circuits(task: str) -> str:
-    rows = [
-        {**each, "each": ", ".join(f"{tau:.3f}" for tau in each["taus"])} for each in named(result("circuits")[task])
-    ]
-    return formatted(rows, [("", "{name}"), ("tau, mean of three parts", "{tau_mean:.3f}"), ("of each part", "{each}"),
-                            ("error of ANDs", "{error:.1%}")])  # fmt: skip
-
-
-# Placement --------------------------------------------------------------------------------------------------------
-
-
 def placement(heads: Sequence[str] = tuple(head for head, _ in PLACED)) -> str:
     found = result("placement")
     ratios = [(name, f"{{{key}:.2f}}x ({{{key}_low:.2f}}..{{{key}_high:.2f}})") for key, name in RATIOS.items()]
@@ -417,7 +406,6 @@ TABLES: dict[str, Callable[[], str]] = {
         ("fewer than all by", "{fewer_than_full:.0f}x"), ("tau", "{tau_mean:.3f} ± {tau_sd:.3f}"),
         ("step, ms", "{step_ms:.0f}"),
     ]),
-    "circuits designs": lambda: circuits("designs"), "circuits recipes": lambda: circuits("recipes"),
     "placement": placement, "placement in short": lambda: placement(FEW),
     "executor": rows_of("executor", "workloads", [
         ("ms", "{name}"), ("operations", "{num_nodes:,}"), ("as written, one thread", "{eager_ms:.0f}"),

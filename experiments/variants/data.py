@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from experiments.reproductions.circuits.compare import labelled_files
-from experiments.reproductions.circuits.features import circuit_graph
-from experiments.reproductions.circuits.files import SHARED
-from experiments.reproductions.circuits.labels import read_labels
+from experiments.reproductions.circuits.source import Circuits
 from experiments.reproductions.elf import ElfBinaries
 from gst.data import TpuGraphs, group_of
 from gst.data.loader import Selection, StepLoader, split
-from gst.data.source import GraphSource, fingerprint_of_files
 from gst.data.synthetic import SyntheticPrograms
-from gst.graphs.graph import Graph
 from gst.graphs.store import open_store, prepare
 
 STORES = Path("runs/stores")
 ALEXNET = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 TILE = "../shared/data/tpugraphs/tile/xla/train/*.npz"
-LABELS = Path("experiments/results/circuits_labels.jsonl.xz")
-
-
-@dataclass(frozen=True)
-class CircuitShrinkage(GraphSource):
-    """And-inverter graphs and output cones of them; the target is the mean over synthesis recipes of log(ANDs that are
-    left / ANDs), from `experiments.reproductions.circuits`. Names begin with the design.
-
-    Args:
-        most_nodes: larger circuits are left out.
-    """
-
-    most_nodes: int = 30_000
-
-    def __iter__(self) -> Iterator[Graph]:
-        ratios: dict[str, list[float]] = {}
-        for (digest, _), counts in read_labels(LABELS).items():
-            if counts is not None:
-                ratios.setdefault(digest, []).append(np.log(max(counts[-1][0], 1) / max(counts[0][0], 1)))
-        for file in labelled_files(SHARED):
-            values = ratios.pop(file.digest, [])  # of files with the same content the first
-            graph = circuit_graph(file.read()) if len(values) > 1 else None
-            if graph is not None and graph.num_nodes <= self.most_nodes:
-                yield replace(graph, name=f"{file.design}/{file.name}", targets=np.array([np.mean(values)]))
-
-    def fingerprint(self) -> str:
-        return fingerprint_of_files([SHARED, LABELS], f"CircuitShrinkage 1 {self.most_nodes}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +53,7 @@ class Task:
         if self.name == "tile":
             return TpuGraphs([TILE])
         if self.name == "circuits":
-            return CircuitShrinkage()
+            return Circuits()
         if self.name == "synthetic":
             return SyntheticPrograms(num_nodes=100_000, num_configs=128)
         label: Any = self.name.removeprefix("elf-")
@@ -121,8 +88,6 @@ TASKS = {
         Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3),
         Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
              1e-2, classes=3),
-        Task("elf-call_depth", "number", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             1e-2),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
              "config_symbols": 7}, 2, 1, 8, 1e-2, held_out=32),
     )

@@ -43,7 +43,7 @@ from gst.programs.traces import resolve, traced
 from gst.util.child import Child, ChildFailed, connect
 from gst.util.process import WAITING, keep_freed_memory
 from gst.whole_model.choosing import TimeIsUp, candidates, stopped_after
-from gst.whole_model.variants import COMPILED, KERNELS, MODES, ONE_GRAPH, PYTORCH, Bound, Variant
+from gst.whole_model.variants import COMPILED, KERNELS, MODES, ONE_GRAPH, PYTORCH, Bound, Variant, tensors_of
 
 MODULE = "gst.whole_model.child_process"
 START_LIMIT_S = 900.0  # to import, trace, and compile
@@ -259,7 +259,7 @@ def made_on_accelerator(
     else:
         step = resolve(source)
         step = replace(step, inputs=pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), step.inputs))
-        inputs = tuple(each for each in pytree.tree_leaves(step.inputs) if isinstance(each, Tensor))
+        inputs = tuple(tensors_of(step.inputs))
         written = unseeded()(as_written(step, device))  # draws as a step does without plans
     written()  # raises what no variant can avoid
     steady, streams = num_weights(program), StreamSearch(seconds / 4)

@@ -104,11 +104,8 @@ class Candidates:
 
     def serious(self) -> tuple[dict[str, GuardedRun], dict[str, str]]:
         """Return the variants that may win, with `pytorch` and `compiled` to compare, and why others may not."""
-        runs = {
-            name: run
-            for name, run in self.runs.items()
-            if name in (PYTORCH, COMPILED) or self.first_ms[name] <= MAY_WIN * self.best_ms
-        }
+        may_win = {name for name, ms in self.first_ms.items() if ms <= MAY_WIN * self.best_ms}
+        runs = {name: run for name, run in self.runs.items() if name in may_win | {PYTORCH, COMPILED}}
         slow = {name: f"left out: {ms:.2f} ms in first runs" for name, ms in self.first_ms.items() if name not in runs}
         return runs, {**self.reasons, **slow}
 
@@ -172,12 +169,11 @@ def step_candidates(
         cores: number of cores of the devices.
     """
 
-    def wrong(run: Function) -> str | None:
-        return difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0)
-
-    kinds = [Variant(PYTORCH), Variant(COMPILED)]
-    guard, make = Guard(None, inputs, weights=False), partial(step_run, step, program, inputs)
-    subject = Subject(step.function, inputs, kinds + on_other_threads(kinds, cores), make, wrong, lambda variant: guard)
+    kinds, guard = [Variant(PYTORCH), Variant(COMPILED)], Guard(None, inputs, weights=False)
+    subject = Subject(
+        step.function, inputs, kinds + on_other_threads(kinds, cores), partial(step_run, step, program, inputs),
+        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0), lambda _: guard,
+    )  # fmt: skip
     return tried(subject, seconds, compiled, progress)
 
 

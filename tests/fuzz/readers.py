@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from experiments.reproductions.elf import call_graph, node_features, open_binary
-from experiments.reproductions.elf.calls import call_depth, language
+from experiments.reproductions.elf.calls import language
 from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
 from experiments.reproductions.graphnet.reader import operator_graph, read_sources
@@ -142,7 +142,7 @@ def _indexed(path: Path) -> object:
 def _binary(path: Path) -> object:
     binary = open_binary(path)
     calls = call_graph(binary)
-    return node_features(calls), call_depth(calls), language(binary), binary.needed()
+    return node_features(calls), language(binary), binary.needed()
 
 
 def _write_packages(folder: Path) -> Path:
@@ -315,7 +315,6 @@ READERS = {
     "fx sources": Reader(_write_sources, _operators),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
-    "elf aarch64": Reader(_copied("elf/calls_aarch64.so"), _named(_binary)),
     "debian packages": Reader(_write_packages, _packages),
     "edge list": Reader(_text("a.edgelist", "# caller callee\n1 2\n2 3\n\n3 10\n"), read_edge_list),
     "malnet": Reader(_write_malnet, _malnet),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gst.placement.api import backend as module
 from gst.placement.api.trials import copies_of, lifted, outcome, overlaps
-from gst.training.placing import PlacedSteps
+from gst.training.callbacks import PlacedSteps
 from gst.util.compiled import compiler
 from gst.whole_model.variants import COMPILED
 

@@ -124,6 +124,15 @@ def test_by_hand_a_value_travels_between_memories() -> None:
     assert peak_bytes(costs, got) == {"memory 0": 1000, "memory 1": 2000}
 
 
+def test_by_hand_a_value_stays_until_its_copy_has_arrived() -> None:
+    """Operation 0 ends at 10, and its copy arrives at 25; operation 2 makes another value in memory 0 meanwhile."""
+    devices = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(2)]
+    costs = made(devices, [(0, 1)], np.array([[10.0, 7, 2], [10, 7, 2]]))
+    run = Simulator(costs, NOTHING).run(Plan(names(devices), np.array([0, 1, 0])))
+    assert run.end_us.tolist() == [10, 32, 12]
+    assert peak_bytes(costs, run) == {"memory 0": 2000, "memory 1": 2000}
+
+
 def test_by_hand_a_value_crosses_once_and_copies_of_a_memory_go_one_after_the_other() -> None:
     """Device 0 ends 0 at 10 and 1 at 12. A copy takes 15 us: the value of 0 is in memory 1, for both of its readers, at
     25, then in memory 2 at 40; that of 1, made in between, is in memory 1 at 55."""

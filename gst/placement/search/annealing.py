@@ -226,7 +226,7 @@ class ComputedOperations:
                 arrays._replace(
                     **edge_lists(edges[:, (edges >= 0).all(0)], len(self.nodes), by_node=True)._asdict(),
                     times=np.ascontiguousarray(arrays.times[:, self.nodes]), amounts=arrays.amounts[self.nodes],
-                    limits=limits_bytes(task), file_rank=np.arange(len(self.nodes)),
+                    limits=limits_bytes(task),
                 ),
                 groups.astype(np.int64), self._units.load_bytes[unit],
             ),

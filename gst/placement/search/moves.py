@@ -28,7 +28,7 @@ def uniform(state):
 @compiled
 @no_type_check
 def step_from(
-    node, span, low, home, order, position, before, used, is_tight, fixed_order, state, arrays, moved_groups, sources
+    node, span, low, home, order, position, before, used, is_tight, state, arrays, moved_groups, sources
 ):  # fmt: skip
     """Change `home` and `order` by a step that begins at a node.
 
@@ -48,7 +48,7 @@ def step_from(
     nodes, devices, high = len(span), arrays.times.shape[0], low + len(span)
     count, origin, to, first = 0, -1, -1, high
     draw = uniform(state)
-    if devices > 1 and (fixed_order or draw < 0.7):
+    if devices > 1 and draw < 0.7:
         old, target = home[node], home[node]
         if uniform(state) < 0.5:
             target = home[_neighbour(node, state, arrays)]
@@ -83,7 +83,7 @@ def step_from(
         if not able:
             take_back(home, used, arrays, moved_groups, sources, count)
             return -1, origin, to, first
-    if not fixed_order and (count == 0 or draw < 0.3):
+    if count == 0 or draw < 0.3:
         earliest, latest, origin = low, high - 1, position[node]
         for producer in arrays.producers[arrays.producer_indptr[node] : arrays.producer_indptr[node + 1]]:
             earliest = max(earliest, position[producer] + 1)

@@ -1,4 +1,4 @@
-"""The Lightning callback that lets the steps of a module run by `torch.compile(backend="gst")`."""
+"""Callbacks that a configuration names: finetuning of the head, and steps run by `torch.compile(backend="gst")`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 LOGS = ("log", "log_dict")  # look at the signatures of the steps, which Dynamo cannot follow
+
+
+class HeadFinetuning(L.Callback):
+    """Callback for head finetuning (+F; Cao et al. 2023, section 3.4): for the last `epochs` it clears the embedding
+    table, freezes the encoder and tunes the head. Each segment is then encoded once, when it is first needed.
+    """
+
+    def __init__(self, epochs: int = 1) -> None:
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}; finetuning takes at least one")
+        self.epochs = epochs
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        estimator: Any = pl_module.estimator
+        last = trainer.max_epochs
+        if not last or last <= self.epochs:
+            raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
+        if trainer.current_epoch >= last - self.epochs and not estimator.encoder_frozen:
+            estimator.freeze_encoder()
+            _reduce_what_learns(trainer.strategy, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin the epoch of a training that was resumed between two epochs: `on_train_epoch_start` is not called."""
+        self.on_train_epoch_start(trainer, pl_module)
+
+
+def _reduce_what_learns(strategy: Strategy, module: L.LightningModule) -> None:
+    """Wrap the module in a new DistributedDataParallel, which does not wait for gradients of frozen parameters."""
+    if isinstance(strategy, DDPStrategy) and strategy.model is not module:
+        strategy.model = module
+        strategy.configure_ddp()
 
 
 class PlacedSteps(L.Callback):

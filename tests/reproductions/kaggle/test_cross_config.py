@@ -5,24 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from reference import ENCODERS, random_graph
+from reference import random_graph
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
+from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
 from gst.graphs.config_classes import fingerprints, reference_configs, with_references
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.nn import CrossConfigHead, Head
+from gst.nn import SAGE, Head
 from partitioners import partition
 from tests.relabelling import relabelled_graph
 
 REFERENCES = 4
+ENCODERS = {
+    "sage": lambda: SAGE(8, 2),
+    "fused": lambda: FusedSAGE(8, 1, 1),
+    "nodes": lambda: NormedSAGE(8, 2, normalise_over="nodes"),
+}
 
 
 def cross_model(kind: str = "sage", references: int = REFERENCES, **settings) -> GraphSegmentTraining:
     torch.manual_seed(0)
-    encoder, head = ENCODERS[kind](8, 2), CrossConfigHead(8, references, heads=2)
+    encoder, head = ENCODERS[kind](), CrossConfigHead(8, references, heads=2)
     model = GraphSegmentTraining(encoder, head, "sum", **settings)
     scores(model, segment(random_graph(0), 6), torch.arange(3))
     return model
@@ -42,7 +48,7 @@ def with_configs(graph: Graph, chosen: np.ndarray) -> Graph:
 # The score of a configuration ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sage", "fused", "nodes"])
+@pytest.mark.parametrize("kind", ENCODERS)
 def test_scores_depend_neither_on_chunks_nor_on_the_order_of_a_list(kind: str) -> None:
     graph, model = segment(random_graph(4, num_configs=11), 6), cross_model(kind)
     together = scores(model, graph, torch.arange(11))
