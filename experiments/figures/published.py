@@ -47,7 +47,7 @@ def system(learner: str) -> str:
 
 
 def generalize() -> str:
-    """Return a line for each family of programs that GO has not learned on."""
+    """Return a line for each family of programs that was left out when GO learned."""
     rows = result("go_generalize")["rows"].values()
     families = {each["family"]: [one for one in rows if one["family"] == each["family"]] for each in rows}
 

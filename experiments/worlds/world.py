@@ -52,7 +52,7 @@ FITS = 0.6  # share of what a program needs on one accelerator that fits there
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A task as a search believes it, and the machine that it is measured on.
+    """A task as a search believes it, and the machine that measures its plans.
 
     Args:
         task: what a search may know.
