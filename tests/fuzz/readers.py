@@ -21,7 +21,7 @@ from experiments.reproductions.elf import call_graph, node_features, open_binary
 from experiments.reproductions.elf.calls import language
 from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
-from experiments.reproductions.graphnet.reader import operator_graph, read_sources
+from experiments.reproductions.graphnet.reader import read_sources
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.cli import main
 from gst.cost import CostModel
@@ -125,7 +125,7 @@ def _write_sources(folder: Path) -> Path:
 
 
 def _operators(samples: Path) -> object:
-    return [operator_graph(source) for source in read_sources(samples)]
+    return [(source.inputs, source.forward) for source in read_sources(samples)]
 
 
 def _write_indices(folder: Path) -> Path:
