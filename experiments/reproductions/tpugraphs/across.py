@@ -22,8 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,16 @@ def trainings(kinds: Graphs) -> dict[str, list[str]]:
     return {" + ".join(["alexnet", *names[1:end]]): names[:end] for end in range(1, len(names) + 1)}
 
 
-def run(kinds: Graphs, unet: SegmentedGraph, seeds: int, steps: int, done: Found) -> Iterator[Found]:
-    """All that was found, after each training that was not `done` before."""
-    compared, taught = models(steps), trainings(kinds)
-    todo = [(seed, names, model) for seed in range(seeds) for names in taught for model in compared]
-    for seed, names, model in tqdm(todo, dynamic_ncols=True):
-        found = done.setdefault(names, {}).setdefault(model, {"taus": [], "known": []})
-        if len(found["taus"]) > seed:
-            continue
+def run(kinds: Graphs, unet: SegmentedGraph, seeds: int, steps: int) -> Found:
+    """Train every model on every training; return the taus of the U-Net and of what is held out of AlexNet."""
+    compared, taught, alexnet = models(steps), trainings(kinds), kinds["layout"][0]
+    found: Found = {names: {model: {"taus": [], "known": []} for model in compared} for names in taught}
+    for seed, names, model in tqdm(list(product(range(seeds), taught, compared)), dynamic_ncols=True):
         lessons, held = split(kinds, taught[names], seed)
-        scores, alexnet = compared[model](lessons, seed), kinds["layout"][0]
-        found["taus"].append(kendall_tau(scores(unet), unet.targets))
-        found["known"].append(kendall_tau(scores(alexnet)[held], alexnet.targets[held]))
-        yield done
+        scores = compared[model](lessons, seed)
+        found[names][model]["taus"].append(kendall_tau(scores(unet), unet.targets))
+        found[names][model]["known"].append(kendall_tau(scores(alexnet)[held], alexnet.targets[held]))
+    return found
 
 
 def split(kinds: Graphs, names: Sequence[str], seed: int) -> tuple[list[Lessons], np.ndarray]:
@@ -111,9 +109,8 @@ def split(kinds: Graphs, names: Sequence[str], seed: int) -> tuple[list[Lessons]
     return [[(alexnet, rest)], *everything[1:]], held
 
 
-def summary(found: dict[str, list[float]], seeds: int) -> dict[str, Any]:
-    """Of the first `seeds` seeds."""
-    taus, known = found["taus"][:seeds], found["known"][:seeds]
+def summary(found: dict[str, list[float]]) -> dict[str, Any]:
+    taus, known = found["taus"], found["known"]
     half = stats.t.ppf(0.975, len(taus) - 1) * stats.sem(taus) if len(taus) > 1 else float("nan")
     means = {"tau_mean": statistics.mean(taus), "interval": float(half), "known_mean": statistics.mean(known)}
     return {**means, "taus": taus, "known": known}
@@ -140,15 +137,8 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     kinds, unet = read_all(options.data)
-    part = options.json.with_suffix(".part.json")  # what an earlier run with as many steps has found
-    before = json.loads(part.read_text()) if part.exists() else {}
-    done: Found = before["found"] if before.get("steps") == options.steps else {}
-    for found in run(kinds, unet, options.seeds, options.steps, done):
-        part.write_text(json.dumps({"steps": options.steps, "found": found}))
-    rows = {
-        names: {model: summary(done[names][model], options.seeds) for model in models(options.steps)}
-        for names in trainings(kinds)
-    }
+    found = run(kinds, unet, options.seeds, options.steps)
+    rows = {names: {model: summary(each) for model, each in row.items()} for names, row in found.items()}
     ceiling = noise_ceiling(unet)
     command = f"python -m experiments.reproductions.tpugraphs.across --seeds {options.seeds} --steps {options.steps}"
     result = {
@@ -158,7 +148,6 @@ def main() -> None:
         "command": command,
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    part.unlink(missing_ok=True)
     for names, row in rows.items():
         print(names, {model: round(each["tau_mean"], 3) for model, each in row.items()})
 
