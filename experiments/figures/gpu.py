@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,14 @@ VARIANTS = {
     "unshared fp32": "every state computed, fp32", "shared fp32": "equal states once, fp32",
     "shared bf16": "equal states once, bf16",
 }  # fmt: skip
+CALLS = ("replays", "copies", "clones", "waits")
+FUSED = {
+    "compiled_ms": "torch.compile", "reduce-overhead_ms": "reduce-overhead",
+    "compiled_graph_ms": "compiled step in a CUDA graph", "fused_1_lanes_ms": "1 stream", "fused_2_lanes_ms": "2",
+    "fused_4_lanes_ms": "4", "fused_8_lanes_ms": "8",
+}  # fmt: skip
+
+HOST_PARTS = ("draw", "read", "count rows", "equal states", "fill", "finish")
 
 
 def streams() -> str:
@@ -51,6 +60,35 @@ def place() -> str:
     return table(["plan", "median ms, first set of runs", ""], rows)
 
 
+def fused() -> str:
+    """Return the table of a prototype that puts Inductor's kernels on several streams.
+
+    Cells are of the latest run; an earlier run fills cells that the latest lacks.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for each in result("gpu/h200_fused_lanes")["rows"]:
+        rows[each["program"]] = rows.get(each["program"], {}) | each
+    head = ["ms", *FUSED.values()]
+    return table(head, [[name.replace(":", ": "), *(f"{each[key]:.2f}" if key in each else "-" for key in FUSED)]
+                        for name, each in rows.items()])  # fmt: skip
+
+
+def calls() -> str:
+    """Return the table of calls of a step, and of its schedules in simulation beside those of the prototype."""
+    head = ["step in place", "kernels on CPU / H200", "graphs", "copies", "clones", "waits", "memory",
+            "ms on 1", *(f"on {count}, simulated / H200" for count in (2, 4, 8))]  # fmt: skip
+    rows = []
+    for name, found in result("kernel_calls")["programs"].items():
+        there = found["h200"]
+        streams = list(there["streams"].values())
+        rows.append([
+            name.replace(":", ": "), f"{found['kernels']} / {there['kernels']}", *(str(found[key]) for key in CALLS),
+            f"{max(each['memory'] for each in streams):.2f}x", f"{streams[0]['measured_ms']:.2f}",
+            *(f"{each['simulated_ms']:.2f} / {each['measured_ms']:.2f}" for each in streams[1:]),
+        ])  # fmt: skip
+    return table(head, rows)
+
+
 def on_cpu() -> str:
     """Return the table of training steps on two CPU cores, whose kernels run one after the other in place."""
     head = ["training step on two CPU cores, ms", "kernels", "torch.compile", "kernels in place", "gain"]
@@ -71,6 +109,37 @@ def step_calls() -> str:
         launched = sum(each["operators"] for each in parts) - recorded
         rows.append([name, str(launched), f"{recorded:,}" if recorded else "-", copies, waits])
     return table(["step", "operators", "operators of the graph", "copies", "waits"], rows)
+
+
+def host_work() -> str:
+    """Return the table of the host's milliseconds in a step."""
+    rows = [
+        [f"{name}, {'padded' if kind == 'padded' else 'eager, rows found on the host'}",
+         *(f"{parts[part]:.2f}" if part in parts else "-" for part in HOST_PARTS)]
+        for name, found in result("host_work")["cases"].items() for kind, parts in found.items()
+    ]  # fmt: skip
+    return table(["ms", *HOST_PARTS], rows)
+
+
+def _before() -> tuple[float, ...]:
+    """Return time, memory, and the number of processes of steps by older packages, over those of now."""
+    now, before = (result("host_work")["whole_steps"][name] for name in ("now", "before"))
+    ratios = [statistics.median(before[key]) / statistics.median(now[key]) for key in ("step_ms_min", "peak_mib")]
+    return *ratios, len(now["peak_mib"])
+
+
+def padding() -> str:
+    """Return the table of rows of padded steps on real programs."""
+    rows = [
+        [f"{row['program']}, {row['configs']} configurations", *(f"{row[key]:,.0f}" for key in ("needed", "padded")),
+         f"{row['padded'] / row['needed']:.2f}x", f"{row['most']:,.0f}", f"{row['every_state']:,.0f}",
+         f"{row['too_large']} of {row['steps']}"]
+        for row in result("padding")["rows"]
+    ]  # fmt: skip
+    return table(
+        ["rows of a step", "needed", "padded", "", "so that none is larger", "each state one", "steps that are larger"],
+        rows,
+    )
 
 
 def _programs() -> dict[str, Any]:
@@ -112,10 +181,16 @@ TABLES = {
     "gpu streams": streams,
     "gpu step": step,
     "gpu place": place,
+    "gpu fused kernels": fused,
+    "calls of a step": calls,
     "kernels on cpu": on_cpu,
     "calls of a training step": step_calls,
+    "work of the host": host_work,
+    "padding": padding,
 }
 NUMBERS: list[Number] = [
+    ("docs/performance.md", "takes {:.2f} times as long and {:.2f} times the memory, medians of {:.0f} processes each",
+     _before),
     (PAGE, "takes {:.1f} ms by a plan over GPU and CPU and {:.1f} ms by Accelerate's offload ({:.2f} times as long)",
      _offload),
     (PAGE, "eager takes {:.2f} ms, the best plan {:.2f} ms and the winner, one graph, {:.2f} ms", _place),

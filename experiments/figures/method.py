@@ -195,6 +195,11 @@ def _preparing() -> list[float]:
     return [peaks[10**4], peaks[10**6], peaks[10**7], found["prepare_workers_mib"][-1]]
 
 
+def _rescore() -> list[float]:
+    found = result("rescore")
+    return [1e3 * found["move_seconds"], found["times_faster"]]
+
+
 TABLES = {
     "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
     "estimates": estimates, "drop_in matrix": drop_in_matrix,
@@ -219,4 +224,5 @@ NUMBERS: list[Number] = [
     (BENCHMARKS, "{:.0f} s and {:.0f} MiB in bf16", _score),
     (BENCHMARKS, "read in {:.3f} ms, 1,024 rows of 128 written in {:.3f} ms; long rows are read at {:.2f} of",
      _table_times),
+    (BENCHMARKS, "a local move in {:.1f} ms, {:.0f} times as fast", _rescore),
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from experiments.figures.cost_models import ALEXNET, HELD_OUT, TASKS, UNIQUE
 from experiments.figures.documents import result
+from experiments.figures.gpu import HOST_PARTS
 from experiments.figures.method import VARIANT_TASKS
 from experiments.figures.published import COLUMNS, FOLDER, NAMES, milliseconds
 from experiments.figures.worlds import WORLDS
@@ -320,6 +321,36 @@ def worlds(found: Mapping[str, Any]) -> Figure:
     return _plain(figure)
 
 
+def host_work(found: Mapping[str, Any]) -> Figure:
+    """Draw the milliseconds of each thread of the host in a step, part after part."""
+    cases = found["cases"]
+    parts = dict(zip(HOST_PARTS, (BLUE, *COLOURS), strict=False))
+    figure = Figure(figsize=(9, 1.1 + 0.9 * len(cases)), layout="constrained")
+    axes = figure.subplots()
+    lanes = [
+        (f"{name}, {lane}", [(part, ms) for part, ms in cases[name][kind].items() if part in own])
+        for name in cases
+        for kind, lane, own in (
+            ("eager", "before: training thread", parts),
+            ("padded", "padded: training thread", ("draw", "fill", "finish")),
+            ("padded", "padded: reading thread", ("count rows", "read")),
+        )
+    ]
+    for place, (_, spans) in enumerate(lanes):
+        start = 0.0
+        for part, ms in spans:
+            axes.barh(place, ms, left=start, color=parts[part], height=0.6)
+            start += ms
+        axes.text(start, place, f" {start:.1f}", va="center", fontsize=8)
+    for part, colour in parts.items():
+        axes.barh(0, 0, color=colour, label=part)
+    axes.set_yticks(range(len(lanes)), [label for label, _ in lanes])
+    axes.invert_yaxis()
+    axes.set(xlabel="milliseconds of the host's work in a step, without launches")
+    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=len(parts))
+    return _plain(figure)
+
+
 COUNTED = range(8, 51)  # measurements that are drawn
 
 
@@ -334,6 +365,7 @@ def _course(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[f
 
 PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "docs/ablation.png": (ablation, ("tpugraphs_ablation",)),
+    "docs/host_work.png": (host_work, ("host_work",)),
     "docs/hlo_features.png": (features, ("hlo_features",)),
     "docs/worlds.png": (worlds, ("worlds",)),
     "docs/variants.png": (variants, tuple(f"variants_{task}" for task in VARIANT_TASKS)),
