@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from gst import nn as gst_nn
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import choose_fresh, generator_for
-from gst.nn import GAT, GCN, GIN, SAGE, FusedSAGE, Head
+from gst.nn import GAT, Head
 
 # Small graphs --------------------------------------------------------------------------------------
 
@@ -111,18 +113,16 @@ class PlainGNN(nn.Module):
         return torch.tanh(self.second(hidden + 0.5 * adjacency.T @ hidden))
 
 
-def as_batch(graph: Graph, parts: np.ndarray | None = None) -> SegmentBatch:
-    """The whole graph under all its configurations, put together by hand: one segment, or those of `parts`, between
-    which then no edge may lead."""
+def as_batch(graph: Graph) -> SegmentBatch:
+    """The whole graph under all its configurations, put together by hand as one segment."""
     tensor = torch.from_numpy
-    parts = whole(graph) if parts is None else parts
     return SegmentBatch(
         tensor(graph.node_features),
         tensor(graph.opcodes),
         tensor(graph.edges),
-        tensor(parts.astype(np.int64)),
+        torch.zeros(graph.num_nodes, dtype=torch.long),
         torch.ones(graph.num_nodes, dtype=torch.bool),
-        tensor(np.bincount(parts)),
+        torch.tensor([graph.num_nodes]),
         tensor(graph.config_nodes),
         tensor(graph.config_features).transpose(0, 1).float(),
     )
@@ -144,31 +144,21 @@ def readout(nodes: Tensor, pooling: str) -> Tensor:
     return {"sum": nodes.sum(0), "mean": nodes.mean(0), "max": nodes.amax(0)}[pooling]
 
 
-def whole_graph_prediction(
-    encoder: nn.Module, head: nn.Module, graph: Graph, pooling: str, parts: np.ndarray | None = None
-) -> Tensor:
-    """Training as if nobody had heard of segments, save a norm over nodes, which stays within `parts`:
-    (1, configs)."""
-    batch = as_batch(graph, parts).to(torch.device("cpu"), torch.float64)
+def whole_graph_prediction(encoder: nn.Module, head: nn.Module, graph: Graph, pooling: str) -> Tensor:
+    """Training as if nobody had heard of segments: (1, configs)."""
+    batch = as_batch(graph).to(torch.device("cpu"), torch.float64)
     return head(readout(embed_nodes(encoder, batch), pooling)[None])
 
 
 DEPTH = 2  # of the encoders of `models`
 
-ENCODERS: dict[str, Callable[[int, int], nn.Module]] = {
-    "sage": SAGE,
-    "gcn": GCN,
-    "gin": GIN,
-    "gat": lambda channels, num_layers: GAT(channels, num_layers, heads=2),
-    "nodes": lambda channels, num_layers: SAGE(channels, num_layers, normalise_over="nodes"),
-    "fused": lambda channels, num_layers: FusedSAGE(channels, num_layers - 1, 1),
-}
+ENCODERS = {name.lower(): encoder for name, encoder in gst_nn.ENCODERS.items()} | {"gat": partial(GAT, heads=2)}
 KINDS = ("plain", *ENCODERS)
 
-HALO = {"plain": DEPTH, "sage": DEPTH, "gcn": DEPTH + 1, "gin": DEPTH, "gat": DEPTH, "fused": DEPTH}
-"""Context with which a segment tells its nodes all that the whole graph would. GCN weighs a message by the degree of
-its sender, which is known one hop further only; a norm over nodes counts whatever stands in its segment: none will
-do."""
+HALO = {"plain": DEPTH} | {
+    name.lower(): DEPTH + getattr(encoder, "further_hops", 0) for name, encoder in gst_nn.ENCODERS.items()
+}
+"""Context with which a segment tells its nodes all that the whole graph would."""
 
 
 def models(kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gst.data.measured_plans import read_measured
 from gst.execution.measure import Log
 from gst.graphs.store import verify
+from gst.placement.measured_plans import read_measured
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import Program, traced
@@ -75,7 +75,7 @@ def every_command(small: bool) -> dict[str, Command]:
         "place": Command(
             (
                 "place", PROGRAM, "--machine", "gpus:2", "--runtime", "simulated", "--evaluations",
-                "100" if small else "400", "--methods", "annealing,colocrl,hdp,go", "--out", "out",
+                "100" if small else "400", "--methods", "annealing,go", "--out", "out",
                 "--json", "result.json",
             ),
             ("--resume",), _placed,

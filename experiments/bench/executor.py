@@ -15,13 +15,13 @@ from jaxtyping import Float64
 
 from gst.execution.measure import measure
 from gst.execution.native import NativeExecutor
-from gst.execution.plain import PlainPyTorch
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.programs import WORKLOADS, TrainingStep, capture, outputs_differ, resolve
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.child_process import StepProcess
 
 CHAIN = 400  # operations of the program that measures hand-overs
 ELEMENTS = 1 << 16  # of each: 10 to 30 us, long enough for a thread whose core is taken to fall asleep
@@ -61,7 +61,7 @@ def _one(name: str, repetitions: int) -> dict[str, Any]:
         pytorch(step)
 
     threads = torch.get_num_threads()
-    with NativeExecutor(program, devices) as executor, PlainPyTorch(name) as plain:
+    with NativeExecutor(program, devices) as executor, StepProcess(name) as plain:
         difference = outputs_differ(executor.run(alone[devices[0].name]), eager(program))
         if difference:
             raise ValueError(f"{name}: the interpreter does not compute what the program does: {difference}")

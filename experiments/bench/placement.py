@@ -17,19 +17,19 @@ import numpy as np
 from experiments.bench.executor import ratio_interval
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Log, Measurement, median_interval
-from gst.execution.plain import PlainPyTorch
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.fusion import chains, fused_task, whole_step
 from gst.placement.loop import Loop
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.profiling import measured_task
+from gst.placement.profiling import chains, fused_task, measured_task, whole_step
 from gst.placement.task import Task
 from gst.programs import WORKLOADS, traced
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.child_process import StepProcess
+from gst.whole_model.variants import COMPILED
 
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
 CHOOSING_RUNS = 15  # of plans found in different ways, in turns, to take the fastest
@@ -137,9 +137,9 @@ def _one(
             took = MeasuredObjective(isolated, CHOOSING_RUNS, gate=gate)(list(candidates.values()))
             chosen.append(list(candidates)[int(np.nanargmin(took))])
             _add(plans, "fused", candidates[chosen[-1]])
-        beside = {"pytorch": stack.enter_context(PlainPyTorch(name))}
+        beside = {"pytorch": stack.enter_context(StepProcess(name))}
         if compiled:
-            beside["compile"] = stack.enter_context(PlainPyTorch(name, compiled=True))
+            beside["compile"] = stack.enter_context(StepProcess(name, COMPILED))
         flat = [(label, plan) for label, several in plans.items() for plan in several]
         seen = measure_plans(isolated, [plan for _, plan in flat], repetitions, 2, gate, beside)
     measured: dict[str, list[Measurement]] = {}

@@ -19,6 +19,7 @@ from typing import Any
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
+from gst.placement.methods import registered
 from gst.placement.objectives import Planned, SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.programs import traced
@@ -27,6 +28,7 @@ from gst.util.untrusted import read_object
 from gst.util.writing import write_json
 
 WEAKER = ("hdp", "colocrl")
+LEARNED = tuple(f"experiments.reproductions.{name}.method:{name}" for name in ("colocrl", "hdp"))
 
 
 def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
@@ -92,7 +94,7 @@ HELP = {
 def run(
     programs: tuple[str, ...] = ("rnnlm", "gnmt", "wavenet", "inception", "gpt"),
     machines: tuple[str, ...] = ("cores:2", "cores:4", "gpus:2", "gpus:4"),
-    methods: tuple[str, ...] = ("annealing", "colocrl", "hdp", "go"),
+    methods: tuple[str, ...] = ("annealing", *LEARNED, "go"),
     evaluations: int = 2_000,
     seeds: int = 3,
     json: Path = Path("experiments/results/placement_simulated.json"),
@@ -104,7 +106,7 @@ def run(
     Raises:
         ValueError: the file has other settings.
     """
-    settings = {"methods": list(methods), "evaluations": evaluations, "seeds": seeds}
+    settings = {"methods": list(registered(methods)), "evaluations": evaluations, "seeds": seeds}
     result = dict(read_object(json)) if json.exists() else {"rows": {}, "settings": settings}
     if result["settings"] != settings:
         raise ValueError(f"{json} has other settings, {result['settings']}; give another --json")

@@ -97,7 +97,7 @@ class PublishedSAGE(nn.Module):
 
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
         """Plans for training steps of fixed shapes."""
-        return FixedPlans([self._plan], sizes, graphs, num_fresh)
+        return FixedPlans(self._plan, sizes, graphs, num_fresh)
 
     def forward(self, batch: SegmentBatch) -> Float[Tensor, "segments configs 1"]:
         sharing = planned(batch, self._plan)

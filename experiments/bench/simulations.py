@@ -19,8 +19,8 @@ import numpy as np
 from experiments.bench.child import call
 from gst.machine.devices import machine_record
 from gst.placement.baselines.list_schedules import heft
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress

@@ -34,8 +34,8 @@ from experiments.bench.child import child_environment, command_of
 from experiments.bench.executor import ratio_interval
 from experiments.reproductions.graphnet.module import module_of
 from experiments.reproductions.graphnet.reader import FxSource, read_sources
-from gst.execution.measure import Log, Measurement, measure
-from gst.execution.plain import compiled_by_threads, rested
+from gst.execution.measure import Log, Measurement, measure, rested
+from gst.execution.on_accelerator import compiled_by_threads
 from gst.machine.devices import machine_record
 from gst.placement.planning import Settings
 from gst.programs import differ_beyond_rounding

@@ -16,8 +16,8 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.list_schedules import etf, heft
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search import annealing
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress

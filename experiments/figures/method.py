@@ -12,15 +12,13 @@ from experiments.figures.documents import Number, result, table
 GST = "experiments/reproductions/gst/README.md"
 BENCHMARKS = "experiments/bench/README.md"
 VARIANT_TASKS = {
-    "alexnet": "AlexNet", "tile": "tiles", "hlsyn": "HLSyn", "circuits": "circuits", "elf-language": "binaries",
-    "timm": "image models",
+    "alexnet": "AlexNet", "tile": "tiles", "circuits": "circuits", "elf-language": "binaries"
 }  # fmt: skip
-HISTORY_TASKS = {"circuits": "circuits"}
 MATRIX = {
     "tasks": ("regression", "ranking", "classes", "binary", "several targets"),
     "precisions": ("fp64", "bf16 autocast", "fp16 with scaler"),
     "torch.compile": ("compile(encoder)", "compile(model)"),
-    "tables, estimates": ("no table", "table on disk", "regression estimate"),
+    "tables, estimates": ("no table", "table on disk", "composite estimate"),
     "resumed": ("resumed",),
 }
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
@@ -95,8 +93,8 @@ def variants(kind: str = "variants", tasks: Mapping[str, str] = VARIANT_TASKS) -
     return table(["score, step", *found], [[name, *(cell(each[name]) for each in found.values())] for name in names])
 
 
-def estimates(name: str = "estimates") -> str:
-    found = result(name)
+def estimates() -> str:
+    found = result("estimates")
     tasks = found["errors"]
     return table(
         ["error of the pooled embedding", *tasks, "mean"],
@@ -184,11 +182,6 @@ def _table_times() -> list[float]:
     return [found[key] for key in ("pull_ms_9216x1", "push_ms_1024x128", "pull_over_copy")]
 
 
-def _image_models() -> list[float]:
-    found = result("variants_timm")["variants"]
-    return [found[name]["score_mean"] for name in ("whole graph", "GST-One")]
-
-
 def _preparing() -> list[float]:
     found = result("memory")
     peaks = dict(zip(found["nodes"], found["prepare_peak_mib"], strict=True))
@@ -203,13 +196,11 @@ def _rescore() -> list[float]:
 TABLES = {
     "step": step, "against full": against_full, "gst claims": claims, "memory": memory, "variants": variants,
     "estimates": estimates, "drop_in matrix": drop_in_matrix,
-    "estimates_draws": partial(estimates, "estimates_draws"),
-    "histories": partial(variants, "histories", HISTORY_TASKS),
+    "halos": partial(variants, "halos", {"circuits": "circuits"}),
     "partition": partition, "distributed": distributed, "checkpoint": checkpoint, "scale": partial(scale, "scale"),
     "scale of an accelerator": partial(scale, "scale_accelerator"),
 }  # fmt: skip
 NUMBERS: list[Number] = [
-    ("docs/explanation/method.md", "the whole graph ({:.2f}) is behind GST-One ({:.2f})", _image_models),
     ("docs/results.md", "{:.0f} times as fast as the published code ({:.0f} times in fp32", _step_ratios),
     (
         "docs/results.md",

@@ -31,7 +31,7 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#666666"
 COLOURS, SHAPES = (GREY, ORANGE, GREEN, PURPLE, SKY, RED), "sv^P*X"
 SCORES = {
-    "runtime": "Kendall's tau", "time": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy",
+    "runtime": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy",
 }  # fmt: skip
 MEAN = "mean and its 95 % interval"
 SHOWN = 0.008  # of a difference of tau; what is worse is written out
@@ -223,59 +223,6 @@ def variants(*results: Mapping[str, Any]) -> Figure:
     return _plain(figure)
 
 
-def hlsyn(found: Mapping[str, Any]) -> Figure:
-    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for tool, colour, shape in (("v18", BLUE, "o"), ("v20", ORANGE, "^")):
-        points = [point for name, each in found["points"].items() if name.startswith(tool) for point in each]
-        measured, predicted = zip(*points, strict=True)
-        axes.scatter(measured, predicted, s=10, color=colour, marker=shape, alpha=0.6, linewidths=0, label=tool)
-    axes.plot([3, 28], [3, 28], color=GREY, linewidth=1)
-    axes.set(xlabel="log2 of cycles that the tool reports", ylabel="log2 of cycles by the analytical estimate")
-    axes.legend(frameon=False, title="version of the tool")
-    return _plain(figure)
-
-
-def hlsyn_learning(found: Mapping[str, Any]) -> Figure:
-    """Draw scores by labels of the new program, and by families in training."""
-    splits = found["splits"]
-    labels = {int(name.split()[0]): rows for name, rows in splits.items() if name.endswith(" labels")}
-    shares = {"1/4": "a quarter", "1/2": "half"}
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    for row, (key, name) in zip(
-        figure.subplots(2, 2, sharey="row"), (("rmse", "rmse of log2 cycles"), ("tau", "tau in a program")), strict=True
-    ):
-        for label, colour, shape in (("ours", BLUE, "o"), ("ExtraTrees from scratch", ORANGE, "s")):
-            points = [(count, rows[label][key]) for count, rows in sorted(labels.items())]
-            points = [(0, splits["programs"]["ours"][key])] * (label == "ours") + points
-            row[0].plot(*zip(*points, strict=True), color=colour, marker=shape, markersize=4, label=label)
-        row[0].set(xlabel="labels of the new program", ylabel=name)
-        for label, whole, colour, shape in (
-            ("ours", "ours", BLUE, "o"), ("networks", "networks over the loop tree", GREEN, "^")
-        ):  # fmt: skip
-            values = [splits["shares"][f"{label}, {share} of the families"][key] for share in shares.values()]
-            values.append(splits["families"][whole][key])
-            row[1].plot([*shares, "all"], values, color=colour, marker=shape, markersize=4, label=label)
-        row[1].set(xlabel="share of other families to learn from")
-    for axes in figure.axes[:2]:
-        axes.legend(frameon=False, fontsize=8)
-    return _plain(figure)
-
-
-def timm(found: Mapping[str, Any]) -> Figure:
-    figure = Figure(figsize=(8, 2.2), layout="constrained")
-    for axes, (machine, pairs) in zip(figure.subplots(1, len(found["points"])), found["points"].items(), strict=True):
-        measured, predicted = zip(*pairs, strict=True)
-        ends = min(measured), max(measured)
-        axes.plot(ends, ends, color=GREY, linewidth=1)
-        axes.scatter(measured, predicted, s=4, color=BLUE, alpha=0.5, linewidths=0)
-        axes.set(xscale="log", yscale="log", xlabel="measured, ms")
-        axes.set_title(machine, fontsize=9)
-        axes.tick_params(labelsize=7)
-    figure.axes[0].set_ylabel("predicted, ms")
-    return _plain(figure)
-
-
 def _bars(axes: Axes, values: Sequence[float], title: str) -> None:
     bars = axes.barh(range(len(values)), values, color=BLUE, height=0.6)
     axes.bar_label(bars, fmt="%.3g" if max(values) < 100 else "%.0f", padding=3, fontsize=8)
@@ -372,9 +319,6 @@ PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "experiments/bench/placement.png": (placement, ("placement",)),
     "experiments/bench/simulator.png": (simulator, ("simulator",)),
     f"{FOLDER}/gst/against_full.png": (against_full, ("against_full",)),
-    f"{FOLDER}/hlsyn/hlsyn.png": (hlsyn, ("hlsyn",)),
-    f"{FOLDER}/hlsyn/learning.png": (hlsyn_learning, ("hlsyn",)),
-    f"{FOLDER}/timm/timm.png": (timm, ("timm",)),
     f"{FOLDER}/tpugraphs/alexnet.png": (alexnet, ("tpugraphs_alexnet",)),
     **{f"{FOLDER}/{name}/{name}.png": (partial(system, name), (name,)) for name in COLUMNS},
 }

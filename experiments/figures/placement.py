@@ -103,17 +103,20 @@ def windows() -> str:
 
 
 def public_graphs() -> str:
-    rows = [
-        [name.removesuffix("_inference"), f"{each['nodes']}", f"{each['expert']:.1f}",
-         f"{each['best_with_expert_means']:.1f}", f"{each['portfolio']:.1f}", f"{each['annealing']['median']:.1f}",
-         f"{each['best']['median']:.1f}",
-         f"{each['exact']['bound']:.1f}{', reached: optimal' if each['exact']['proved'] else ''}"]
-        for name, each in result("public_graphs")["graphs"].items()
+    """Return a line for each of MSR's graphs: the published latency, then the simulated makespan."""
+
+    def shown(row: dict[str, Any], key: str) -> str:
+        return f"{row[key]:.1f}" if key in row else ""
+
+    lines = [
+        [name, f"{row['layers']}", *(shown(row, key) for key in ("expert", "with_means", "search", "path")),
+         f"{row['annealing']:.1f}", f"{row['chains'] / row['annealing']:.3f}",
+         "1, optimal" if row["proved"] else f"{row['branches'] / row['annealing']:.3f}"]
+        for name, row in result("public_graphs")["graphs"].items()
     ]  # fmt: skip
-    head = ["ms", "layers", "human expert", "guided search, with the expert's means", "best baseline", "annealing",
-            "guided search",
-            "no plan can take less than"]  # fmt: skip
-    return table(head, rows)
+    head = ["ms", "layers", "human expert", "search, with the expert's means", "search", "longest path",
+            "simulated: annealing", "chains and work / annealing", "branch and bound / annealing"]  # fmt: skip
+    return table(head, lines)
 
 
 def search_loop() -> str:
@@ -233,58 +236,11 @@ def _fuzz() -> list[float]:
     return [found["cases"], len(found["readers"]), found["crashes"], found["unbounded"]]
 
 
-def public_problems() -> str:
-    from experiments.reproductions.public_problems.all_problems import summary
-
-    return summary(result("public_graphs_all")["rows"])
-
-
-def certificates() -> str:
-    """Return a line for each problem: each bound alone, over the best plan."""
-
-    def share(bound: float | None, best: float) -> str:
-        return "" if bound is None else f"{bound / best:.3f}"
-
-    lines = [
-        [name, f"{row['operations']}", f"{row['best']:.2f}", "yes" if row["optimal"] else "",
-         share(row["chains"], row["best"]), share(row["branches"], row["best"]), f"{row['branches_s']:.2f}",
-         share(row["integer"], row["best"]), "" if row["integer"] is None else f"{row['integer_s']:.2f}",
-         share(row["cp_sat"], row["best"]), "" if row["cp_sat"] is None else f"{row['cp_sat_s']:.2f}"]
-        for name, row in result("certificates")["rows"].items()
-    ]  # fmt: skip
-    return table(
-        ["us, ms", "operations", "best plan", "proved", "chains and work / best", "branch and bound / best", "its s",
-         "integer program / best", "its s", "CP-SAT / best", "its s"], lines,
-    )  # fmt: skip
-
-
-def public_policy(name: str) -> str:
-    from experiments.reproductions.public_problems.policy import controls, summary
-
-    rows = result(name)["rows"]
-    return summary(rows) + "\n\n" + controls(rows)
-
-
-def doppler() -> str:
-    from experiments.reproductions.public_problems.doppler import summary
-
-    return summary(result("doppler")["rows"], result("doppler_policy")["rows"])
-
-
-def doppler_policy() -> str:
-    from experiments.reproductions.public_problems.doppler import policy_summary
-
-    return policy_summary(result("doppler")["rows"], result("doppler_policy")["rows"])
-
-
 TABLES = {
     "placement in short": lambda: placement(FEW), "placement": placement, "executor": executor, "simulator": simulator,
     "simulations": simulations, "simulated machines": simulated_machines, "simulated gpus": simulated_gpus,
-    "windows": windows, "public graphs": public_graphs, "public problems": public_problems,
-    "certificates": certificates,
-    "public policy": lambda: public_policy("public_policy"),
-    "giant policy": lambda: public_policy("public_policy_giant"),
-    "doppler": doppler, "doppler policy": doppler_policy, "search loop": search_loop,
+    "windows": windows, "public graphs": public_graphs,
+    "search loop": search_loop,
     "search loop, simulated": search_loop_simulated, "parts of the loop": parts_of_the_loop, "kills": kills,
 }  # fmt: skip
 

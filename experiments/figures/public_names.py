@@ -16,6 +16,9 @@ MODULES = (
     "partitioners", "embedding_cache",
 )  # fmt: skip
 VALUES = {
+    "gst.cost.LOSSES": "Losses by name; a new one is registered here",
+    "gst.cost.METRICS": "Metrics by name; a new one is registered here, and then logged and reported",
+    "gst.nn.ENCODERS": "Encoders by name; a new one is registered here",
     "gst.__version__": "Version of the installed distribution",
     "gst.programs.FEATURE_NAMES": "Names of the node features of a captured program, in order",
     "gst.programs.NUM_OPCODES": "Number of kinds of operations in node features",

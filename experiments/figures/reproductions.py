@@ -31,9 +31,9 @@ def _policy(name: str) -> Callable[[], str]:
 
 
 def _circuits() -> str:
-    found = result("circuits")["designs"]
-    best = max(each["tau_mean"] for each in found.values())
-    return f"tau {best:.2f} on unseen designs; the recipe alone {found['recipe alone']['tau_mean']:.2f}"
+    variants = result("variants_circuits")["variants"]
+    ours, whole = (variants[name]["score_mean"] for name in ("GST+E, difference", "whole graph"))
+    return f"tau {ours:.2f} with GST+E, difference, {whole:.2f} with whole graphs, on unseen designs"
 
 
 def _binaries() -> str:
@@ -42,54 +42,11 @@ def _binaries() -> str:
     return f"accuracy {segments:.2f} with GST, {whole:.2f} with whole graphs"
 
 
-def _hlsyn() -> str:
-    found = result("hlsyn_search")["means"]
-    return f"log2 regret after 20 designs {found['model']['regret'][0]:.2f}, random {found['random']['regret'][0]:.2f}"
-
-
-def _timm() -> str:
-    errors = [each["median_error"] for each in result("timm")["families"]["ours"]]
-    return f"median error {statistics.mean(errors):.1f} % on unseen families"
-
-
-def _neusight() -> str:
-    found = result("neusight")
-    rows = found["machines"][found["target"]]["rows"]
-    ours, theirs = (rows[name]["mean"] for name in ("ours", "NeuSight (published)"))
-    return f"mean error {ours:.1f} % on an unseen H100, NeuSight {theirs:.1f} %"
-
-
-def _kernelbench() -> str:
-    found = result("kernelbench")["methods"]
-    low, high = sorted(each["right"] for each in found["trees over kernels"].values())
-    base = max(each["right"] for each in found["always compiled"].values())
-    return f"{low:.0f} to {high:.0f} % right; always compiled {base:.0f} %"
-
-
-def _groups() -> str:
-    found = result("groups")["methods"]
-    trees, sums = (found[name]["tau"][0] for name in ("trees", "operations one by one, measured"))
-    return f"tau {trees:.2f}; adding up measured operations {sums:.2f}"
-
-
-def _job_shops() -> str:
-    found = result("jobshop")["policy"].values()
-    greedy, rule = (
-        statistics.mean(each["makespans"][name] / each["best_known"] - 1 for each in found)
-        for name in ("greedy", "most_work_non_delay")
-    )
-    return f"one schedule {100 * greedy:.1f} % above the best known, best rule {100 * rule:.1f} %"
-
-
 def _certificates() -> str:
-    found = result("certificates")["rows"].values()
-    return f"{sum(each['optimal'] for each in found)} of {len(found)} plans proved optimal"
-
-
-def _doppler() -> str:
-    found = result("doppler")["rows"].values()
-    gaps = [statistics.median(each["ours"]) / each["lower_bound"] - 1 for each in found]
-    return f"plans 0 to {100 * max(gaps):.0f} % above the lower bound on {len(gaps)} problems"
+    rows = result("public_graphs")["graphs"].values()
+    gaps = [each["annealing"] / max(each["chains"], each["branches"]) - 1 for each in rows]
+    proved = sum(each["proved"] for each in rows)
+    return f"{proved} of {len(gaps)} plans proved optimal, median gap {100 * statistics.median(gaps):.1f} %"
 
 
 ROWS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
@@ -99,16 +56,9 @@ ROWS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
     ("ColocRL (2017), simulated GPUs", "reproductions.colocrl", _policy("colocrl"), "2026-11-23"),
     ("HDP (2018), simulated GPUs", "reproductions.hdp", _policy("hdp"), "2026-11-23"),
     ("GO (2020), simulated GPUs", "reproductions.go --evaluations 500 --seeds 2", _policy("go"), "2026-11-22"),
-    ("OpenABC-D (2021), circuits", "reproductions.circuits compare", _circuits, "2026-11-25"),
+    ("OpenABC-D (2021), circuits", "variants.compare --tasks circuits", _circuits, "2026-11-25"),
     ("call graphs of ELF binaries", "variants.compare --tasks elf-language", _binaries, "2026-11-24"),
-    ("HLSyn (2023), high-level synthesis", "reproductions.hlsyn search --seeds 3", _hlsyn, "2026-11-25"),
-    ("timm's step times", "reproductions.timm compare", _timm, "2026-11-25"),
-    ("NeuSight (2025)", "reproductions.neusight compare", _neusight, "2026-11-24"),
-    ("KernelBench (2025), eager or compiled", "reproductions.kernelbench compare", _kernelbench, "2026-11-25"),
-    ("compiled groups of operations", "reproductions.groups compare", _groups, "2026-11-25"),
-    ("job shops of Lawrence and Taillard", "reproductions.jobshop compare", _job_shops, "2026-11-25"),
-    ("MSR's cost graphs, certificates", "reproductions.public_problems.certificates", _certificates, "2026-11-25"),
-    ("DOPPLER (2025)", "reproductions.public_problems.doppler", _doppler, "2026-11-25"),
+    ("MSR's cost graphs, certificates", "reproductions.public_problems.table", _certificates, "2026-11-29"),
 )
 
 

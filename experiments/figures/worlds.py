@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.figures.documents import Number, result, table
-from experiments.worlds.study import ratio_of
+from experiments.worlds.rows import ratio_of
 
 PAGE = "docs/results.md"
 WORLDS = {
@@ -38,10 +38,6 @@ PROPOSERS = {
     "pretrained go at 50, go at 50": "GO that has learned on other programs, fine-tuned / GO",
     "zero-shot go at 50, go at 50": "GO that has learned on other programs and learns no more / GO",
     "zero-shot go at 50, untrained go at 50": "the same / GO not trained",
-    "policy at 50, fitted at 50": "constructive policy / annealing",
-    "annealing and policy at 50, fitted at 50": "half the questions to annealing, half to the policy / annealing",
-    "annealing and policy at 50, half as long as fitted at 50": "the same / half the questions to annealing alone",
-    "annealing and policy at 50, annealing and untrained policy at 50": "the same / that with the policy not trained",
 }
 
 
@@ -77,7 +73,7 @@ def worlds() -> str:
 
 
 def proposers() -> str:
-    """Return the table of annealing from list schedules, GO, and the constructive policy against other proposers."""
+    """Return the table of annealing from list schedules, and GO, compared with other proposers."""
     found = {name: result("worlds")["over_none"][name] for name in ("eight", "giant")}
     listed = [_interval(_with_list_starts(name), 0) for name in found]
     rows = [["annealing that starts from HEFT by fitted costs, too / without", *listed]]

@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.bench.placement_simulated import row
 from gst.machine.devices import machine_record
+from gst.placement.methods import registered
 
 PROGRAMS = ("rnnlm", "gnmt", "transformer_xl", "wavenet", "inception")
 MACHINES = ("gpus:2", "gpus:4", "gpus:8")
@@ -38,7 +39,12 @@ def table(
 
 
 def command_line(name: str, about: str, methods: Sequence[str]) -> None:
-    """Run the command line of one of the three single-task systems; `name` is also that of the learner."""
+    """Run the command line of one of the three single-task systems.
+
+    Args:
+        name: of the system.
+        methods: compared; `MODULE:NAME` is imported.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--machines", default=",".join(MACHINES))
@@ -47,8 +53,8 @@ def command_line(name: str, about: str, methods: Sequence[str]) -> None:
     parser.add_argument("--json", type=Path, default=Path(f"experiments/results/{name}.json"))
     options = parser.parse_args()
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
+    command = f"python -m experiments.reproductions.{name} --evaluations {options.evaluations} --seeds {options.seeds}"
     table(
-        known, options.programs.split(","), options.machines.split(","), methods, options.evaluations, options.seeds,
-        options.json, f"python -m experiments.reproductions.{name} --evaluations {options.evaluations} "
-        f"--seeds {options.seeds}",
+        known, options.programs.split(","), options.machines.split(","), registered(methods), options.evaluations,
+        options.seeds, options.json, command,
     )  # fmt: skip

@@ -24,9 +24,8 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import kinds_of
-from gst.placement.machines import Chip, Machine
+from gst.placement.machines import Chip, Machine, generated_task
 from gst.placement.objectives import Batches, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
 from gst.programs import capture, resolve, traced
 from gst.programs.features import KINDS

@@ -142,10 +142,13 @@ def add_command(
 
 
 def _train(arguments: list[str]) -> int:
-    from gst.training.cli import run
+    from gst.training import import_torchmetrics
     from gst.util.process import import_from_here
 
     import_from_here()
+    import_torchmetrics()
+    from gst.training.cli import run
+
     taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     taken.add_argument("--json", type=Path)
     ours, rest = taken.parse_known_args(arguments)

@@ -24,7 +24,7 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
         "gst prepare synthetic:200000 --method contiguous\n"
         "gst prepare gst.data:MalNet --arg root=malnet-graphs-tiny --arg part=train --arg splits=split_info_tiny/type\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
-        "gst prepare gst.data:MeasuredPlans --arg 'directories=[runs/measured/*]'\n"
+        "gst prepare gst.placement:MeasuredPlans --arg 'directories=[runs/measured/*]'\n"
         "gst prepare mypackage.graphs:Circuits --arg root=data --arg limit=100",
     )  # fmt: skip
     prepare.add_argument(

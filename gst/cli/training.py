@@ -34,6 +34,9 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.training import import_torchmetrics
+
+    import_torchmetrics()
     from gst.training.rank import rank
 
     for expected in AS_IT_SHOULD_BE:

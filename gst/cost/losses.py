@@ -12,8 +12,10 @@ Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
 PADDING = -100  # the class of targets that are NaN, which cross_entropy leaves out
-WITHIN_A_GRAPH = frozenset({"pairwise_hinge", "diff_mat", "list_mle"})
+WITHIN_A_GRAPH = {"pairwise_hinge", "diff_mat", "list_mle"}
 """Losses that compare configurations of one graph: with one target a graph they are 0."""
+CLASSES = {"cross_entropy"}
+"""Losses whose scores have classes as their last axis."""
 
 
 def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> None:
@@ -123,3 +125,16 @@ LOSSES: dict[str, Loss] = {
     "squared_error": squared_error,
     "cross_entropy": cross_entropy,
 }
+"""Losses by name."""
+
+
+def loss_of(name: str) -> Loss:
+    """Return a loss of `LOSSES`; ValueError with their names if there is no such loss.
+
+    Examples:
+        >>> loss_of("list_mle") is list_mle
+        True
+    """
+    if name not in LOSSES:
+        raise ValueError(f"there is no loss {name!r}; there are {', '.join(LOSSES)}")
+    return LOSSES[name]

@@ -1,9 +1,19 @@
-"""Ranking metrics of one graph, NaN where nothing can be ordered."""
+"""Metrics of predictions, and the registry by which a training logs, monitors and reports them.
+
+A metric is a function of predictions and targets, NaN where these decide nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
 import numpy as np
 from jaxtyping import Float
+
+from gst.cost.losses import CLASSES
 
 
 def kendall_tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
@@ -54,3 +64,141 @@ def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarr
 def are_placeholders(targets: Float[np.ndarray, " configs"]) -> bool:
     """True if the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime."""
     return bool((targets == 0).all())
+
+
+def tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
+    """Return `kendall_tau`, 0 for constant scores of different targets.
+
+    Examples:
+        >>> tau(np.array([0.1, 0.1, 0.1]), np.array([1.0, 2.0, 3.0]))
+        0.0
+    """
+    if len(targets) < 2:
+        return float("nan")
+    return 0.0 if np.ptp(scores) == 0 and np.ptp(targets) > 0 else kendall_tau(scores, targets)
+
+
+def mean_absolute_error(scores: Float[np.ndarray, " all"], targets: Float[np.ndarray, " all"]) -> float:
+    """Return the mean absolute error in the unit of the targets.
+
+    Examples:
+        >>> mean_absolute_error(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+        1.0
+    """
+    return float(np.abs(scores.astype(np.float64) - targets).mean())
+
+
+def root_mean_squared_error(scores: Float[np.ndarray, " all"], targets: Float[np.ndarray, " all"]) -> float:
+    """Return the root of the mean squared error in the unit of the targets.
+
+    Examples:
+        >>> round(root_mean_squared_error(np.array([1.0, 2.0]), np.array([1.0, 4.0])), 3)
+        1.414
+    """
+    return float(np.sqrt(np.square(scores.astype(np.float64) - targets).mean()))
+
+
+def median_error(scores: Float[np.ndarray, " all"], targets: Float[np.ndarray, " all"]) -> float:
+    """Return the median of |exp(score) - target| / target over all graphs and configurations.
+
+    Examples:
+        >>> round(median_error(np.log([1.1, 2.0, 4.0]), np.array([1.0, 2.0, 2.0])), 3)
+        0.1
+    """
+    return float(np.median(np.abs(np.exp(scores.astype(np.float64)) - targets) / targets))
+
+
+def accuracy(scores: Float[np.ndarray, "configs classes"], targets: Float[np.ndarray, " configs"]) -> float:
+    """Return the share of targets that are the class of the highest score."""
+    return float((scores.argmax(-1) == targets).mean())
+
+
+def balanced_accuracy(scores: Float[np.ndarray, "configs classes"], targets: Float[np.ndarray, " configs"]) -> float:
+    """Return the mean accuracy over the classes of the targets."""
+    correct = scores.argmax(-1) == targets
+    return float(np.mean([correct[targets == label].mean() for label in np.unique(targets)]))
+
+
+def macro_f1(scores: Float[np.ndarray, "configs classes"], targets: Float[np.ndarray, " configs"]) -> float:
+    """Return the mean of F1 over all classes that are targets or predicted (`sklearn.metrics.f1_score`).
+
+    Examples:
+        >>> round(macro_f1(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0.0, 1.0, 1.0])), 3)
+        0.667
+    """
+    predicted = scores.argmax(-1)
+    f1 = [
+        2 * ((predicted == label) & (targets == label)).sum() / ((targets == label).sum() + (predicted == label).sum())
+        for label in np.union1d(targets, predicted)
+    ]
+    return float(np.mean(f1))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that tells how well predictions agree with targets; a training logs it as `val/NAME` and `test/NAME`.
+
+    Args:
+        compute: scores `(configs,)` and targets `(configs,)`, none of them NaN -> a number. Scores are logarithms of
+            runtimes with the loss `log_runtime`, and `(configs, classes)` with `cross_entropy`.
+        direction: `max` if more is better.
+        words: name in reports.
+        losses: losses that it belongs to; all but `cross_entropy` by default.
+        of_all: computed over the configurations of all graphs together; else the mean over graphs.
+        is_share: reports show percent.
+    """
+
+    compute: Callable[[np.ndarray, np.ndarray], float]
+    direction: Literal["max", "min"]
+    words: str
+    losses: Collection[str] = ()
+    of_all: bool = False
+    is_share: bool = False
+
+    def belongs_to(self, loss: str) -> bool:
+        """Return True if a training with this loss has the metric."""
+        return loss in self.losses if self.losses else loss not in CLASSES
+
+    def for_report(self) -> dict[str, Any]:
+        """Return what a report reads."""
+        return {"words": self.words, "direction": self.direction, "is_share": self.is_share}
+
+
+METRICS: dict[str, Metric] = {
+    "mae": Metric(mean_absolute_error, "min", "mean absolute error", ["squared_error"], of_all=True),
+    "tau": Metric(tau, "max", "Kendall's tau"),
+    "balanced_accuracy": Metric(balanced_accuracy, "max", "balanced accuracy", CLASSES),
+    "accuracy": Metric(accuracy, "max", "accuracy", CLASSES),
+    "ordered_pairs": Metric(ordered_pair_accuracy, "max", "pairs in order", is_share=True),
+    "slowdown@1": Metric(partial(slowdown_at_k, k=1), "min", "slowdown, first", is_share=True),
+    "slowdown@5": Metric(partial(slowdown_at_k, k=5), "min", "slowdown, best of 5", is_share=True),
+    "rmse": Metric(root_mean_squared_error, "min", "root of the mean squared error", ["squared_error"], of_all=True),
+    "macro_f1": Metric(macro_f1, "max", "macro F1", CLASSES),
+    "median_error": Metric(median_error, "min", "median error", ["log_runtime"], of_all=True),
+}
+"""Metrics by name; the first that a training has is the headline of its report."""
+
+
+def evaluate(loss: str, scored: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Return the metrics that belong to a loss, given the scores and the targets of each graph.
+
+    Graphs of one target each are ranked among each other. A mean over graphs leaves out those without a value.
+
+    Examples:
+        >>> evaluate("pairwise_hinge", [(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))])["tau"]
+        1.0
+    """
+    if not scored:
+        return {}
+    together = tuple(np.concatenate(each) for each in zip(*scored, strict=True))
+    graphs = [together] if all(len(targets) == 1 for _, targets in scored) else scored
+    return {
+        name: metric.compute(*together) if metric.of_all else _mean([metric.compute(*each) for each in graphs])
+        for name, metric in METRICS.items()
+        if metric.belongs_to(loss)
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    numbers = [value for value in values if not np.isnan(value)]
+    return float(np.mean(numbers)) if numbers else float("nan")

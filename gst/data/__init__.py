@@ -1,4 +1,4 @@
-"""Datasets of graphs: TpuGraphs, XLA programs, MalNet, measured plans, PyG, NetworkX and synthetic programs.
+"""Datasets of graphs: TpuGraphs, XLA programs, MalNet, PyG, NetworkX and synthetic programs.
 
 Files go in; `Graph` objects come out of a `GraphSource`, and `loader.py` turns them into training steps.
 Read `source.py` first. Each name is loaded when it is first used.
@@ -14,21 +14,30 @@ if TYPE_CHECKING:
     from gst.data.collections import TpuGraphsCollection
     from gst.data.hlo import read_hlo
     from gst.data.malnet import MalNet
-    from gst.data.measured_plans import MeasuredPlans
     from gst.data.source import GraphSource, group_of
     from gst.data.synthetic import SyntheticPrograms
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
 _HOMES = {
-    "GraphSource": "gst.data.source", "MalNet": "gst.data.malnet", "MeasuredPlans": "gst.data.measured_plans",
-    "SyntheticPrograms": "gst.data.synthetic", "TpuGraphs": "gst.data.tpugraphs",
-    "TpuGraphsCollection": "gst.data.collections", "group_of": "gst.data.source", "read_hlo": "gst.data.hlo",
+    "GraphSource": "gst.data.source",
+    "MalNet": "gst.data.malnet",
+    "SyntheticPrograms": "gst.data.synthetic",
+    "TpuGraphs": "gst.data.tpugraphs",
+    "TpuGraphsCollection": "gst.data.collections",
+    "group_of": "gst.data.source",
+    "read_hlo": "gst.data.hlo",
     "write_npz": "gst.data.tpugraphs",
-}  # fmt: skip
+}
 
 __all__ = [
-    "GraphSource", "MalNet", "MeasuredPlans", "SyntheticPrograms", "TpuGraphs", "TpuGraphsCollection", "group_of",
-    "read_hlo", "write_npz",
-]  # fmt: skip
+    "GraphSource",
+    "MalNet",
+    "SyntheticPrograms",
+    "TpuGraphs",
+    "TpuGraphsCollection",
+    "group_of",
+    "read_hlo",
+    "write_npz",
+]
 
 __getattr__ = lazy_names("gst.data", _HOMES)

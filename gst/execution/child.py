@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.costs import Costs, measure_costs, profile, profiled_costs
-from gst.execution.executor import AnyExecutor, executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.costs import measure_costs, measured_links, profile
+from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.execution.groups import group_records
-from gst.execution.links import measured_links
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor, runs_in_turns
 from gst.execution.on_accelerator import ReferenceOutputs, reference
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.machine.devices import least_memory_limit, limit_memory
 from gst.programs import Program, kind_for

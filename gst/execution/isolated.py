@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from gst.execution.costs import Costs
 from gst.execution.measure import Measurement, measure
+from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, select
 from gst.machine.load import LoadGate, LoadMeter, lock_devices

@@ -147,7 +147,7 @@ def mixed(x: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
 def with_references(
     graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], references: int
 ) -> Int64[Tensor, "graphs both"]:
-    """Put the reference configurations of each graph before `configs`, as `gst.nn.CrossConfigHead` takes them."""
+    """Put the reference configurations of each graph before `configs`, for a head that compares others with them."""
     drawn = [torch.from_numpy(reference_configs(graph, references)) for graph in graphs]
     return torch.cat([torch.stack(drawn).to(configs), configs], dim=1)
 

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import dlpack
 
+from gst.kernels import inductor
+from gst.kernels.inductor import NotUnderstoodError
 from gst.kernels.program import KernelProgram, View
-from gst.kernels.recording import SETTINGS, NotUnderstoodError, recorded_calls
+from gst.kernels.recording import recorded_calls
 from gst.kernels.run import Run
 from gst.kernels.streams import OnStreams
 from gst.util.recording import is_here
@@ -37,18 +39,15 @@ def inner_compile(search: Search, record: Record | None = None) -> Callable[...,
             if None.
     """
 
-    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **settings: Any) -> Any:
-        from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx_inner
-
-        meta = graph.graph.output_node().meta
-        kept = () if settings.get("is_backward") else meta.get("user_visible_output_idxs", ())
-        with config.patch(SETTINGS):
-            compiled = compile_fx_inner(graph, examples, **settings)
-        if hasattr(compiled, "current_callable"):
-            compiled.current_callable = GraphOnStreams(
-                compiled, settings.get("static_input_idxs", ()), kept, search, record
-            )
+    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+        compiled = inductor.compiled_graph(graph, examples, options)
+        if reason := inductor.unsupported():
+            log.info("graphs run as Inductor compiled them: %s", reason)
+        elif inductor.has_code(compiled):
+            meta = graph.graph.output_node().meta
+            outputs = () if options.get("is_backward") else meta.get("user_visible_output_idxs", ())
+            static = options.get("static_input_idxs", ())
+            compiled.current_callable = GraphOnStreams(compiled, static, outputs, search, record)
         return compiled
 
     return compile_graph
@@ -184,13 +183,13 @@ class GraphOnStreams:
                 if address not in storages:
                     storages[address] = dlpack.from_dlpack(dlpack.to_dlpack(flat)).untyped_storage()
                 self._own[number] = View.of(value, 0).on(storages[address], value.device)
-        self._users = [(each, torch._C._storage_Use_Count(each._cdata)) for each in storages.values()]
+        self._users = [(each, inductor.num_users(each)) for each in storages.values()]
 
     def _is_in_use(self) -> bool:
         """True if a tensor that an earlier call returned is still there."""
         if self._call is None:
             return False
-        return any(torch._C._storage_Use_Count(each._cdata) > idle for each, idle in self._users)
+        return any(inductor.num_users(each) > idle for each, idle in self._users)
 
     def _returned(self, values: Sequence[Tensor], outputs: Sequence[Any]) -> list[Any]:
         assert self._program is not None
@@ -221,7 +220,7 @@ def _of_input(view: View, of: View, value: Tensor) -> Tensor:
 def _borrowed(value: Tensor) -> Tensor:
     """Return a tensor in the memory of another, which does not keep it: it is used only while the other is there."""
     _, start, stop = View.of(value, 0).region
-    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, stop - start)
+    storage = inductor.borrowed_storage(value.data_ptr(), value.device, stop - start)
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
 
 

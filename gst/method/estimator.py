@@ -50,7 +50,7 @@ class GraphSegmentTraining(nn.Module):
             `NodeStates`, embeddings of the nodes `(nodes, [configs,] channels)` or of the segments
             `(segments, [configs,] channels)`; of a tuple the first.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction. A head with an attribute `references`
-            (`gst.nn.CrossConfigHead`) gets the embeddings of so many reference configurations of each graph first.
+            gets the embeddings of so many reference configurations of each graph first.
         pooling: readout of a graph from the embeddings h of its nodes: `sum`, `mean`, `max`, `attention` (mean weighted
             by exp of a learned linear gate), `softmax` (by exp(h), for each channel), `std`, or PyG's aggregations of
             these kinds, `AttentionalAggregation(gate)` and `PowerMeanAggregation(p)` among them. All are exact in

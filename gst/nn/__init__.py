@@ -3,9 +3,8 @@
 A `SegmentBatch` goes in; embeddings of its segments come out, each state computed once. Read `encoders.py` first.
 """
 
-from gst.nn.encoders import GAT, GCN, GIN, SAGE
-from gst.nn.fusion import FusedSAGE
-from gst.nn.head import CrossConfigHead, Head
+from gst.nn.encoders import ENCODERS, GAT, GCN, GIN, SAGE
+from gst.nn.head import Head
 from gst.nn.plans import set_sharing
 
-__all__ = ["GAT", "GCN", "GIN", "SAGE", "CrossConfigHead", "FusedSAGE", "Head", "set_sharing"]
+__all__ = ["ENCODERS", "GAT", "GCN", "GIN", "SAGE", "Head", "set_sharing"]

@@ -33,8 +33,6 @@ class PlanOptions(NamedTuple):
     num_layers: int
     directions: tuple[Direction, ...]
     share: bool = True
-    whole_segments: bool = False
-    one_config: bool = False
 
 
 class Bounds(NamedTuple):
@@ -55,12 +53,15 @@ class Bounds(NamedTuple):
 
     @staticmethod
     def of(
-        options: PlanOptions, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int,
+        options: PlanOptions,
+        sizes: Sizes,
+        graphs: Sequence[SegmentedGraph],
+        num_fresh: int,
         drawn: Callable[[], Int64[np.ndarray, " counts"]],
-    ) -> Bounds:  # fmt: skip
+    ) -> Bounds:
         """Return bounds of the plans of all steps with `num_fresh` fresh segments of at most `sizes.graphs` graphs, or
         likely ones; `drawn` returns `most` of the largest of some steps."""
-        layers, configs = options.num_layers, 1 if options.one_config else sizes.configs
+        layers, configs = options.num_layers, sizes.configs
         counts = np.array([sizes.nodes] * (layers + 1) + [sizes.nodes, sizes.edges, sizes.edges] * layers)
         if options.share:
             each = largest_sums(graphs, num_fresh, partial(_of_segments, options=options))
@@ -73,16 +74,14 @@ class Bounds(NamedTuple):
         rows, messages = most[: layers + 1], most[layers + 1 :].reshape(layers, len(PARTS))
         given = sizes.configurable * configs
         padding = np.append(given, messages.sum(axis=1)) // PADDING_A_ROW + 1
-        return Bounds(
-            given, tuple(map(rounded, (rows + padding).tolist())),
-            tuple(dict(zip(PARTS, each, strict=True)) for each in messages.tolist()), tuple(more.tolist()),
-        )  # fmt: skip
+        entries = tuple(dict(zip(PARTS, each, strict=True)) for each in messages.tolist())
+        return Bounds(given, tuple(map(rounded, (rows + padding).tolist())), entries, tuple(more.tolist()))
 
     def hold_any(self, batch: SegmentBatch, options: PlanOptions) -> bool:
         """Return True if the plan of a batch of the host, not padded, fits even if all states differ that may."""
-        if options.one_config or not options.share:
+        if not options.share:
             return True
-        more = _more(batch.segment_of_node.numpy(), batch.config_nodes.numpy(), batch.edge_index.numpy(), options)
+        more = _more(batch.num_nodes, batch.config_nodes.numpy(), batch.edge_index.numpy(), options)
         return bool(((batch.num_configs - 1) * np.array(more) <= self.most).all())
 
 
@@ -90,17 +89,15 @@ def _of_segments(graph: SegmentedGraph, options: PlanOptions) -> Int64[np.ndarra
     rows = []
     for segment, nodes in enumerate(np.diff(graph.row_ptr)):
         inside, uses = (slice(*each[segment : segment + 2]) for each in (graph.edge_ptr, graph.config_ptr))
-        rows.append(_more(np.zeros(nodes, np.int64), graph.config_rows[uses], graph.edges[:, inside], options))
+        rows.append(_more(int(nodes), graph.config_rows[uses], graph.edges[:, inside], options))
     return np.array(rows)
 
 
-def _more(
-    segment_of_node: Int64[np.ndarray, " nodes"], configurable: np.ndarray, edges: np.ndarray, options: PlanOptions
-) -> list[int]:
+def _more(nodes: int, configurable: np.ndarray, edges: np.ndarray, options: PlanOptions) -> list[int]:
     """Return for each further configuration the rows before the first layer and after each, then the messages of each
     layer by part: a node that a configurable one reaches has a row for every configuration."""
     producers, consumers = edges
-    reached = np.zeros(len(segment_of_node), bool)
+    reached = np.zeros(nodes, bool)
     reached[configurable] = True
     rows, messages = [int(reached.sum())], list[int]()
     for _ in range(options.num_layers):
@@ -109,8 +106,6 @@ def _more(
             reached[consumers[before[producers]]] = True
         if "backward" in options.directions:
             reached[producers[before[consumers]]] = True
-        if options.whole_segments:
-            reached = np.isin(segment_of_node, segment_of_node[reached])
         rows.append(int(reached.sum()))
         messages += [rows[-1], *(int(reached[ends].sum()) for ends in (consumers, producers))]
     return rows + messages

@@ -98,7 +98,12 @@ BOTH: tuple[Direction, ...] = ("forward", "backward")
 
 
 class Encoder(nn.Module):
-    """Inputs, then layers that take `(rows before, sharing, number of the layer)` to the rows after it."""
+    """Inputs, then layers that take `(rows before, sharing, number of the layer)` to the rows after it.
+
+    With a `halo` of its number of layers and `further_hops` a segment sees what the whole graph sees.
+    """
+
+    further_hops = 0
 
     def __init__(
         self,
@@ -106,11 +111,10 @@ class Encoder(nn.Module):
         layers: Sequence[nn.Module],
         directions: Sequence[Direction] = BOTH,
         share: bool = True,
-        whole_segments: bool = False,
     ) -> None:
         super().__init__()
         self.inputs, self.layers = inputs, nn.ModuleList(layers)
-        self.directions, self.share, self.whole_segments = tuple(directions), share, whole_segments
+        self.directions, self.share = tuple(directions), share
 
     def forward(self, batch: SegmentBatch) -> NodeStates:
         sharing = self.sharing(batch)
@@ -125,11 +129,11 @@ class Encoder(nn.Module):
 
     @property
     def _plan(self) -> PlanOptions:
-        return PlanOptions(len(self.layers), self.directions, self.share, self.whole_segments)
+        return PlanOptions(len(self.layers), self.directions, self.share)
 
     def fixed_plans(self, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> FixedPlans:
         """Return plans for training steps of fixed shapes."""
-        return FixedPlans([self._plan], sizes, graphs, num_fresh)
+        return FixedPlans(self._plan, sizes, graphs, num_fresh)
 
 
 class ResidualLayer(nn.Module):
@@ -144,87 +148,42 @@ class ResidualLayer(nn.Module):
         return product(sharing.matrix(number, ("own",)), rows) + self.norm(message).relu()
 
 
-class NodeNorm(nn.Module):
-    """Every channel less its mean over the nodes of the segment, in standard deviations, scaled and shifted.
-
-    This is instance normalisation (Ulyanov et al. 2016, arXiv 1607.08022) with nodes for pixels, as in the network that
-    won Kaggle's "Predict AI Model Runtime" (github.com/thanhhau097/google_fast_or_slow). No statistic crosses a
-    segment or a class of configurations. Each node hears all nodes of its segment: sharing takes `whole_segments`.
-    """
-
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.eps = eps
-
-    def forward(self, rows: Float[Tensor, "rows channels"], sharing: Plan, number: int) -> Tensor:
-        """Rows after layer `number`."""
-        group = sharing.groups(number)
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        empty = wide.new_zeros(sharing.num_groups, rows.shape[1])
-        count = empty[:, :1].index_add(0, group, torch.ones_like(wide[:, :1])).clamp(min=1)
-
-        def mean(x: Tensor) -> Tensor:
-            return (empty.index_add(0, group, x) / count).index_select(0, group)
-
-        centred = wide - mean(wide)
-        scaled = centred * (mean(centred.square()) + self.eps).rsqrt() * self.weight + self.bias
-        return scaled.to(rows.dtype)
-
-
 Aggregation = Literal["mean", "sum", "max"]
-Over = Literal["channels", "nodes"]
-
-
-class ChannelAttention(nn.Module):
-    """h sigmoid(W2 relu(W1 h)): squeeze and excitation (Hu et al. 2018, eq. 3) of single rows, as in the network that
-    won Kaggle's "Predict AI Model Runtime"."""
-
-    def __init__(self, channels: int, reduction: int = 8) -> None:
-        super().__init__()
-        narrow = max(1, channels // reduction)
-        self.gate = nn.Sequential(nn.Linear(channels, narrow), nn.ReLU(), nn.Linear(narrow, channels), nn.Sigmoid())
-
-    def forward(self, rows: Float[Tensor, "rows channels"]) -> Float[Tensor, "rows channels"]:
-        return rows * self.gate(rows).to(rows.dtype)
 
 
 class SAGELayer(nn.Module):
     """h + relu(norm(W h + sum of aggregation(W_d neighbours in direction d) + b)), after Hamilton et al. 2017: the mean
-    aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity. Channel attention gates the first
-    h. Rows are projected before they are aggregated, by one product for the node and all directions.
+    aggregator, or for `max` the pooling aggregator (eq. 3) without its nonlinearity. Rows are projected before they are
+    aggregated, by one product for the node and all directions.
     """
 
     def __init__(
-        self, channels: int, directions: Sequence[Direction] = BOTH, aggregation: Aggregation = "mean",
-        normalise_over: Over = "channels", channel_attention: bool = False,
-    ) -> None:  # fmt: skip
+        self, channels: int, directions: Sequence[Direction] = BOTH, aggregation: Aggregation = "mean"
+    ) -> None:
         super().__init__()
         if aggregation not in get_args(Aggregation):
             raise ValueError(f"aggregation {aggregation!r}? neighbours give their {', '.join(get_args(Aggregation))}")
-        if normalise_over not in get_args(Over):
-            raise ValueError(f"normalise_over {normalise_over!r}? states are normalised over channels or nodes")
         self.aggregation = aggregation
         self.parts: tuple[Part, ...] = ("own", *directions)
         self.project = nn.Linear(channels, len(self.parts) * channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.norm = nn.LayerNorm(channels) if normalise_over == "channels" else NodeNorm(channels)
-        self.attention = ChannelAttention(channels) if channel_attention else nn.Identity()
+        self.norm = nn.LayerNorm(channels)
 
     def forward(self, rows: Before, sharing: Plan, number: int) -> After:
-        message = self._message(self.project(rows), sharing, number)
-        message.add_(self.bias.to(message.dtype))
-        message = self.norm(message, sharing, number) if isinstance(self.norm, NodeNorm) else self.norm(message)
-        return product(sharing.matrix(number, ("own",)), self.attention(rows)).add_(message.relu_())
+        message = self.norm(self.message(rows, sharing, number))
+        return product(sharing.matrix(number, ("own",)), rows).add_(message.relu_())
 
-    def _message(self, projected: Float[Tensor, "before parts_channels"], sharing: Plan, number: int) -> After:
-        by_part = projected.unflatten(1, (len(self.parts), -1))
+    def message(self, rows: Before, sharing: Plan, number: int) -> After:
+        """Return W h + sum of aggregation(W_d neighbours in direction d) + b."""
+        by_part = self.project(rows).unflatten(1, (len(self.parts), -1))
         if self.aggregation != "max":
-            return product(sharing.matrix(number, self.parts, self.aggregation, stacked=True), by_part.flatten(0, 1))
-        message = product(sharing.matrix(number, ("own",)), by_part[:, 0])
-        for i, part in enumerate(self.parts[1:], start=1):
-            message = message + neighbour_max(sharing.matrix(number, (part,)), by_part[:, i])
-        return message
+            matrix = sharing.matrix(number, self.parts, self.aggregation, stacked=True)
+            message = product(matrix, by_part.flatten(0, 1))
+        else:
+            message = product(sharing.matrix(number, ("own",)), by_part[:, 0])
+            for i, part in enumerate(self.parts[1:], start=1):
+                message = message + neighbour_max(sharing.matrix(number, (part,)), by_part[:, i])
+        return message.add_(self.bias.to(message.dtype))
 
 
 class SAGE(Encoder):
@@ -237,20 +196,22 @@ class SAGE(Encoder):
         directions: of messages, `forward` from producers to consumers, `backward` or both.
         share: compute equal states once. False computes every node under every configuration: the same result, slower.
         aggregation: of the neighbours of a direction, channel by channel.
-        normalise_over: the `channels` of each state, or for each channel the `nodes` of a segment (`NodeNorm`), context
-            nodes included. Every node then depends on all configurable nodes of its segment: little is left to share.
-        channel_attention: gate the part of its own state that a node keeps, see `ChannelAttention`.
     """
 
     def __init__(
-        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
-        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
-        aggregation: Aggregation = "mean", normalise_over: Over = "channels", channel_attention: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int = 64,
+        num_layers: int = 3,
+        num_opcodes: int = 256,
+        config_symbols: int = 0,
+        log_config: bool = True,
+        directions: Sequence[Direction] = BOTH,
+        share: bool = True,
+        aggregation: Aggregation = "mean",
+    ) -> None:
         inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
-        options = (directions, aggregation, normalise_over, channel_attention)
-        layers = [SAGELayer(channels, *options) for _ in range(num_layers)]
-        super().__init__(inputs, layers, directions, share, whole_segments=normalise_over == "nodes")
+        layers = [SAGELayer(channels, directions, aggregation) for _ in range(num_layers)]
+        super().__init__(inputs, layers, directions, share)
 
 
 class ConvolutionEncoder(Encoder):
@@ -259,9 +220,15 @@ class ConvolutionEncoder(Encoder):
     convolution: Callable[[int, Sequence[Direction]], nn.Module]
 
     def __init__(
-        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
-        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int = 64,
+        num_layers: int = 3,
+        num_opcodes: int = 256,
+        config_symbols: int = 0,
+        log_config: bool = True,
+        directions: Sequence[Direction] = BOTH,
+        share: bool = True,
+    ) -> None:
         inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
         layers = [ResidualLayer(channels, self.convolution(channels, directions)) for _ in range(num_layers)]
         super().__init__(inputs, layers, directions, share)
@@ -287,6 +254,7 @@ class GCN(ConvolutionEncoder):
     """
 
     convolution = GCNConvolution
+    further_hops = 1
 
 
 class GINConvolution(nn.Module):
@@ -345,10 +313,21 @@ class GAT(Encoder):
     """
 
     def __init__(
-        self, channels: int = 64, num_layers: int = 3, num_opcodes: int = 256, config_symbols: int = 0,
-        log_config: bool = True, directions: Sequence[Direction] = BOTH, share: bool = True, heads: int = 4,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int = 64,
+        num_layers: int = 3,
+        num_opcodes: int = 256,
+        config_symbols: int = 0,
+        log_config: bool = True,
+        directions: Sequence[Direction] = BOTH,
+        share: bool = True,
+        heads: int = 4,
+    ) -> None:
         check_heads(channels, heads)
         inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
         layers = [ResidualLayer(channels, GATConvolution(channels, directions, heads)) for _ in range(num_layers)]
         super().__init__(inputs, layers, directions, share)
+
+
+ENCODERS: dict[str, Callable[..., nn.Module]] = {"SAGE": SAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
+"""Encoders by name. Each is called with `channels`, `num_layers` and further arguments of `SAGE`."""

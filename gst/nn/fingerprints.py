@@ -36,7 +36,7 @@ def fingerprints(batch: SegmentBatch, options: PlanOptions) -> list[Int64[Tensor
     Two of one node that should differ are equal with a probability of some 2^-62: all in all about configs^2 nodes /
     2^63.
     """
-    configs = 1 if options.one_config else batch.num_configs
+    configs = batch.num_configs
     device, (producers, consumers) = batch.edge_index.device, batch.edge_index
     nothing = torch.zeros(batch.num_nodes, configs, dtype=torch.int64, device=device)
     if configs == 1 or not options.share:
@@ -51,9 +51,6 @@ def fingerprints(batch: SegmentBatch, options: PlanOptions) -> list[Int64[Tensor
             known = known.index_add(0, consumers, sent.index_select(0, producers))
         if "backward" in options.directions:
             known = known.index_add(0, producers, sent.index_select(0, consumers))
-        if options.whole_segments:
-            together = nothing[: batch.num_segments].index_add(0, batch.segment_of_node, mixed(known + node))
-            known = together.index_select(0, batch.segment_of_node)
         found.append(known)
     return found
 
@@ -105,10 +102,8 @@ class DeviceLevel(NamedTuple):
         pairs = torch.arange(row.numel(), device=row.device)
         pair_of_row = row.new_zeros(rows + 1).scatter_(0, place, pairs)[:-1]
         numbers = torch.arange(rows, device=row.device)
-        return DeviceLevel(
-            torch.empty_like(row).scatter_(1, order, row), first, pair_of_row // row.shape[1],
-            order.flatten()[pair_of_row], numbers, numbers < first[-1],
-        )  # fmt: skip
+        row_of, config_of_row = torch.empty_like(row).scatter_(1, order, row), order.flatten()[pair_of_row]
+        return DeviceLevel(row_of, first, pair_of_row // row.shape[1], config_of_row, numbers, numbers < first[-1])
 
     @property
     def used(self) -> Int64[Tensor, ""]:
@@ -134,15 +129,16 @@ class DeviceSharing(Plan):
         self._batch, (producers, consumers) = batch, batch.edge_index
         nodes = torch.arange(batch.num_nodes, device=batch.edge_index.device)
         self._ends: dict[Part, tuple[Tensor, Tensor]] = {
-            "own": (nodes, nodes), "forward": (consumers, producers), "backward": (producers, consumers)
-        }  # fmt: skip
+            "own": (nodes, nodes),
+            "forward": (consumers, producers),
+            "backward": (producers, consumers),
+        }
         ones = torch.ones_like(producers)
         heard = {part: torch.zeros_like(nodes).index_add_(0, self._ends[part][0], ones) for part in get_args(Direction)}
         self._degrees = {"own": torch.ones_like(nodes)} | heard
         classes = [Classes.of(each) for each in fingerprints(batch, options)]
         self._bounds = self._sizes(classes) if bounds is None else bounds
         self.levels = [DeviceLevel.of(each, rows) for each, rows in zip(classes, self._bounds.rows, strict=True)]
-        self.num_groups = batch.num_segments * self.levels[0].row_of.shape[1] + 1
 
     def _sizes(self, classes: list[Classes]) -> Bounds:
         """Return the sizes of what is in use. The host waits for them."""
@@ -223,9 +219,3 @@ class DeviceSharing(Plan):
         rows = (level.used + numbers % level.num_unused).scatter_(0, place, level.numbers)[:-1]
         configs = torch.zeros_like(numbers).scatter_(0, place, level.config_of_row)[:-1]
         return rows, torch.stack([(numbers % max(len(config_nodes), 1)).scatter_(0, place, slot)[:-1], configs])
-
-    def _groups(self, layer: int) -> tuple[Tensor, ...]:
-        level = self.levels[layer + 1]
-        kind = level.numbers - level.first[level.node_of_row]
-        group = self._batch.segment_of_node[level.node_of_row] * level.row_of.shape[1] + kind
-        return (torch.where(level.is_used, group, self.num_groups - 1),)

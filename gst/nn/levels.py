@@ -142,16 +142,6 @@ def refine(alike, before, adjacency):
                 break
 
 
-def over_segments(
-    alike: Int32[np.ndarray, "nodes configs"], segment_of_node: Int64[np.ndarray, " nodes"]
-) -> Int32[np.ndarray, "nodes configs"]:
-    """Every node of a segment tells apart what any of them does."""
-    num_segments = int(segment_of_node.max()) + 1
-    together = np.zeros((num_segments, alike.shape[1]), np.int32)
-    refine(together, Level.of(alike), Adjacency.of(segment_of_node, np.arange(len(alike)), num_segments))
-    return together[segment_of_node]
-
-
 @compiled
 @no_type_check
 def _representatives(first, alike):

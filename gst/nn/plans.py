@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, get_args
 
@@ -70,26 +70,23 @@ def check_equal(plan: DeviceSharing, exact: Sharing) -> None:
 class FixedPlans:
     """The plans of an encoder, padded to their `Bounds`. Implements `gst.method.fixed_batch.Plans`."""
 
-    def __init__(
-        self, plans: Iterable[PlanOptions], sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int
-    ) -> None:
-        drawn = partial(_largest, sizes, graphs, num_fresh)
-        self.bounds = {each: Bounds.of(each, sizes, graphs, num_fresh, partial(drawn, each)) for each in plans}
+    def __init__(self, options: PlanOptions, sizes: Sizes, graphs: Sequence[SegmentedGraph], num_fresh: int) -> None:
+        self.options = options
+        self.bounds = Bounds.of(options, sizes, graphs, num_fresh, partial(_largest, sizes, graphs, num_fresh, options))
 
     def check(self, batch: SegmentBatch) -> None:
-        """Raise `DoesNotFit` if the plans of a batch of the host, not padded, are larger than their bounds."""
-        for options, bounds in self.bounds.items():
-            if not bounds.hold_any(batch, options) and (further(batch, options) > bounds.most).any():
-                raise DoesNotFit("a plan has more rows or messages than the padded one; were its graphs in the sizes?")
+        """Raise `DoesNotFit` if the plan of a batch of the host, not padded, is larger than its bounds."""
+        fits = self.bounds.hold_any(batch, self.options) or (further(batch, self.options) <= self.bounds.most).all()
+        if not fits:
+            raise DoesNotFit("a plan has more rows or messages than the padded one; were its graphs in the sizes?")
 
     def padding(self, batch: SegmentBatch) -> float:
-        """Return how many times as many rows plans have padded as for this batch of the host."""
-        rows = [level.num_rows for options in self.bounds for level in Sharing.of(batch, *options).levels]
-        return sum(sum(each.rows) for each in self.bounds.values()) / sum(rows)
+        """Return how many times as many rows the padded plan has as that of this batch of the host."""
+        return sum(self.bounds.rows) / sum(level.num_rows for level in Sharing.of(batch, *self.options).levels)
 
     def of(self, padded: SegmentBatch) -> dict[PlanOptions, Plan]:
-        """Return the plans of a padded batch, made where it is, by operations of fixed shapes."""
-        return {options: DeviceSharing(padded, options, bounds) for options, bounds in self.bounds.items()}
+        """Return the plan of a padded batch, made where it is, by operations of fixed shapes."""
+        return {self.options: DeviceSharing(padded, self.options, self.bounds)}
 
 
 def further(batch: SegmentBatch, options: PlanOptions) -> Int64[np.ndarray, " counts"]:

@@ -8,7 +8,6 @@ before it to the node itself and to every node it hears. Nothing is estimated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args, no_type_check
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from gst.method.batch import SegmentBatch
 from gst.nn.bounds import Direction, Part
-from gst.nn.levels import Adjacency, Level, all_apart, at_first, over_segments, refine
+from gst.nn.levels import Adjacency, Level, all_apart, at_first, refine
 from gst.nn.sparse import CsrMatrix, transposed
 from partitioners.compiled import compiled
 
@@ -32,7 +31,6 @@ class Plan:
     They are made once, when a layer asks for them."""
 
     levels: Sequence[Any]
-    num_groups: int
 
     def __init__(self, directions: tuple[Direction, ...]) -> None:
         self.directions = directions
@@ -74,44 +72,27 @@ class Plan:
         rows, given = self.tensors("given")
         return CsrMatrix(*self.tensors("picks")), rows, given
 
-    def groups(self, layer: int) -> Int64[Tensor, " rows"]:
-        """Return a number for the segment and class of each row after `layer`, the last of `num_groups` for unused
-        rows."""
-        return self.tensors("groups", layer)[0]
-
 
 class Sharing(Plan):
     """The rows of a batch, found exactly on the host."""
 
     def __init__(
-        self, levels: tuple[Level, ...], directions: tuple[Direction, ...], batch: SegmentBatch,
-        device: torch.device, neighbours: dict[str, Adjacency],
-    ) -> None:  # fmt: skip
+        self,
+        levels: tuple[Level, ...],
+        directions: tuple[Direction, ...],
+        batch: SegmentBatch,
+        device: torch.device,
+        neighbours: dict[str, Adjacency],
+    ) -> None:
         super().__init__(directions)
         self.levels, self.device, self._neighbours = levels, device, neighbours
-        self.segment_of_node, self.config_nodes = batch.segment_of_node.numpy(), batch.config_nodes.numpy()
-        self.num_groups = batch.num_segments * batch.num_configs + 1
+        self.config_nodes = batch.config_nodes.numpy()
 
     @staticmethod
-    def of(
-        batch: SegmentBatch,
-        num_layers: int,
-        directions: tuple[Direction, ...],
-        share: bool = True,
-        whole_segments: bool = False,
-        one_config: bool = False,
-    ) -> Sharing:
-        """Find the rows.
-
-        Args:
-            share: False gives every node a row for every configuration: the same states, slower.
-            whole_segments: in every layer a node hears all nodes of its segment too (attention).
-            one_config: give every node one row, as if there were one configuration.
-        """
+    def of(batch: SegmentBatch, num_layers: int, directions: tuple[Direction, ...], share: bool = True) -> Sharing:
+        """Find the rows; without `share` every node has a row for every configuration: the same states, slower."""
         check_directions(directions)
         device, batch = batch.edge_index.device, batch.on_host
-        if one_config:
-            batch = replace(batch, config_features=batch.config_features[:, :1])
         producers, consumers = batch.edge_index.numpy()
         neighbours = {
             "forward": Adjacency.of(consumers, producers, batch.num_nodes),
@@ -123,8 +104,6 @@ class Sharing(Plan):
             alike = alike.copy()
             for direction in directions:
                 refine(alike, levels[-1], neighbours[direction])
-            if whole_segments:
-                alike = over_segments(alike, batch.segment_of_node.numpy())
             levels.append(Level.of(alike))
         return Sharing(tuple(levels), directions, batch, device, neighbours)
 
@@ -172,13 +151,6 @@ class Sharing(Plan):
         slot[self.config_nodes] = np.arange(len(self.config_nodes))
         given = np.flatnonzero(slot[nodes] >= 0)
         return given, np.stack([slot[nodes[given]], level.config_of_row[given]])
-
-    def _groups(self, layer: int) -> Sequence[np.ndarray]:
-        level = self.levels[layer + 1]
-        node, group = level.node_of_row(), np.full(level.num_rows, self.num_groups - 1)
-        kind = np.arange(len(node)) - level.first[node]
-        group[: len(node)] = self.segment_of_node[node] * level.alike.shape[1] + kind
-        return (group,)
 
 
 def check_directions(directions: tuple[str, ...]) -> None:

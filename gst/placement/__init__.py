@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gst.placement.loop import Loop
     from gst.placement.machines import machine
     from gst.placement.measured import place_measured
+    from gst.placement.measured_plans import MeasuredPlans
     from gst.placement.objectives import Budgeted, MeasuredObjective, Measurer, Objective, Planned, SimulatedObjective
     from gst.placement.planning import PlacementResult, Settings, place_simulated, plan_all
     from gst.placement.task import Task, load_plan, save_plan
@@ -23,6 +24,7 @@ __all__ = [
     "Budgeted",
     "Loop",
     "MeasuredObjective",
+    "MeasuredPlans",
     "Measurer",
     "Objective",
     "Placed",
@@ -51,6 +53,7 @@ _MODULES = {
         "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Planned", "SimulatedObjective",
     ),
     "gst.placement.measured": ("place_measured",),
+    "gst.placement.measured_plans": ("MeasuredPlans",),
     "gst.placement.api.placed": ("Placed",),
     "gst.placement.planning": ("PlacementResult", "Settings", "place_simulated", "plan_all"),
     "gst.placement.api.saving": ("load",),

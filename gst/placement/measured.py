@@ -15,27 +15,24 @@ import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log
-from gst.execution.plain import PYTORCH
 from gst.graphs.store import prepare
 from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadGate
 from gst.placement import planning
-from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.cost_models import COST_MODELS
+from gst.placement.cost_models import COST_MODELS, load_costs, save_costs
 from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
 from gst.placement.fitted import FittedSimulator
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
-from gst.placement.learned_costs import load_costs, save_costs
-from gst.placement.loop import Loop
+from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
-from gst.placement.profiling import cached_task, profiled_task
+from gst.placement.profiling import FusedTask, cached_task, chains, fused_task, profiled_task, whole_step
 from gst.placement.reward import Learned
 from gst.placement.task import Task
-from gst.placement.trial import brought, report_rows, tau
 from gst.programs import Program
+from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.variants import PYTORCH
 from partitioners import usual_method
 
 SEARCH_RUNS = 5  # of each plan that a search measures, alternating
@@ -71,7 +68,7 @@ def place_measured(
         source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
+        here: whole-model variants in this process by name, see `gst.whole_model.child_process.steps_beside`.
         seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
 
     Raises:
@@ -110,22 +107,19 @@ def place_measured(
         search = None
         if settings.budget > 0:
             search = _search(task, fused, runner, starts, learned, out, settings, progress)
-            extra[planning.LOOP] = _unfolded(search.planned(), fused)
+            extra[LOOP] = _unfolded(search.planned(), fused)
             if costs := search.reward.surrogate.learned():
                 save_costs(out, costs, machine, task.names)
 
-        final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
+        final_plans = finalists(planned, settings.methods, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
         plans = {name: _as_run(task, plan) for name, plan in planning.plans_by_name(final_plans).items()}
         finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
 
     figures, num_measured = finals.figures(), 0 if search is None else len(search.trials)
     entries = {
-        name: finals.entry(name, final_plans.get(name), num_measured if name == planning.LOOP else 0)
-        for name in finals.first
+        name: finals.entry(name, final_plans.get(name), num_measured if name == LOOP else 0) for name in finals.first
     }
-    result = planning.placed_result(
-        task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries
-    )
+    result = planning.placed_result(task, settings, "measured", finals.best, figures["objective"], entries)
     result |= {"proposed": {} if search is None else brought(search.trials)}
     result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
     result |= {"kernels": kernels} if kernels else {}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.costs import Costs
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device
 from gst.machine.load import LoadGate
@@ -25,6 +26,7 @@ class Objective(Protocol):
 
 
 Batches = Sequence[Sequence[Plan]]
+NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 
 
 class PlanRunner(Protocol):
@@ -86,7 +88,7 @@ class SimulatedObjective:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> bool(SimulatedObjective(task)([single(task, 0)])[0] > 0)
         True
@@ -152,6 +154,31 @@ class Budgeted:
                 self.best, self.best_ms = plan, float(runtime_ms)
                 self.curve.append((self.num_asked, self.best_ms))
                 self.improvements.append(plan)
+        return answers
+
+
+class SearchReward(Budgeted):
+    """A reward with a budget that remembers the plans to hand back.
+
+    Args:
+        measured: keys of plans that were measured.
+
+    Attributes:
+        proposals: plans that were not measured, each the best of these when it was asked about.
+    """
+
+    def __init__(self, objective: Objective, budget: int, measured: Collection[str] = ()) -> None:
+        super().__init__(objective, budget)
+        self.measured = measured
+        self.proposals: list[Plan] = []
+        self._least_ms = math.inf
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        answers = super().__call__(plans)
+        for plan, runtime_ms in zip(plans, answers.tolist(), strict=True):
+            if runtime_ms < self._least_ms and plan.key not in self.measured:
+                self._least_ms = runtime_ms
+                self.proposals = [*self.proposals[1 - NUM_LAST :], plan]
         return answers
 
 

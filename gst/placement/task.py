@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.data.measured_plans import Profiled
-from gst.execution.costs import Costs, profiled_costs
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import Plan, Timeline, positions_of_nodes
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
+from gst.placement.measured_plans import Profiled
 from gst.programs import Program
 from gst.simulation.peaks import peak_bytes
 from gst.simulation.simulator import Contention, Simulator

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -413,6 +414,9 @@ def _check_program(program: Program) -> None:
     if kinds != ["input"] * len(program.inputs) + [kind for kind in kinds if kind in ("constant", "operation")]:
         raise ValueError(f"its first {len(program.inputs)} nodes, and no others, are inputs")
     for node, operation in enumerate(program.operations):
+        if not isinstance(operation.name, str) or not operation.name.isidentifier() or iskeyword(operation.name):
+            # names of inputs become Python code in `as_module`
+            raise ValueError(f"the name of node {node} is {shown(operation.name)}, want a Python identifier")
         if any(not 0 <= each < node for each in operation.producers):
             raise ValueError(f"node {node} reads one that does not come before it")
         if not all(type(size) is int and size >= 0 for shape in operation.shapes for size in shape):

@@ -118,7 +118,7 @@ def plans(record: Record) -> str:
     names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
     best = names.index(winner_of(record)) if winner_of(record) in names else None
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
-    lines = [[name, *(value(known[name]) for value in columns.values()), _kind(name)] for name in names]
+    lines = [[name, *(value(known[name]) for value in columns.values()), _kind(record, name)] for name in names]
     table = rows("All plans", ["plan", *columns, "kind"], lines, best)
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
     told = f"<p>{TOLD[runtime]}</p>"
@@ -169,8 +169,8 @@ def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
     }
 
 
-def _kind(name: str) -> str:
-    return step_kind(name) or ("baseline" if kind_of(name) == "baseline" else "search")
+def _kind(record: Record, name: str) -> str:
+    return step_kind(name) or ("baseline" if kind_of(record, name) == "baseline" else "search")
 
 
 def _failures(known: dict[str, Record]) -> str:
@@ -223,7 +223,7 @@ def _asked_baselines(record: Record) -> list[tuple[float, str]]:
     times = [
         (number(plan.get("simulated_ms", plan.get("latency"))), name)
         for name, plan in plans_of(record).items()
-        if kind_of(name) == "baseline" and not step_kind(name)
+        if kind_of(record, name) == "baseline" and not step_kind(name)
     ]
     return [each for each in times if not math.isnan(each[0])]
 
@@ -268,7 +268,7 @@ def predictions(record: Record) -> str:
         "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
     )
     shown = [
-        (a, b, kind_of(origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
+        (a, b, kind_of(record, origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
         for a, b, origin, label in points
     ]
     svg = charts.scatter(
@@ -297,7 +297,7 @@ def search(record: Record) -> str:
         found = f"{brief(time)} ms" if time == time else "failed"
         origin = str(entry.get("origin"))
         told = f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}"
-        steps.append((time, kind_of(origin), told))
+        steps.append((time, kind_of(record, origin), told))
         interval = span(entry.get("low_ms"), entry.get("high_ms")) if ok else DASH
         lines.append((count, entry.get("label"), origin, entry.get("round"), brief(time, "failed"), interval))
     base = time_of(pytorch_of(record))

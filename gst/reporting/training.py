@@ -30,19 +30,6 @@ from gst.reporting.page import (
 
 MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
 
-METRICS = {
-    "mae": "mean absolute error", "tau": "Kendall's tau", "balanced_accuracy": "balanced accuracy",
-    "accuracy": "accuracy",
-}  # fmt: skip
-"""Metrics of a training; the first that it has counts."""
-
-LOWER = frozenset({"mae", "rmse"})
-"""Metrics of which less is better."""
-
-LOGGED = METRICS | {
-    "ordered_pairs": "pairs in order", "slowdown@1": "slowdown, first", "slowdown@5": "slowdown, best of 5",
-    "rmse": "root of the mean squared error", "macro_f1": "macro F1", "median_error": "median error",
-}  # fmt: skip
 TABLE = {
     "age_mean": "mean age", "age_max": "greatest age", "share_unknown": "unknown", "rows_in_use": "rows",
     "bytes": "MiB",
@@ -84,16 +71,27 @@ def summary(record: Record) -> str:
     if not key:
         went = f"from {brief(points[0][1])} to {brief(points[-1][1])}"
         return f"The loss went {went} in {epochs}; nothing held out was scored"
-    best, name = best_epoch(record), METRICS[key]
+    best, name = best_epoch(record), metrics_of(record)[key]
     count, what = _held_out(record)
     where = f" on {count:,} {what} held out" if count else " on what was held out"
     when = f"after {whole(number(best.get('epoch')) + 1)} of {epochs}"
-    return f"{name[0].upper()}{name[1:]} {_figure(key, best)}{where}, {when}"
+    return f"{name[0].upper()}{name[1:]} {_figure(record, key, best)}{where}, {when}"
 
 
-def _figure(key: str, entry: Record) -> str:
+def _figure(record: Record, key: str, entry: Record) -> str:
     """Return a metric in three places, or three digits of an error, which has the unit of the targets."""
-    return brief(entry[key]) if key in LOWER else f"{number(entry[key]):.3f}"
+    return brief(entry[key]) if _is_error(record, key) else f"{number(entry[key]):.3f}"
+
+
+def metrics_of(record: Record) -> dict[str, str]:
+    """Return the words for each metric, in their order: the first that a training has counts."""
+    described = {key: mapping(each) for key, each in mapping(record.get("metrics")).items()}
+    return {key: str(each.get("words") or key) for key, each in described.items()}
+
+
+def _is_error(record: Record, key: str) -> bool:
+    """Return True if less of the metric is better."""
+    return bool(mapping(mapping(record.get("metrics")).get(key)).get("direction") == "min")
 
 
 def _held_out(record: Record) -> tuple[int, str]:
@@ -119,7 +117,7 @@ def training_facts(record: Record) -> str:
     """Return the most important numbers as tiles."""
     key, best, loss = metric_of(record), best_epoch(record), course(record, "loss", "loss")
     slower = number(best.get("slowdown@1"))
-    entries = [(_figure(key, best), f"{METRICS[key]}, best epoch", "")] if key else []
+    entries = [(_figure(record, key, best), f"{metrics_of(record)[key]}, best epoch", "")] if key else []
     if not math.isnan(slower):
         entries.append((f"{100 * slower:.1f} %", "lost by taking the one predicted fastest", ""))
     if loss:
@@ -143,24 +141,25 @@ def course(record: Record, key: str, name: str) -> list[Course]:
 
 def metric_of(record: Record) -> str:
     """Return the key of the metric of the training; '' if it has none."""
-    return next((key for key in METRICS if course(record, key, key)), "")
+    return next((key for key in metrics_of(record) if course(record, key, key)), "")
 
 
 def best_epoch(record: Record) -> Record:
     """Return the epoch with the best metric; empty without a metric."""
     key = metric_of(record)
     known = [entry for entry in mappings(record.get("epochs")) if not math.isnan(number(entry.get(key)))]
-    return max(known, key=lambda entry: number(entry.get(key)) * (-1 if key in LOWER else 1), default={})
+    sign = -1 if _is_error(record, key) else 1
+    return max(known, key=lambda entry: sign * number(entry.get(key)), default={})
 
 
 def courses(record: Record) -> str:
     """Return charts of loss and metric, and a table of all logged values."""
     loss, key = course(record, "loss", "loss"), metric_of(record)
-    name = METRICS.get(key, "metric")
-    title = f"Loss and {name}"
+    name = metrics_of(record).get(key, "metric")
+    title = escape(f"Loss and {name}")
     if not loss:
         return section("courses", title, empty("No epoch was finished."))
-    table = details(_table(record, {"steps": "steps", "loss": "mean loss", **LOGGED}, "Epochs"))
+    table = details(_table(record, {"steps": "steps", "loss": "mean loss", **metrics_of(record)}, "Epochs"))
     left = figure(
         over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
         "The mean loss of each epoch's training steps, train/loss_mean in the log and in W&B.",
@@ -172,7 +171,7 @@ def courses(record: Record) -> str:
         right = figure(
             over_epochs(held, name, f"{capital} on what was held out, over {len(held[0][1])} epochs"),
             "On the validation part, after each epoch. The axis need not start at zero.",
-            heading=f"{capital}, held out",
+            heading=escape(f"{capital}, held out"),
         )
     return section("courses", title, pair(left, right), table)
 
@@ -212,16 +211,16 @@ def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
     known = [key for key in names if course(record, key, key)]
     lines = []
     for entry in mappings(record.get("epochs")):
-        lines.append([whole(number(entry.get("epoch")) + 1), *(_value(key, entry) for key in known)])
+        lines.append([whole(number(entry.get("epoch")) + 1), *(_value(record, key, entry) for key in known)])
     return rows(caption, ["epoch", *(names[key] for key in known)], lines)
 
 
-def _value(key: str, entry: Record) -> str:
-    value = number(entry.get(key))
-    if key in METRICS and key not in LOWER:
-        return brief(value) if math.isnan(value) else f"{value:.4f}"
-    if key in ("share_unknown", "ordered_pairs", "slowdown@1", "slowdown@5"):
+def _value(record: Record, key: str, entry: Record) -> str:
+    value, metric = number(entry.get(key)), mapping(mapping(record.get("metrics")).get(key))
+    if key == "share_unknown" or metric.get("is_share"):
         return brief(value) if math.isnan(value) else f"{100 * value:.2f} %"
+    if metric.get("direction") == "max":
+        return brief(value) if math.isnan(value) else f"{value:.4f}"
     if key in ("steps", "rows_in_use", "age_max"):
         return whole(value)
     return brief(value / 2**20 if key == "bytes" else value)

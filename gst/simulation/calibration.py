@@ -9,7 +9,7 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.simulation.simulator import UNCALIBRATED, Contention, Simulator
 from partitioners.compiled import compiled

@@ -27,6 +27,8 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from gst.cost.losses import LOSSES
+from gst.nn import ENCODERS
 from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
@@ -36,6 +38,7 @@ from gst.training.record import LogProgress, Recorder, ReportPage, TerminalProgr
 from gst.training.sweeps import FOLDER_OF_TRIAL
 from gst.util.untrusted import check_yaml, read_yaml
 from gst.util.writing import atomic_write
+from partitioners import METHODS as PARTITIONERS
 
 AN_EXAMPLE = "experiments/configs/giant_synthetic.yaml"
 LAST = "runs/giant_synthetic/checkpoints/last.ckpt"
@@ -56,18 +59,18 @@ USUAL = """\
 --ckpt_path FILE|last        checkpoint to evaluate, or to go on from
 --seed_everything N          seed of weights and of shuffling
 --json FILE                  write the result as JSON; also --quiet, --verbose, --debug
---model.encoder CLASS        gst.nn.SAGE, GCN, GIN, GAT, FusedSAGE, or your class; --model.encoder.channels N
---model.head CLASS           gst.nn.Head, gst.nn.CrossConfigHead, or your class
+--model.encoder CLASS        gst.nn.{encoders}, or your class; --model.encoder.channels N
+--model.head CLASS           gst.nn.Head, or your class
 --model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step
 --model.table true           keep embeddings of the other segments in a table between steps
 --model.estimate NAME        use of the table: auto, fresh, dropout, fixed_dropout, difference, regression, composite
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
---model.loss NAME            pairwise_hinge, diff_mat, list_mle, log_runtime, squared_error, cross_entropy
+--model.loss NAME            {losses}
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
 --data.store DIR             where segments are kept once they are cut
 --data.max_nodes N           most nodes of a segment
---data.method NAME           partitioner: metis, communities, contiguous, random, auto
+--data.method NAME           partitioner: {partitioners}
 --data.halo N                hops of context around a segment
 --data.split_by NAME         hold out configs, graphs or groups; --data.num_valid N, --data.num_test N
 --data.missing_targets skip  leave out targets that are NaN or infinite, which are refused otherwise
@@ -304,7 +307,9 @@ def _current_run() -> Any:
 
 def _help(name: str) -> dict[str, Any]:
     """Return usage, description, usual options and examples of a command."""
-    options = "\n".join(f"  {each}" for each in USUAL.splitlines())
+    lists = {"encoders": ENCODERS, "losses": LOSSES, "partitioners": PARTITIONERS}
+    usual = USUAL.format(**{key: ", ".join(names) for key, names in lists.items()})
+    options = "\n".join(f"  {each}" for each in usual.splitlines())
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
     return {
         "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",

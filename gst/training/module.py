@@ -1,10 +1,9 @@
-"""Graph Segment Training as a LightningModule: steps, metrics, finetuning of the head, the fields of a checkpoint."""
+"""Graph Segment Training as a LightningModule: steps, metrics, the fields of a checkpoint."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +13,6 @@ import lightning as L
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -22,8 +20,8 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.arrivals import Arrivals
 from embedding_cache.sharded import ShardedTable
-from gst.cost.losses import LOSSES, WITHIN_A_GRAPH, check_positive
-from gst.cost.metrics import kendall_tau, ordered_pair_accuracy, slowdown_at_k
+from gst.cost.losses import WITHIN_A_GRAPH, check_positive, loss_of
+from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader
 from gst.method.draws import Estimate, checked_estimate
 from gst.method.estimator import GraphSegmentTraining
@@ -51,8 +49,8 @@ class SegmentTrainingModule(L.LightningModule):
         record_step: pad steps to one size, that of the largest, and on an accelerator record one as a graph (a CUDA
             graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
             size; see `docs/operations.md`.
-        loss: loss of the scores; `log_runtime` makes them logarithms of runtimes, `cross_entropy` classes (the head
-            then has as many outputs).
+        loss: name of a loss in `gst.cost.LOSSES`; `log_runtime` makes scores logarithms of runtimes, `cross_entropy`
+            classes (the head then has as many outputs).
 
     Attributes:
         estimator: the model; without a table, and with uniform draws, before a training.
@@ -73,15 +71,14 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        loss: Literal[
-            "pairwise_hinge", "diff_mat", "list_mle", "log_runtime", "squared_error", "cross_entropy"
-        ] = "pairwise_hinge",
+        loss: str = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: Estimate = "auto",
         record_step: bool | None = None,
     ) -> None:
         super().__init__()
+        loss_of(loss)
         self.save_hyperparameters()
         for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
@@ -97,7 +94,6 @@ class SegmentTrainingModule(L.LightningModule):
         self._table_options = {"tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity}
         self.estimator = self._estimator(encoder, head, None)
         self._padded: PaddedSteps | None = None
-        self._has_gradients = False  # of the step under way
         self._losses = Arrivals[tuple[int, int, Step]]()
         self.latest_loss: float | None = None  # that the host knows
         self.offset: Tensor
@@ -161,17 +157,14 @@ class SegmentTrainingModule(L.LightningModule):
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
         """Make the embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
         processes, capacity = self.trainer.world_size, self._table_options["capacity"]
-        path = self._disk() if self._table_options["tier"] == "disk" else None
         options = self._table_options | {"capacity": None if capacity is None else -(-capacity // processes)}
+        if options["tier"] == "disk":
+            options["path"] = Path(self.trainer.default_root_dir) / "runs"
+            options["path"].mkdir(parents=True, exist_ok=True)
         table = EmbeddingTable(
-            1, channels, path=path, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
+            1, channels, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
         )
         return table if processes == 1 else ShardedTable(table)
-
-    def _disk(self) -> Path:
-        path = Path(self.trainer.default_root_dir) / "runs"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
 
     def forward(self, step: Step) -> Tensor:
         """Return scores (graphs, configs): the lower, the faster. With `cross_entropy` classes are the last axis."""
@@ -181,9 +174,8 @@ class SegmentTrainingModule(L.LightningModule):
         if self.loss == "log_runtime":
             check_positive(step.targets)
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
-        self._has_gradients = loss is not None
         if loss is None:
-            loss = LOSSES[self.loss](self(step), step.targets.to(self.device))
+            loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
         share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
         together = loss.detach() * share
         if step.peers is not None:  # as gradients are averaged: schedulers and reports of all processes see one number
@@ -209,12 +201,12 @@ class SegmentTrainingModule(L.LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute gradients, unless a padded step has done so."""
-        if not self._has_gradients:
+        if self._padded is None or not self._padded.has_gradients:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Forget gradients, unless a padded step has just computed them: the trainer calls this after the loss."""
-        if not self._has_gradients:
+        """Clear gradients, unless a padded step has just computed them: the trainer calls this after the loss."""
+        if self._padded is None or not self._padded.has_gradients:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def overridden(self) -> list[str]:
@@ -242,7 +234,7 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
-        return LOSSES[self.loss](scores + self.offset.float(), targets)
+        return loss_of(self.loss)(scores + self.offset.float(), targets)
 
     def _reading(self, step: Step, ahead: int) -> Any:
         """Draw a step; the result reads its segments."""
@@ -262,7 +254,6 @@ class SegmentTrainingModule(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Validate after the last of `max_steps` too: early stopping and the best checkpoint monitor its metrics."""
-        self._has_gradients = False
         if 0 < self.trainer.max_steps <= self.trainer.global_step:
             self.trainer.should_stop = True
             if self.trainer.check_val_every_n_epoch is not None:
@@ -322,15 +313,8 @@ class SegmentTrainingModule(L.LightningModule):
         self._evaluated.clear()
         joined = {name: _joined(pieces) for name, pieces in by_graph.items()}
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
-        pairs = list(self.scored.values())
-        if pairs and all(len(scores) == 1 for scores, _ in pairs):  # one target per graph: rank the graphs
-            pairs = [_joined(pairs)]
-        measure = classify if self.loss == "cross_entropy" else evaluate
-        metrics = [measure(scores.numpy(), targets.numpy()) for scores, targets in pairs]
-        means = {f"{part}/{key}": _mean_of_known([each[key] for each in metrics]) for key in (metrics or [{}])[0]}
-        if self.loss in OF_ALL and pairs:
-            overall = OF_ALL[self.loss](*(each.numpy() for each in _joined(pairs)))
-            means |= {f"{part}/{key}": value for key, value in overall.items()}
+        metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
+        means = {f"{part}/{key}": value for key, value in metrics.items()}
         if not self.trainer.sanity_checking and not any(
             np.isfinite(value) for key, value in means.items() if "slowdown" not in key
         ):
@@ -366,105 +350,6 @@ class SegmentTrainingModule(L.LightningModule):
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
-def evaluate(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return ranking metrics of one graph; NaN where its targets are all equal. Constant scores have a tau of 0.
-
-    Examples:
-        >>> evaluate(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))["tau"]
-        1.0
-    """
-    undecided = len(targets) > 1 and np.ptp(scores) == 0 and np.ptp(targets) > 0
-    return {
-        "tau": 0.0 if undecided else kendall_tau(scores, targets) if len(targets) > 1 else float("nan"),
-        "ordered_pairs": ordered_pair_accuracy(scores, targets),
-        "slowdown@1": slowdown_at_k(scores, targets, 1),
-        "slowdown@5": slowdown_at_k(scores, targets, 5),
-    }
-
-
-def errors(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the mean absolute error and the root of the mean squared error, in the unit of the targets.
-
-    Examples:
-        >>> errors(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
-        {'mae': 1.0, 'rmse': 1.4142135623730951}
-    """
-    off = scores.astype(np.float64) - targets
-    return {"mae": float(np.abs(off).mean()), "rmse": float(np.sqrt(np.square(off).mean()))}
-
-
-def median_error(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Return the median of |exp(score) - target| / target over all graphs and configurations.
-
-    Examples:
-        >>> round(median_error(np.log([1.1, 2.0, 4.0]), np.array([1.0, 2.0, 2.0])), 3)
-        0.1
-    """
-    return float(np.median(np.abs(np.exp(scores.astype(np.float64)) - targets) / targets))
-
-
-OF_ALL: dict[str, Callable[[np.ndarray, np.ndarray], dict[str, float]]] = {
-    "squared_error": errors,
-    "log_runtime": lambda scores, targets: {"median_error": median_error(scores, targets)},
-}
-"""Metrics over all graphs together, by the loss."""
-
-
-def classify(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Return the accuracy, its mean over the classes of the targets (balanced accuracy), and the mean of F1 over all
-    classes that are targets or predicted (macro F1, `sklearn.metrics.f1_score`).
-
-    Examples:
-        >>> classify(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0.0, 1.0, 1.0]))["macro_f1"]
-        0.6666666666666666
-    """
-    predicted = scores.argmax(-1)
-    correct = predicted == targets
-    by_class = [correct[targets == label].mean() for label in np.unique(targets)]
-    f1 = [
-        2 * (correct & (targets == label)).sum() / ((targets == label).sum() + (predicted == label).sum())
-        for label in np.union1d(targets, predicted)
-    ]
-    means = {"accuracy": correct, "balanced_accuracy": by_class, "macro_f1": f1}
-    return {name: float(np.mean(values)) for name, values in means.items()}
-
-
 def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     scores, targets = zip(*pieces, strict=True)
     return torch.cat(scores), torch.cat(targets)
-
-
-def _mean_of_known(values: list[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")
-
-
-class HeadFinetuning(L.Callback):
-    """Callback for head finetuning (+F; Cao et al. 2023, section 3.4): for the last `epochs` it clears the embedding
-    table, freezes the encoder and tunes the head. Each segment is then encoded once, when it is first needed.
-    """
-
-    def __init__(self, epochs: int = 1) -> None:
-        if epochs < 1:
-            raise ValueError(f"epochs is {epochs}; finetuning takes at least one")
-        self.epochs = epochs
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, SegmentTrainingModule)
-        last = trainer.max_epochs
-        if not last or last <= self.epochs:
-            raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
-        if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
-            pl_module.estimator.freeze_encoder()
-            _reduce_what_learns(trainer.strategy, pl_module)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin the epoch of a training that was resumed between two epochs: `on_train_epoch_start` is not called."""
-        self.on_train_epoch_start(trainer, pl_module)
-
-
-def _reduce_what_learns(strategy: Strategy, module: SegmentTrainingModule) -> None:
-    """Wrap the module in a new DistributedDataParallel, which does not wait for gradients of frozen parameters."""
-    if isinstance(strategy, DDPStrategy) and strategy.model is not module:
-        strategy.model = module
-        strategy.configure_ddp()

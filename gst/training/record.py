@@ -20,10 +20,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from embedding_cache.arrivals import Arrivals
-from gst.cost.metrics import kendall_tau
+from gst.cost.metrics import METRICS, kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
-from gst.reporting.training import LOWER, METRICS, render_training
+from gst.reporting.training import render_training
 from gst.training.checkpoints import checkpoint_callbacks
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
@@ -182,7 +182,7 @@ class ReportPage(L.Callback):
         }
         self._entry(trainer, pl_module).update(metrics)
         key = next((each for each in METRICS if each in metrics), "")
-        judged = metrics.get(key, math.nan) * (-1 if key in LOWER else 1)
+        judged = metrics.get(key, math.nan) * (1 if key and METRICS[key].direction == "max" else -1)
         if not self._held_out or judged > self._best:
             self._best = judged if not math.isnan(judged) else self._best
             self._held_out = _held_out(pl_module.scored, trainer.current_epoch, pl_module.loss)
@@ -206,6 +206,7 @@ class ReportPage(L.Callback):
             "held_out": self._held_out | {"unit": getattr(trainer.datamodule.source, "unit", "")},  # type: ignore[attr-defined]
             "model": _model(trainer, pl_module), "data": _data(trainer),
             "parts": _parts(trainer), "checkpoints": checkpoints_of(trainer),
+            "metrics": {name: each.for_report() for name, each in METRICS.items()},
         }  # fmt: skip
         with atomic_write(path) as file:
             file.write(render_training(record))

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gst.execution.measure import LEAST_ROUNDS, Measurement, is_faster, measure
-from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
+from gst.execution.measure import LEAST_ROUNDS, SPIN_S, Measurement, is_faster, measure, rested
 from gst.machine.devices import machine_record
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
@@ -25,7 +24,9 @@ from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     AHEAD,
+    COMPILED,
     KERNELS,
+    PYTORCH,
     Function,
     OnAccelerator,
     Variant,
@@ -103,11 +104,8 @@ class Candidates:
 
     def serious(self) -> tuple[dict[str, GuardedRun], dict[str, str]]:
         """Return the variants that may win, with `pytorch` and `compiled` to compare, and why others may not."""
-        runs = {
-            name: run
-            for name, run in self.runs.items()
-            if name in (PYTORCH, COMPILED) or self.first_ms[name] <= MAY_WIN * self.best_ms
-        }
+        may_win = {name for name, ms in self.first_ms.items() if ms <= MAY_WIN * self.best_ms}
+        runs = {name: run for name, run in self.runs.items() if name in may_win | {PYTORCH, COMPILED}}
         slow = {name: f"left out: {ms:.2f} ms in first runs" for name, ms in self.first_ms.items() if name not in runs}
         return runs, {**self.reasons, **slow}
 
@@ -171,12 +169,11 @@ def step_candidates(
         cores: number of cores of the devices.
     """
 
-    def wrong(run: Function) -> str | None:
-        return difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0)
-
-    kinds = [Variant(PYTORCH), Variant(COMPILED)]
-    guard, make = Guard(None, inputs, weights=False), partial(step_run, step, program, inputs)
-    subject = Subject(step.function, inputs, kinds + on_other_threads(kinds, cores), make, wrong, lambda variant: guard)
+    kinds, guard = [Variant(PYTORCH), Variant(COMPILED)], Guard(None, inputs, weights=False)
+    subject = Subject(
+        step.function, inputs, kinds + on_other_threads(kinds, cores), partial(step_run, step, program, inputs),
+        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0), lambda _: guard,
+    )  # fmt: skip
     return tried(subject, seconds, compiled, progress)
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from gst.lowering.calls import is_expanded, unexpanded
 from gst.programs import differ_beyond_rounding, outputs_differ
 from gst.programs.structures import leaves, special_kind
+from gst.whole_model.variants import tensors_of
 
 DRAWS = 4  # of fresh inputs, until the model runs on one
 MOST_CATEGORIES = 100  # whole numbers in a column of floating-point numbers
@@ -73,13 +74,9 @@ def _columns(value: Tensor) -> Tensor:
 def _is_category(columns: Tensor, keeps_constants: bool) -> Tensor:
     """Return for each column True if it holds few numbers, all of them whole: two at least, unless constants count."""
     is_whole = (columns.round() == columns).all(0)
-    few = torch.tensor(
-        [
-            bool(whole) and len(columns[:, number].unique()) <= MOST_CATEGORIES
-            for number, whole in enumerate(is_whole.tolist())
-        ]
-    )
-    return few.to(columns.device) & ((columns != columns[:1]).any(0) | keeps_constants)
+    counts = [len(columns[:, number].unique()) if whole else 0 for number, whole in enumerate(is_whole.tolist())]
+    few = is_whole & (torch.tensor(counts).to(columns.device) <= MOST_CATEGORIES)
+    return few & ((columns != columns[:1]).any(0) | keeps_constants)
 
 
 def _permuted(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -156,8 +153,7 @@ def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
     Raises:
         ValueError: it does not run on these inputs.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [each for each in pytree.tree_leaves(list(inputs)) if isinstance(each, Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(inputs)]
     versions = [each for each in tensors if not each.is_inference()]  # others have no version
     before = [each._version for each in versions]
     with torch.no_grad():

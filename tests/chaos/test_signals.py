@@ -179,7 +179,7 @@ def test_a_preparation_goes_on(
 
 @pytest.mark.e2e
 def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,hdp", "--out", "out"]
+    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,go", "--out", "out"]
     command = [sys.executable, "-m", "gst.cli", *arguments, "--evaluations", "200000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not list(Path().glob("runs/traces/*/program.json")) and process.poll() is None:

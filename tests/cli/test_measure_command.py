@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.data.measured_plans import MeasuredPlans, read_measured
 from gst.execution.measure import Log
 from gst.graphs.store import open_store
 from gst.lowering.plan import Plan
+from gst.placement.measured_plans import MeasuredPlans, read_measured
 from gst.placement.task import save_plan
 from gst.programs import WORKLOADS, Program, capture
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from gst.execution import event_times as module
 from gst.execution.child import profile_devices
-from gst.execution.costs import profiled_costs
 from gst.execution.event_times import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs, span_us
-from gst.execution.executor import executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor, executor
 from gst.lowering.calls import bind
+from gst.lowering.costs import profiled_costs
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
 from gst.programs.seeded import drawn_from

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gst.execution.child import profile_devices
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
 from gst.machine.load import LoadGate
 from gst.programs import Program

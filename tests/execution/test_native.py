@@ -21,8 +21,8 @@ from gst.programs import Program, TrainingStep, capture, outputs_differ
 from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of, bytes_behind
 from tests.execution.test_executor import alone, random_plan
+from tests.execution.tiny import tiny_program
 from tests.made_devices import pair
-from tests.programs.small import small_program
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -106,7 +106,7 @@ def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Pr
 
 @pytest.mark.slow
 def test_many_random_plans_do_not_block_each_other() -> None:
-    program, rng = small_program("inception"), np.random.default_rng(1)
+    program, rng = tiny_program(), np.random.default_rng(1)
     devices = [dataclasses.replace(device, threads=1) for device in CHAINED]
     with NativeExecutor(program, devices) as native:
         for _ in range(30):
@@ -115,7 +115,7 @@ def test_many_random_plans_do_not_block_each_other() -> None:
 
 def test_of_ready_operations_the_greatest_priority_runs_first() -> None:
     """On one device the order is that of a list schedule by rank."""
-    program = small_program("inception")
+    program = tiny_program()
     plan = alone(program, priority=np.random.default_rng(2).integers(0, 9, program.num_nodes))
     rank = ranks(plan)
     with NativeExecutor(program, MOLDABLE) as native:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import gst
-from gst.kernels import state as state_module
+from gst.kernels import inductor
 from gst.kernels.program import KernelProgram
-from gst.kernels.recording import NotUnderstoodError
 from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
 from gst.placement.api.placed import Placed
@@ -235,14 +234,12 @@ def test_states_that_change_places_are_read_before_they_are_written() -> None:
         assert all(torch.equal(placed.state[key], state[key]) for key in state)
 
 
-def test_a_step_that_is_not_understood_runs_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise NotUnderstoodError("aten.secret is unknown")
-
-    monkeypatch.setattr(state_module, "kernel_program", refuse)
+def test_an_unknown_version_of_pytorch_runs_steps_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = inductor.unsupported("9.1.0")
+    monkeypatch.setattr(inductor, "unsupported", lambda: reason)
     step = network("sgd")
     placed, state = StepInPlace(step), step.inputs[0]
-    assert placed.reason == "aten.secret is unknown"
+    assert placed.reason == reason and "torch 9.1.0" in reason
     for number in range(3):
         loss, state = step.function(state, *batch(8, number))
         torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)

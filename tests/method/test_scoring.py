@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,7 @@ from tests.execution.recorded import Spoilt, pooled
 from tests.method.host_waits import TakesSegments
 
 CONFIGS = 50
-ENCODERS = {
-    "SAGE": lambda: gst.nn.SAGE(8, 2, 8, config_symbols=7),
-    "GAT": lambda: gst.nn.GAT(8, 2, 8, config_symbols=7),
-    "FusedSAGE": lambda: gst.nn.FusedSAGE(8, 1, 1, 8, 7),
-}
+ENCODERS = {name: partial(encoder, 8, 2, 8, config_symbols=7) for name, encoder in gst.nn.ENCODERS.items()}
 
 
 @pytest.fixture

@@ -8,26 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from gst.method.batch import SegmentBatch
-from gst.nn import GAT, GCN, GIN, SAGE, FusedSAGE
-from gst.nn.encoders import NodeNorm
+from gst.nn import ENCODERS, GAT, GCN, GIN, SAGE
 
 Messages = list[tuple[int, int]]
 """(sender, receiver) of every message."""
 
 CASES: dict[str, Callable[..., nn.Module]] = {
-    "SAGE mean": SAGE,
+    **ENCODERS,
     "SAGE sum": lambda *a, **k: SAGE(*a, aggregation="sum", **k),
     "SAGE max": lambda *a, **k: SAGE(*a, aggregation="max", **k),
-    "SAGE gated": lambda *a, **k: SAGE(*a, channel_attention=True, **k),
-    "SAGE over nodes": lambda *a, **k: SAGE(*a, normalise_over="nodes", **k),
-    "fused SAGE": lambda channels, layers, **k: FusedSAGE(channels, layers // 2, layers - layers // 2, **k),
-    "late SAGE": lambda channels, layers, **k: FusedSAGE(channels, layers, 0, **k),
-    "GCN": GCN,
-    "GIN": GIN,
-    "GAT": GAT,
     "GAT one head": lambda *a, **k: GAT(*a, heads=1, **k),
 }
-LOCAL = [name for name in CASES if not name.startswith("SAGE over")]
 
 
 def made(case: str, batch: SegmentBatch, channels: int = 8, num_layers: int = 2, **arguments) -> nn.Module:
@@ -60,18 +51,9 @@ def slow_encode_under(encoder: nn.Module, batch: SegmentBatch, config: int) -> T
     given = slow_given(encoder.inputs, batch, config)
     hidden = slow_inputs(encoder.inputs, batch)
     by_direction = [messages(batch, direction) for direction in encoder.directions]
-    segment_of_node = batch.segment_of_node.tolist()
-    if isinstance(encoder, FusedSAGE):
-        for layer in encoder.before:
-            hidden = slow_sage(layer, hidden, by_direction, segment_of_node)
-        for v in given:
-            hidden[v] = slow_fusion(encoder.fusion, hidden[v], given[v])
-        for layer in encoder.after:
-            hidden = slow_sage(layer, hidden, by_direction, segment_of_node)
-        return torch.stack(hidden)
     hidden = [hidden[v] + given[v] if v in given else hidden[v] for v in range(len(hidden))]
     for layer in encoder.layers:
-        hidden = SLOW_LAYERS[type(encoder)](layer, hidden, by_direction, segment_of_node)
+        hidden = SLOW_LAYERS[type(encoder)](layer, hidden, by_direction)
     return torch.stack(hidden)
 
 
@@ -90,10 +72,6 @@ def slow_given(inputs: nn.Module, batch: SegmentBatch, config: int) -> dict[int,
     }
 
 
-def slow_fusion(fusion: nn.Module, state: Tensor, given: Tensor) -> Tensor:
-    return state + fusion.mix(fusion.norm(fusion.state(state) + given).relu())
-
-
 def slow_config(inputs: nn.Module, given: Tensor) -> Tensor:
     if inputs.config_symbols:
         flags = [float(value == symbol - 1) for value in given.tolist() for symbol in range(inputs.config_symbols)]
@@ -105,9 +83,12 @@ def slow_log(x: Tensor) -> Tensor:
     return x.sign() * (1 + x.abs()).log()
 
 
-def slow_sage(
-    layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], segment_of_node: list[int]
-) -> list[Tensor]:
+def slow_sage(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages]) -> list[Tensor]:
+    received = slow_sage_messages(layer, hidden, by_direction)
+    return [state + layer.norm(message).relu() for state, message in zip(hidden, received, strict=True)]
+
+
+def slow_sage_messages(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages]) -> list[Tensor]:
     received = []
     for v in range(len(hidden)):
         own, *weights = layer.project.weight.chunk(1 + len(by_direction))
@@ -117,29 +98,7 @@ def slow_sage(
             if heard:
                 message = message + slow_aggregate(heard, layer.aggregation)
         received.append(message)
-    if isinstance(layer.norm, NodeNorm):
-        received = slow_node_norm(layer.norm, received, segment_of_node)
-    else:
-        received = [layer.norm(message) for message in received]
-    kept = [slow_gate(layer.attention, state) for state in hidden]
-    return [state + message.relu() for state, message in zip(kept, received, strict=True)]
-
-
-def slow_node_norm(norm: nn.Module, states: list[Tensor], segment_of_node: list[int]) -> list[Tensor]:
-    after = []
-    for v, state in enumerate(states):
-        together = torch.stack([states[u] for u in range(len(states)) if segment_of_node[u] == segment_of_node[v]])
-        scaled = (state - together.mean(0)) / (together.var(0, unbiased=False) + norm.eps).sqrt()
-        after.append(scaled * norm.weight + norm.bias)
-    return after
-
-
-def slow_gate(attention: nn.Module, state: Tensor) -> Tensor:
-    if isinstance(attention, nn.Identity):
-        return state
-    first, _, second, _ = attention.gate
-    hidden = torch.clamp(first.weight @ state + first.bias, min=0)
-    return state / (1 + torch.exp(-(second.weight @ hidden + second.bias)))
+    return received
 
 
 def slow_aggregate(heard: list[Tensor], aggregation: str) -> Tensor:
@@ -147,7 +106,7 @@ def slow_aggregate(heard: list[Tensor], aggregation: str) -> Tensor:
     return {"sum": together.sum(0), "mean": together.mean(0), "max": together.amax(0)}[aggregation]
 
 
-def slow_gcn(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+def slow_gcn(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages]) -> list[Tensor]:
     """Kipf and Welling 2017, eq. 2, with matrices."""
     adjacency = torch.zeros(len(hidden), len(hidden), dtype=hidden[0].dtype)
     for u, v in [message for direction in by_direction for message in direction]:
@@ -158,7 +117,7 @@ def slow_gcn(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages
     return list(torch.stack(hidden) + layer.norm(heard).relu())
 
 
-def slow_gin(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+def slow_gin(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages]) -> list[Tensor]:
     """Xu et al. 2019, eq. 4.1."""
     together, after = [message for direction in by_direction for message in direction], []
     for v in range(len(hidden)):
@@ -169,7 +128,7 @@ def slow_gin(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages
     return after
 
 
-def slow_gat(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages], _: list[int]) -> list[Tensor]:
+def slow_gat(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages]) -> list[Tensor]:
     """Velickovic et al. 2018, eq. 1 to 5."""
     together, gat, after = [message for direction in by_direction for message in direction], layer.convolution, []
     heads = len(gat.sent)

@@ -26,12 +26,12 @@ from gst.nn.fingerprints import DeviceSharing
 from gst.nn.plans import FixedPlans, further
 
 DOUBLE = torch.device("cpu"), torch.float64
-FIXED = list(CASES)
 CONFIGS = 3
 OPTIONS = [
-    PlanOptions(2, ("forward", "backward")), PlanOptions(1, ("backward",)), PlanOptions(2, ("forward",), share=False),
-    PlanOptions(2, ("forward",), whole_segments=True), PlanOptions(2, ("forward", "backward"), one_config=True),
-]  # fmt: skip
+    PlanOptions(2, ("forward", "backward")),
+    PlanOptions(1, ("backward",)),
+    PlanOptions(2, ("forward",), share=False),
+]
 
 
 def cut_graphs() -> list[SegmentedGraph]:
@@ -69,7 +69,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("pooling", ["sum", "max"])
-@pytest.mark.parametrize("case", FIXED)
+@pytest.mark.parametrize("case", CASES)
 def test_a_padded_plan_changes_neither_embeddings_nor_gradients(case: str, pooling: str, share: bool) -> None:
     graphs = cut_graphs()
     steps = [([(0, 0), (0, 1), (1, 2)], [0, 1, 2]), ([(1, 0), (1, 3)], [2, 2, 0]), ([(0, 2), (1, 1)], [1, 0, 1])]
@@ -93,7 +93,7 @@ def test_every_step_fits_and_no_unused_row_has_much_padding(
     cut = segment(graph, parts=parts)
     chosen = [each % graph.num_configs for each in configs[:CONFIGS]]
     sizes = Sizes.of([cut], 1, num_fresh, CONFIGS)
-    plans = FixedPlans([options], sizes, [cut], num_fresh)
+    plans = FixedPlans(options, sizes, [cut], num_fresh)
     for start in range(0, cut.num_segments, num_fresh):
         picks = [(0, j) for j in range(start, min(start + num_fresh, cut.num_segments))]
         batch = assemble([cut], picks, torch.tensor([chosen]))
@@ -114,8 +114,8 @@ def test_bounds_are_reached_where_all_configurations_differ() -> None:
     graph = Graph(np.ones((10, 1), np.float32), path, config_nodes=np.array([0, 6]), config_features=features)
     cut, options = segment(graph, 10), PlanOptions(2, ("forward", "backward"))
     sizes = Sizes.of([cut], 1, 1, 3)
-    plans = FixedPlans([options], sizes, [cut], 1)
-    (bounds,) = plans.bounds.values()
+    plans = FixedPlans(options, sizes, [cut], 1)
+    bounds = plans.bounds
     more = np.array([2, 5, 8, 5, 4, 5, 8, 7, 8])  # rows of three levels; messages of two layers, by part
     assert bounds.most == tuple((2 * more).tolist()), "two further configurations"
     padded = assemble([cut], [(0, 0)], torch.tensor([[0, 1, 2]])).padded_to(*sizes[:4])
@@ -126,15 +126,14 @@ def test_bounds_are_reached_where_all_configurations_differ() -> None:
             assert int((plan.matrix(layer, (part,)).weights != 0).sum()) == count
 
 
-@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[3]], ids=str)
-def test_large_steps_are_padded_to_little_more_than_those_drawn_have(options: PlanOptions) -> None:
+def test_large_steps_are_padded_to_little_more_than_those_drawn_have() -> None:
     """Where no more than the configurations of a node differ, a step has far fewer rows than if all states did. A step
     either fits, with every row and message in its place, or is refused."""
-    graph, configs = segment(synthetic_program(6_000, 60, num_regions=20), 500), 24
+    graph, configs, options = segment(synthetic_program(6_000, 60, num_regions=20), 500), 24, OPTIONS[0]
     sizes = Sizes.of([graph], 4, 1, configs)
-    surely = FixedPlans([options], sizes, [graph], 1).bounds[options]
-    plans = FixedPlans([options], sizes._replace(likely=True), [graph], 1)
-    bounds = plans.bounds[options]
+    surely = FixedPlans(options, sizes, [graph], 1).bounds
+    plans = FixedPlans(options, sizes._replace(likely=True), [graph], 1)
+    bounds = plans.bounds
     generator, fitting = np.random.default_rng(1), 0
     for _ in range(12):
         picks = [(each, int(generator.integers(graph.num_segments))) for each in range(4)]
@@ -158,8 +157,7 @@ def test_large_steps_are_padded_to_little_more_than_those_drawn_have(options: Pl
         assert all(int(level.used) <= rows for level, rows in zip(plan.levels, bounds.rows, strict=True))
     assert fitting >= 8
     assert all(one <= other for one, other in zip(bounds.most, surely.most, strict=True))
-    if not options.whole_segments:  # then a segment has all the states of its nodes
-        assert sum(bounds.most) < 0.8 * sum(surely.most)
+    assert sum(bounds.most) < 0.8 * sum(surely.most)
 
 
 def test_a_plan_of_other_graphs_that_does_not_fit_is_refused() -> None:

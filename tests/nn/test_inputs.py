@@ -14,19 +14,19 @@ from gst.nn.encoders import LazyLinear
 @pytest.mark.parametrize("arguments", [{}, {"config_symbols": 7}, {"log_config": False}], ids=str)
 def test_features_enter_as_numbers_logarithms_or_symbols(arguments: dict, num_layers: int) -> None:
     batch = as_batch(random_graph(0, 12, 20)).to(torch.device("cpu"), torch.float64)
-    encoder = made("SAGE mean", batch, num_layers=num_layers, **arguments)
+    encoder = made("SAGE", batch, num_layers=num_layers, **arguments)
     torch.testing.assert_close(encoder(batch).dense(), slow_encode(encoder, batch))
 
 
 def test_the_opcode_matters() -> None:
     batch = as_batch(random_graph(0))
-    encoder = made("SAGE mean", batch, num_layers=0)
+    encoder = made("SAGE", batch, num_layers=0)
     assert not torch.allclose(encoder(batch).dense(), encoder(replace(batch, opcodes=batch.opcodes + 1)).dense())
 
 
 def test_opcodes_and_symbols_out_of_range_are_refused() -> None:
     batch = as_batch(random_graph(0))
-    encoder = made("SAGE mean", batch, config_symbols=7)
+    encoder = made("SAGE", batch, config_symbols=7)
     with pytest.raises(ValueError, match=r"opcode 256 found.*0\.\.255.*num_opcodes"):
         encoder(replace(batch, opcodes=batch.opcodes * 0 + 256))
     for symbol in (-2, 6):

@@ -19,6 +19,7 @@ from gst.nn.fingerprints import DeviceSharing
 from gst.nn.levels import Level
 from gst.nn.sharing import Sharing
 from gst.nn.sparse import product
+from tests.choices import rest_in_e2e
 from tests.method.host_waits import graphs
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]
@@ -94,29 +95,15 @@ def test_configurations_share_exactly_where_they_agree_within_the_hops(
         assert_shared_exactly_where(level, batch, seen)
 
 
-@pytest.mark.parametrize("directions", [(), *DIRECTIONS], ids=str)
-@given(batches())
-def test_with_attention_a_node_sees_its_whole_segment_after_one_layer(
-    directions: tuple[Direction, ...], batch: SegmentBatch
-) -> None:
-    sharing = Sharing.of(batch, 2, directions, whole_segments=True)
-    segments = batch.segment_of_node
-    seen = [set((segments == segment).nonzero().flatten().tolist()) for segment in segments]
-    assert_shared_exactly_where(sharing.levels[0], batch, [{node} for node in range(batch.num_nodes)])
-    for level in sharing.levels[1:]:
-        assert_shared_exactly_where(level, batch, seen)
-
-
 @given(batches())
 def test_without_sharing_every_configuration_has_its_row(batch: SegmentBatch) -> None:
     for level in Sharing.of(batch, 1, ("forward",), share=False).levels:
         assert level.alike.tolist() == [list(range(batch.num_configs))] * batch.num_nodes
 
 
-@pytest.mark.parametrize("whole_segments", [False, True])
 @given(batches(), st.randoms(use_true_random=False), st.sampled_from(DIRECTIONS))
 def test_names_of_nodes_and_configurations_do_not_matter(
-    whole_segments: bool, batch: SegmentBatch, random, directions: tuple[Direction, ...]
+    batch: SegmentBatch, random, directions: tuple[Direction, ...]
 ) -> None:
     nodes, configs, edges, slots = (
         torch.tensor(random.sample(range(n), n), dtype=torch.long)
@@ -130,20 +117,19 @@ def test_names_of_nodes_and_configurations_do_not_matter(
         config_nodes=name[batch.config_nodes][slots],
         config_features=batch.config_features[slots][:, configs],
     )
-    ours = by_rows(Sharing.of(renamed, 2, directions, whole_segments=whole_segments))
-    theirs = by_rows(Sharing.of(batch, 2, directions, whole_segments=whole_segments))
+    ours = by_rows(Sharing.of(renamed, 2, directions))
+    theirs = by_rows(Sharing.of(batch, 2, directions))
     for a, b in zip(ours, theirs, strict=True):
         assert np.array_equal(a, b[np.ix_(nodes, configs, configs)])
 
 
-@pytest.mark.parametrize("whole_segments", [False, True])
 @pytest.mark.parametrize("directions", DIRECTIONS, ids=str)
 @given(batches())
 def test_fingerprints_tell_apart_what_differs_and_nothing_else(
-    directions: tuple[Direction, ...], whole_segments: bool, batch: SegmentBatch
+    directions: tuple[Direction, ...], batch: SegmentBatch
 ) -> None:
     """Also where two nodes of different values exchange them: which of them has which counts."""
-    options = PlanOptions(3, directions, whole_segments=whole_segments)
+    options = PlanOptions(3, directions)
     ours, exact = DeviceSharing(batch, options), Sharing.of(batch, *options)
     plans.check_equal(ours, exact)
     for mine, level in zip(ours.levels, exact.levels, strict=True):
@@ -180,7 +166,7 @@ def test_a_collision_is_found_where_both_are_compared(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("where", rest_in_e2e(["host", "device"], ["host"]))
 def test_the_compiler_leaves_plans_alone(where: plans.Where, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
     """It would compile them anew for each number of rows, and give up at last."""
     monkeypatch.setattr(plans, "_where", where)

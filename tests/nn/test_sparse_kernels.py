@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import as_batch, random_graph
 
-from gst.nn import GAT, GCN, GIN, SAGE, sparse
+from gst.nn import ENCODERS, SAGE, sparse
 from gst.nn.sparse import Backend, has_torch_sparse, row_maxima, row_sums, set_backend
 
 needs_torch_sparse = pytest.mark.skipif(
@@ -57,7 +58,7 @@ def test_the_backends_agree(dtype: torch.dtype, lengths: list[int], seed: int, r
 
 
 @needs_torch_sparse
-@pytest.mark.parametrize("make", [SAGE, lambda *a: SAGE(*a, aggregation="max"), GCN, GIN, GAT])
+@pytest.mark.parametrize("make", [*ENCODERS.values(), partial(SAGE, aggregation="max")])
 def test_encoders_are_the_same_by_either_backend(make) -> None:
     batch = as_batch(random_graph(0)).to(torch.device("cpu"), torch.float64)
     encoder = make(8, 2)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.load import LoadGate
-from gst.placement.profiling import AT_ONCE, cached_task, measured_task
+from gst.placement.profiling import NO_WAIT, cached_task, measured_task
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention
 
@@ -59,7 +59,7 @@ class Runner:
         ([BUSY, BUSY, QUIET, QUIET], IDLE, 1, True),
         ([QUIET, QUIET, QUIET], IDLE, 1, True),
         ([BUSY, BUSY, BUSY, BUSY, QUIET], IDLE, 1, False),  # not for ever
-        ([BUSY, BUSY, QUIET], AT_ONCE, 1, False),
+        ([BUSY, BUSY, QUIET], NO_WAIT, 1, False),
         ([BUSY, BUSY, QUIET], replace(IDLE, threshold=-1.0, patience_s=0.0), 1, False),  # never quiet
     ],
 )

@@ -17,11 +17,11 @@ from uuid import uuid4
 import pytest
 
 from gst.cli import main
-from gst.data.measured_plans import LOG, read_measured
 from gst.execution.measure import Log
 from gst.machine.devices import this_machine, usable_cores
 from gst.placement.api.measuring import MeasuringSettings, measure_on_fleet
 from gst.placement.fleet.cluster import joined
+from gst.placement.measured_plans import LOG, read_measured
 from gst.util.progress import Progress
 
 pytestmark = [

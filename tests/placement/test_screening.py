@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from gst.cost.metrics import kendall_tau
-from gst.data.measured_plans import plans_graph
 from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate, PlanChanges
 from gst.placement.loop import Loop
+from gst.placement.measured_plans import plans_graph
 from gst.placement.objectives import Batches, Budgeted, SimulatedObjective
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.search.annealing import anneal
@@ -85,7 +85,7 @@ def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
         asked.append(runtime.objective)
         anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gst.placement.proposers.anneal", recorded)
+    monkeypatch.setattr("gst.placement.search.annealing.anneal", recorded)
     starts, log = portfolio(moldable), Log(tmp_path / "log.jsonl")
     search = Loop(moldable, Simulates(moldable), log, starts, 2 * len(starts) + 8, 50, rounds=2)
     search.run()

@@ -129,6 +129,17 @@ def test_another_version_and_an_unknown_operator_are_refused(saved: Path) -> Non
         _write_checked(saved, text)
 
 
+@pytest.mark.parametrize("name", ["x=globals().update(attacked=1)", "x): pass\n  def forward(self", "lambda", ""])
+def test_a_name_that_is_no_identifier_is_refused(saved: Path, name: str) -> None:
+    """Names of inputs are Python code of a module of torch.fx, where a default argument runs at once."""
+    record = json.loads((saved / "program.json").read_text())
+    record["operations"][0]["name"] = name
+    _write_checked(saved, json.dumps(record))
+    with pytest.raises(ValueError, match=r"the name of node 0 is .*, want a Python identifier") as caught:
+        Program.load(saved)
+    assert "\n" not in str(caught.value)
+
+
 def _write_checked(saved: Path, text: str) -> None:
     from gst.programs.program import _checksum
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from gst.cost.metrics import METRICS
+
 
 def make_training(kind: str = "order", epochs: int = 6, graphs: int = 1, configs: int = 400) -> dict[str, Any]:
     """A training with a table that gets better every epoch but the last."""
@@ -34,6 +36,7 @@ def make_training(kind: str = "order", epochs: int = 6, graphs: int = 1, configs
             {"part": "validation", "graphs": 1, "nodes": 372, "segments": 7, "configurations": 1_000},
         ],
         "checkpoints": ["runs/alexnet_layout/checkpoints/best.ckpt"],
+        "metrics": {name: metric.for_report() for name, metric in METRICS.items()},
     }  # fmt: skip
 
 

@@ -19,8 +19,6 @@ from gst.cli import main
 from gst.data.tpugraphs import read
 from gst.training import recorded_step
 from tests.choices import rest_in_e2e
-from tests.reproductions.neusight import neusight_made
-from tests.reproductions.timm import timm_made
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))
@@ -36,9 +34,6 @@ SMALL_DATA = {
     "layout_xla_random": [f"--data.{name}.init_args.root=." for name in ("source", "valid_source", "test_source")],
     "giant_synthetic": ["--data.source.init_args.num_nodes=3000", "--data.max_nodes=500"],
     "tile": [f"--data.source.init_args.files=[{FIXTURES}/tile/*.npz]", "--data.num_valid=1", "--data.num_test=1"],
-    "timm": ["--data.source.init_args.path=timm", "--data.num_valid=1", "--data.num_test=1"],
-    "neusight": ["--data.source.init_args.path=neusight", "--data.split_by=graphs", "--data.num_valid=1",
-                 "--data.num_test=0"],
 }  # fmt: skip
 
 
@@ -50,8 +45,6 @@ def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = tmp_path / "layout/xla/random" / part
         folder.mkdir(parents=True)
         shutil.copy(FIXTURES / "alexnet_small.npz", folder / f"{part}.npz")
-    timm_made.write(tmp_path / "timm")
-    neusight_made.write(tmp_path / "neusight")
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 

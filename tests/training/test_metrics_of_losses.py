@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from made_targets import small
-from sklearn.metrics import f1_score, mean_absolute_error, root_mean_squared_error
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from gst.training.module import classify, errors
+from gst.cost.metrics import METRICS, Metric
 
 TARGETS = "--data.source.init_args.targets"
 
@@ -95,14 +95,14 @@ def test_a_ranking_has_the_metrics_that_it_had() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_metrics_are_those_of_scikit_learn(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    scores, targets = random.normal(size=(40, 5)).astype(np.float32), random.integers(4, size=40).astype(np.float64)
-    expected = f1_score(targets, scores.argmax(-1), average="macro")
-    assert classify(scores, targets)["macro_f1"] == pytest.approx(expected)
-    assert errors(scores[:, 0], targets)["mae"] == pytest.approx(mean_absolute_error(targets, scores[:, 0]))
-    assert errors(scores[:, 0], targets)["rmse"] == pytest.approx(root_mean_squared_error(targets, scores[:, 0]))
+def test_a_registered_metric_is_logged_monitored_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = Metric(lambda scores, targets: float(np.abs(scores - targets).max()), "min", "greatest error", of_all=True)
+    monkeypatch.setitem(METRICS, "greatest", far)
+    monitor = ["--trainer.callbacks.monitor=val/greatest", "--json=fit.json"]
+    stop = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"
+    assert small("fit", stop, *monitor) == 0
+    assert json.loads(Path("fit.json").read_text())["metrics"]["val/greatest"] > 0
+    assert "greatest error" in Path("run/report.html").read_text()
 
 
 def test_log_report_and_result_have_one_mean_loss(capsys: pytest.CaptureFixture[str]) -> None:

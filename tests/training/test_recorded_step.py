@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,9 @@ WITH_POOLINGS = [
 ]
 ENCODERS: dict[str, Callable[[], nn.Module]] = {
     "of another": Messages,
-    "SAGE": lambda: gst.nn.SAGE(16, 2, 4),
+    **{name: partial(encoder, 16, 2, 4) for name, encoder in gst.nn.ENCODERS.items()},
     "SAGE unshared": lambda: gst.nn.SAGE(16, 2, 4, share=False),
     "SAGE max": lambda: gst.nn.SAGE(16, 2, 4, aggregation="max"),
-    "SAGE over nodes": lambda: gst.nn.SAGE(16, 1, 4, normalise_over="nodes", channel_attention=True),
-    "GCN": lambda: gst.nn.GCN(16, 2, 4),
-    "GIN": lambda: gst.nn.GIN(16, 2, 4),
-    "GAT": lambda: gst.nn.GAT(16, 2, 4),
-    "FusedSAGE": lambda: gst.nn.FusedSAGE(16, 1, 1, 4),
 }
 STEPS = 6  # three that warm up, and three replays
 
@@ -202,7 +198,7 @@ def test_they_are_so_with_encoders_that_share_work_between_configurations(encode
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("encoder", rest_in_e2e(list(ENCODERS)[1:], ["SAGE", "GAT", "FusedSAGE"]))
+@pytest.mark.parametrize("encoder", rest_in_e2e(list(ENCODERS)[1:], ["SAGE", "GAT"]))
 def test_replays_read_the_plans_of_their_own_step(monkeypatch: pytest.MonkeyPatch, encoder: str) -> None:
     """What the recording made is spoilt before each replay, as above."""
     assert_replays_are_steps(monkeypatch, *(Training("dropout", "mean", encoder=encoder) for _ in range(2)))

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from gst.execution.measure import Measurement
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.util.compiled import compiler
 from gst.whole_model import choosing
 from gst.whole_model import variants as whole
 from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.whole_model.comparing import difference, fresh_inputs, repeats
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import AHEAD, FROZEN, Variant, may_freeze, variants, whole_run
+from gst.whole_model.variants import AHEAD, COMPILED, FROZEN, PYTORCH, Variant, may_freeze, variants, whole_run
+from tests.choices import rest_in_e2e
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -211,7 +211,7 @@ def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("faster", rest_in_e2e([True, False], [True]))
 def test_products_of_a_frozen_model_are_those_of_the_model_by_either_library(
     faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,11 +23,12 @@ from scipy import stats
 from torch import nn
 from tqdm import tqdm
 
+from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
 from experiments.reproductions.kaggle.reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
 from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
 from gst.machine.devices import machine_record
-from gst.nn import SAGE, CrossConfigHead, FusedSAGE, Head
+from gst.nn import SAGE, Head
 from gst.util.process import keep_freed_memory
 
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
@@ -35,7 +36,7 @@ BASE = "base"
 
 
 def with_sage(**options: Any) -> Modules:
-    return lambda: (SAGE(CHANNELS, LAYERS, config_symbols=7, **options), Head(CHANNELS))
+    return lambda: (NormedSAGE(CHANNELS, LAYERS, config_symbols=7, **options), Head(CHANNELS))
 
 
 def fused(before: int) -> Modules:

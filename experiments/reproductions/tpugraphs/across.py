@@ -2,9 +2,7 @@
 
     python -m experiments.reproductions.tpugraphs.across --seeds 5
 
-Trained on AlexNet's layouts, on those and tile sizes, and, if --programs names a folder of stores of measured plans
-(`gst.graphs.store.open_store`), on these too. The files have different columns; `common_columns` says what is made of
-them.
+Trained on AlexNet's layouts, and on those and tile sizes, whose different columns `common_columns` joins.
 
 `gnn` is SAGE under Graph Segment Training with ListMLE, alternately on graphs of each kind. `few columns` leaves a
 node its opcode and degrees, and without `messages` each node reads its own configuration alone. `ridge` and
@@ -138,11 +136,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300, help="of the networks, on each kind of graphs")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/tpugraphs"), help="a folder as of TpuGraphs")
-    parser.add_argument("--programs", type=Path, help="a folder of stores of measured plans")
     parser.add_argument("--json", type=Path, default=Path("experiments/results/tpugraphs_across.json"))
     options = parser.parse_args()
     keep_freed_memory()
-    kinds, unet = read_all(options.data, options.programs)
+    kinds, unet = read_all(options.data)
     part = options.json.with_suffix(".part.json")  # what an earlier run with as many steps has found
     before = json.loads(part.read_text()) if part.exists() else {}
     done: Found = before["found"] if before.get("steps") == options.steps else {}
@@ -158,7 +155,7 @@ def main() -> None:
         "trained_on": rows, "ceiling": ceiling.tau, "ceiling_error": ceiling.standard_error,
         "chance": chance(unet.num_configs), "ridge_on_itself": on_itself(unet, options.seeds),
         "configs": unet.num_configs, "seeds": options.seeds, "steps": options.steps, "machine": machine_record(),
-        "command": command + (" --programs FOLDER" if options.programs else ""),
+        "command": command,
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
     part.unlink(missing_ok=True)

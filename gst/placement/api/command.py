@@ -20,12 +20,11 @@ from gst.kernels.streams import kernel_words
 from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
-from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing
-from gst.placement.api.plan_trace import plan_streams, trace_of_task
+from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing, plan_streams, trace_of_task
 from gst.placement.baselines.bounds import certificate_of
+from gst.placement.cost_models import LEARNED
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.learned_costs import LEARNED
 from gst.placement.loop import RAN, Trial
 from gst.placement.machines import machine
 from gst.placement.measured import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
@@ -80,7 +79,11 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     if plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate["lower_bound"])
     if options.explain:
-        lines = [*contributions(result["plans"]), *loop_words(result), explanation(task, plan, result)]
+        lines = [
+            *contributions(result["plans"], result["methods"]),
+            *loop_words(result),
+            explanation(task, plan, result),
+        ]
         lines += [kernel_words(result["kernels"])] if "kernels" in result else []
         result["explanation"] = "\n".join(lines)
     save_plan(plan, task, out / "plan.json", streams, certificate)

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from gst.nn.sparse import check_heads, neighbour_max
 from gst.placement.objectives import Budgeted
-from gst.placement.policies.decisions import LEVELS, LogProbabilities
 from gst.placement.policies.inputs import (
     COST_FEATURES,
     DEVICE_FEATURES,
@@ -23,7 +22,7 @@ from gst.placement.policies.inputs import (
     PolicyInputs,
     policy_inputs,
 )
-from gst.placement.policies.ppo import PPO, Lesson
+from gst.placement.policies.ppo import LEVELS, PPO, Lesson, LogProbabilities
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
 from gst.util.progress import Progress, no_progress

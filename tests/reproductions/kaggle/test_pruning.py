@@ -17,7 +17,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
-from gst.nn import GAT, GCN, GIN, SAGE
+from gst.nn import ENCODERS, SAGE
 
 Pairs = list[tuple[int, int]]
 
@@ -110,12 +110,9 @@ def encoder_of(kind: Any, num_layers: int, **options: Any) -> torch.nn.Module:
 
 
 EXACT = [
-    (SAGE, {}, 0),
+    *((encoder, {}, getattr(encoder, "further_hops", 0)) for encoder in ENCODERS.values()),
     (SAGE, {"aggregation": "sum"}, 0),
     (SAGE, {"aggregation": "max"}, 0),
-    (GIN, {}, 0),
-    (GAT, {}, 0),
-    (GCN, {}, 1),
 ]
 
 

@@ -1,0 +1,41 @@
+"""Libraries that the start of Python programs and of commands imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+
+import gst
+from gst.cli import main
+
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+print(*sys.modules, file=sys.stderr)
+
+import torch
+
+for name in gst.__all__:
+    getattr(gst, name)
+print(*sys.modules, file=sys.stderr)
+
+from gst.training import import_torchmetrics
+
+import_torchmetrics()
+import gst.training.cli
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def test_a_start_imports_what_it_uses() -> None:
+    child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    assert "usage: gst" in child.stdout
+    package, library, fit = (set(line.split()) for line in child.stderr.splitlines()[-3:])
+    assert not package & {"lightning", "wandb", "numba", "scipy", "torch"}
+    assert not library & {"lightning", "wandb", "torchmetrics", "scipy.signal", "jsonargparse", "matplotlib"}
+    assert {"lightning", "torchmetrics"} <= fit
+    assert not fit & {"wandb", "transformers", "scipy.signal", "matplotlib", "PIL"}
