@@ -100,7 +100,7 @@ class FittedSimulator(Surrogate):
         self._inverse, self.error = np.zeros((0, 0)), ERRORS[1]
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
-        """Fit the parameters to logarithms of measured / simulated runtimes, from the last estimate on."""
+        """Fit the parameters to logarithms of measured / simulated runtimes; the last estimate is the first guess."""
         want = np.log(simulated_ms) + logs
         for _ in range(STEPS):
             now, rows = self._fitted.logs_and_rows(plans)
@@ -312,7 +312,7 @@ def _critical(
     end, home, order, computed, worker, indptr, producers, memory, copy_of, copy_node, copy_end, queue, num_bytes,
     num_memories, num_threads,
 ):  # fmt: skip
-    """See `Fitted.critical`; walks back from what ended last to what ended last of all that it waited for.
+    """Walk back from the last operation to the last one that it waited for, see `Fitted.critical`.
 
     Args:
         order: nodes in the order in which they began.

@@ -26,6 +26,7 @@ class Objective(Protocol):
 
 
 Batches = Sequence[Sequence[Plan]]
+TASKS = ("placement", "schedule", "fusion")  # decisions of a plan
 NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 
 
@@ -75,7 +76,7 @@ class MeasuredObjective:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
-        """Measure one batch after the other, each when it is asked for."""
+        """Measure one batch after the other, lazily."""
         return enumerate(map(self.measure, batches))
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
@@ -239,3 +240,13 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
     return replace(
         plan, priority=plan.priority if "schedule" in tasks else None, fusion=plan.fusion if "fusion" in tasks else None
     )
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raises:
+    ValueError: one of the decisions is unknown, or placement is not among them.
+    """
+    if wrong := [name for name in tasks if name not in TASKS]:
+        raise ValueError(f"there is no task {wrong[0]!r}; there are {', '.join(TASKS)}")
+    if "placement" not in tasks:
+        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")

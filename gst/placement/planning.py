@@ -18,12 +18,19 @@ from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.methods import METHODS
-from gst.placement.objectives import InProgramOrder, Objective, Planned, SearchReward, SimulatedObjective, restrict
+from gst.placement.objectives import (
+    InProgramOrder,
+    Objective,
+    Planned,
+    SearchReward,
+    SimulatedObjective,
+    check_tasks,
+    restrict,
+)
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
 DEFAULT_METHODS = ("annealing",)
-TASKS = ("placement", "schedule", "fusion")
 
 BUDGET = 16
 """Plans measured by default. On two cores a search of 50 ended 3 % behind annealing on the simulator; it is ahead where
@@ -34,11 +41,9 @@ def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
     """Raises:
     ValueError: a method or a task is unknown, or placement is not among the tasks.
     """
-    for names, choices, what in ((methods, tuple(METHODS), "method"), (tasks, TASKS, "task")):
-        if wrong := [name for name in names if name not in choices]:
-            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(choices)}")
-    if "placement" not in tasks:
-        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+    if wrong := [name for name in methods if name not in METHODS]:
+        raise ValueError(f"there is no method {wrong[0]!r}; there are {', '.join(METHODS)}")
+    check_tasks(tasks)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Settings:
         budget: plans that the loop may measure; 0 = none, the baselines alone are measured.
         evaluations: plans that each method may ask about, in simulation and again in each round of the loop.
         methods: some of `gst.placement.methods.METHODS`.
-        tasks: the decisions to make, some of `TASKS`.
+        tasks: the decisions to make, some of `gst.placement.objectives.TASKS`.
         repetitions: runs of each plan at the end.
         patience_s: seconds to wait for quiet cores.
         cost_model: one of `gst.placement.cost_models.COST_MODELS`; it learns from measurements how the simulator errs.

@@ -56,7 +56,7 @@ class Surrogate(Protocol):
         return task
 
     def learned(self) -> Learned:
-        """Return what searches of other programs on this machine may start from."""
+        """Return parameters that searches of other programs on this machine may use as a prior."""
         return {}
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
@@ -94,7 +94,7 @@ class Reward:
 
     @property
     def num_measured(self) -> int:
-        """Return the number of plans that were learned from."""
+        """Number of measured plans that the surrogate has learned."""
         return len(self._measured)
 
     @property

@@ -12,7 +12,7 @@ from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import Rows, rows
 from gst.simulation.queues import precedes
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class Copies(NamedTuple):
@@ -79,13 +79,9 @@ def _copies(
     for here in range(memories):
         place[here + 1] += place[here]
     count = place[memories]
-    value, target, begun, ended = (
-        np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count), np.empty(count),
-    )  # fmt: skip
-    reader, away = (
-        np.empty(memories, np.int64),
-        np.empty(memories, np.int64),
-    )  # first readers of a value; where they are
+    value, target = np.empty(count, np.int64), np.empty(count, np.int64)
+    begun, ended = np.empty(count), np.empty(count)
+    reader, away = np.empty(memories, np.int64), np.empty(memories, np.int64)  # first readers; where they are
     free = np.zeros(memories)
     for there in range(memories):
         seen[there] = -1

@@ -106,13 +106,14 @@ def place(
         call = _Call(model, inputs, parameters, chosen, settings, limit_s, progress or bars.show)
         captured = _captured(call)
         program, no_plan = captured.program, captured.no_plan
-        whole = _whole(call, captured)
-        where |= whole.where
-        variants = whole.serious()
+        whole, entries = _whole(call, captured)
+        where |= entries
+        runs, reasons = whole.serious()
         left_s = limit_s - (time.perf_counter() - started)
         if not math.isinf(limit_s) and memory_limit is None and not no_plan:
-            no_plan = no_headroom(whole.candidates, chosen, call.cores, settings, left_s / limit_s, program)
-        del whole  # frees memory of the variants that are not serious
+            no_plan = no_headroom(whole, chosen, call.cores, settings, left_s / limit_s, program)
+        variants = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})
+        del whole  # frees memory of the others
         if accelerator := where.get("accelerator"):
             give_back(torch.device(accelerator))
         if program is not None and not no_plan:
@@ -166,24 +167,16 @@ class _Capture(NamedTuple):
     is_as_written: bool = False
 
 
-class _Whole(NamedTuple):
-    """Variants of the whole model, and entries of the result: `accelerator` where they run, `kernels` on streams."""
+def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]:
+    """Make the variants on the first accelerator of the devices, otherwise on the CPU.
 
-    candidates: Candidates
-    where: dict[str, Any]
-
-    def serious(self) -> Candidates:
-        """Return the variants that may win, without those that are slower by far."""
-        runs, reasons = self.candidates.serious()
-        return Candidates(runs, reasons, {name: self.candidates.first_ms[name] for name in runs})
-
-
-def _whole(call: _Call, captured: _Capture) -> _Whole:
-    """Make the variants on the first accelerator of the devices, otherwise on the CPU."""
+    Returns:
+        The variants, and entries of the result: `accelerator` where they run, `kernels` on streams.
+    """
     model, inputs, compiled, progress = call.model, call.inputs, call.settings.compile_step, call.progress
     if captured.is_as_written:
         notice(captured.no_plan)
-        return _Whole(written_alone(model, inputs, progress), {})
+        return written_alone(model, inputs, progress), {}
     accelerator, streams = first_accelerator(call.devices), StreamSearch(TO_STREAMS * call.seconds)
     if accelerator is not None:
         try:
@@ -191,15 +184,15 @@ def _whole(call: _Call, captured: _Capture) -> _Whole:
                 model, inputs, accelerator, call.seconds, compiled, progress, captured.program, on_streams=streams
             )
             kernels = {} if streams.found is None else {"kernels": streams.found.figures}
-            return _Whole(made, {"accelerator": str(accelerator), **kernels})
+            return made, {"accelerator": str(accelerator), **kernels}
         except Exception as error:  # any exception of an operation; memory may be short
             reason = f"it does not run on {accelerator} as a whole ({plain(error)})"
             notice(f"{reason}; plans are compared with it where it is")
         give_back(accelerator)
     if not isinstance(model, Step):
-        return _Whole(candidates(model, inputs, call.cores, call.seconds, compiled, progress), {})
+        return candidates(model, inputs, call.cores, call.seconds, compiled, progress), {}
     assert captured.program is not None, "a step is captured before it is run"
-    return _Whole(step_candidates(model, captured.program, inputs, call.cores, call.seconds, compiled, progress), {})
+    return step_candidates(model, captured.program, inputs, call.cores, call.seconds, compiled, progress), {}
 
 
 def _by_plans(call: _Call, program: Program, variants: Candidates, out: Path | None, seconds: float) -> Placed:

@@ -78,7 +78,7 @@ def _fusion(
 
 @dataclass(eq=False)
 class Lesson:
-    """A graph to learn on.
+    """A graph of the training.
 
     Args:
         objective: gives the runtimes of plans.

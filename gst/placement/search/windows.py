@@ -252,8 +252,11 @@ def copy_run(source, target, nodes):
 @compiled
 @no_type_check
 def run_window(home, order, low, first, high, limit, run, what, border):
-    """Compute the longest path through the window of `order` from `low` to `high`, and the place up to which operations
-    were computed, from `first` on. The path is infinite if it would pass `limit`."""
+    """Compute the longest path through a window of `order`, `low` to `high`; operations before `first` did not change.
+
+    Returns:
+        The length, infinite if it would pass `limit`; and the place before which operations were computed.
+    """
     arrays, core_indptr, cores, times = what.arrays, what.core_indptr, what.cores, what.arrays.times
     producer_indptr, producers, in_edges = arrays.producer_indptr, arrays.producers, arrays.in_edges
     begin, end, before, whole = run.begin, run.end, run.before, run.whole
