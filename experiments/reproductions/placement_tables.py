@@ -9,16 +9,52 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.placement_simulated import row
 from gst.machine.devices import machine_record
+from gst.placement.baselines.bounds import lower_bound_us
+from gst.placement.machines import machine
 from gst.placement.methods import registered
+from gst.placement.objectives import Planned, SimulatedObjective
+from gst.placement.planning import plan_all
+from gst.programs import traced
 
 PROGRAMS = ("rnnlm", "gnmt", "transformer_xl", "wavenet", "inception")
 MACHINES = ("gpus:2", "gpus:4", "gpus:8")
+WEAKER = ("hdp", "colocrl")
+
+
+def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
+    """Plan one program on one machine by each method."""
+    task = machine(machine_name).task(traced(program))
+    runtime = SimulatedObjective(task)
+    found = [plan_all(task, runtime, methods, evaluations, seed=seed) for seed in range(seeds)]
+    portfolio = {name: each.expected_ms for name, each in found[0].items() if name not in methods}
+    best_of_portfolio = min(portfolio, key=lambda name: portfolio[name])
+    return {
+        "num_nodes": task.num_nodes, "lower_bound_ms": lower_bound_us(task) / 1e3, "portfolio_ms": portfolio,
+        "portfolio_best": best_of_portfolio,
+        "methods_ms": {name: [each[name].expected_ms for each in found] for name in methods},
+        "seconds": {name: statistics.median(each[name].seconds for each in found) for name in methods},
+        "sooner": {
+            weaker: [sooner(each["go"], each[weaker]) for each in found]
+            for weaker in WEAKER if {"go", weaker} <= set(methods)
+        },
+    }  # fmt: skip
+
+
+def sooner(go: Planned, weaker: Planned) -> float | None:
+    """Return the plans that the weaker one evaluated until its best, per plan that GO evaluated until as good."""
+    reached = first_as_good(go.curve, weaker.expected_ms)
+    return weaker.curve[-1][0] / reached if reached else None
+
+
+def first_as_good(curve: Iterable[tuple[int, float]], ms: float) -> int | None:
+    """Return the number of evaluated plans until one was as fast, or None."""
+    return next((asked for asked, best in curve if best <= ms), None)
 
 
 def table(
@@ -31,9 +67,9 @@ def table(
         raise SystemExit(f"{path} has other settings, {known['settings']}; give another --json")
     rows = known.get("rows", {})
     for program in programs:
-        for machine in machines:
-            if (key := f"{program} on {machine}") not in rows:
-                rows[key] = row(program, machine, methods, evaluations, seeds)
+        for name in machines:
+            if (key := f"{program} on {name}") not in rows:
+                rows[key] = row(program, name, methods, evaluations, seeds)
                 result = {"rows": rows, "settings": settings, "machine": machine_record(), "command": command}
                 path.write_text(json.dumps(result, indent=1) + "\n")
 
