@@ -12,53 +12,18 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.reproductions.placement_tables import row
 from gst.machine.devices import machine_record
-from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.machines import machine
 from gst.placement.methods import registered
-from gst.placement.objectives import Planned, SimulatedObjective
-from gst.placement.planning import plan_all
-from gst.programs import traced
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import read_object
 from gst.util.writing import write_json
 
-WEAKER = ("hdp", "colocrl")
-METHODS = ("annealing", "go", *(f"experiments.reproductions.{name}.method:{name}" for name in WEAKER))
-
-
-def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
-    """One program on one machine."""
-    task = machine(machine_name).task(traced(program))
-    runtime = SimulatedObjective(task)
-    found = [plan_all(task, runtime, methods, evaluations, seed=seed) for seed in range(seeds)]
-    portfolio = {name: each.expected_ms for name, each in found[0].items() if name not in methods}
-    best_of_portfolio = min(portfolio, key=lambda name: portfolio[name])
-    return {
-        "num_nodes": task.num_nodes, "lower_bound_ms": lower_bound_us(task) / 1e3, "portfolio_ms": portfolio,
-        "portfolio_best": best_of_portfolio,
-        "methods_ms": {name: [each[name].expected_ms for each in found] for name in methods},
-        "seconds": {name: statistics.median(each[name].seconds for each in found) for name in methods},
-        "sooner": {
-            weaker: [sooner(each["go"], each[weaker]) for each in found]
-            for weaker in WEAKER if {"go", weaker} <= set(methods)
-        },
-    }  # fmt: skip
-
-
-def sooner(go: Planned, weaker: Planned) -> float | None:
-    """Plans that the weaker one asked about until its best, per plan that GO asked about until it was as good."""
-    reached = first_as_good(go.curve, weaker.expected_ms)
-    return weaker.curve[-1][0] / reached if reached else None
-
-
-def first_as_good(curve: Iterable[tuple[int, float]], ms: float) -> int | None:
-    """Return the number of evaluated plans until one was as fast, or None."""
-    return next((asked for asked, best in curve if best <= ms), None)
+LEARNED = tuple(f"experiments.reproductions.{name}.method:{name}" for name in ("colocrl", "hdp"))
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -94,11 +59,7 @@ HELP = {
 def run(
     programs: tuple[str, ...] = ("rnnlm", "gnmt", "wavenet", "inception", "gpt"),
     machines: tuple[str, ...] = ("cores:2", "cores:4", "gpus:2", "gpus:4"),
-    methods: tuple[str, ...] = (
-        "annealing",
-        *(f"experiments.reproductions.{name}.method:{name}" for name in WEAKER),
-        "go",
-    ),
+    methods: tuple[str, ...] = ("annealing", *LEARNED, "go"),
     evaluations: int = 2_000,
     seeds: int = 3,
     json: Path = Path("experiments/results/placement_simulated.json"),

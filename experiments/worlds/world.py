@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from experiments.bench.gpu.kernel_task import kernel_task
+from experiments.worlds.kernel_task import kernel_task
 from gst.execution.measure import Measurement, median_interval
 from gst.execution.on_accelerator import module_on
 from gst.kernels.recording import kernel_program

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
-from experiments.bench.hostile import hostile_run
 from gst.execution.executor import GraphExecutor, executor
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import eager, pytorch
@@ -33,6 +32,7 @@ from gst.programs import (
     outputs_differ,
 )
 from tests.choices import rest_in_e2e
+from tests.lowering.hostile import hostile_run
 from tests.made_devices import pair
 from tests.programs.small import SMALL, STRUCTURES, small_program
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench.hostile import verify
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Work
 from gst.lowering.happens_before import RaceError
@@ -19,6 +18,7 @@ from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamPro
 from gst.machine.devices import Device
 from gst.programs import Program, Step, capture
 from tests.execution.tiny import tiny_program
+from tests.lowering.hostile import verify
 from tests.lowering.interleavings import depends_on_luck, explore, mutants, random_work
 
 allocated = cache(storages)

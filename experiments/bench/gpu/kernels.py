@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from experiments.bench.gpu.kernel_task import kernel_task, lowered
 from experiments.bench.gpu.record import print_rows
+from experiments.worlds.kernel_task import kernel_task, lowered
 from gst.execution.measure import measure, timed
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.kernels.program import KernelProgram, Region

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.bench.hostile import Memory, hostile_run, verify
 from gst.lowering.calls import eager
 from gst.lowering.happens_before import RaceError
 from gst.lowering.lower import stream_program
@@ -15,6 +14,7 @@ from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, WAIT
 from gst.programs import WORKLOADS, Program, outputs_differ
 from tests.choices import rest_in_e2e
+from tests.lowering.hostile import Memory, hostile_run, verify
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 

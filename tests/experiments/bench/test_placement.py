@@ -12,7 +12,7 @@ import pytest
 
 from experiments.bench import executor, simulator, windows
 from experiments.bench.__main__ import main
-from experiments.bench.placement_simulated import first_as_good
+from experiments.reproductions.placement_tables import first_as_good
 from experiments.worlds.sequence import MODELS
 from gst.machine.devices import usable_cores
 from gst.machine.load import LoadGate
