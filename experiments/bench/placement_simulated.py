@@ -16,12 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reproductions.placement_tables import row
-from gst.machine.devices import machine_record
-from gst.placement.methods import registered
+from experiments.reproductions.placement_tables import table
 from gst.util.progress import Progress, no_progress
-from gst.util.untrusted import read_object
-from gst.util.writing import write_json
 
 LEARNED = tuple(f"experiments.reproductions.{name}.method:{name}" for name in ("colocrl", "hdp"))
 
@@ -71,15 +67,7 @@ def run(
     Raises:
         ValueError: the file has other settings.
     """
-    settings = {"methods": list(registered(methods)), "evaluations": evaluations, "seeds": seeds}
-    result = dict(read_object(json)) if json.exists() else {"rows": {}, "settings": settings}
-    if result["settings"] != settings:
-        raise ValueError(f"{json} has other settings, {result['settings']}; give another --json")
-    wanted = [(program, name) for program in programs for name in machines]
-    for done, (program, name) in enumerate(wanted):
-        progress(f"planning {program} on {name}", done, len(wanted))
-        if (key := f"{program} on {name}") not in result["rows"]:
-            result["rows"][key] = row(program, name, **settings)
-            result |= {"summary": summary(result["rows"]), "machine": machine_record(), "command": command}
-            write_json(json, result)
-    return result
+    return table(
+        json, programs, machines, methods, evaluations, seeds, command,
+        lambda rows: {"summary": summary(rows)}, progress,
+    )  # fmt: skip
