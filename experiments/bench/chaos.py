@@ -72,7 +72,7 @@ def ended(process: BaseProcess, limit_s: float) -> int | None:
 
 
 def kill(process: BaseProcess, group: bool) -> int:
-    """SIGKILL for the whole session, or for its leader alone; returns how many processes of it then live on."""
+    """Send SIGKILL to the whole session, or to its leader alone; return the number of its surviving processes."""
     assert process.pid is not None
     targets = [*members(process.pid), process.pid] if group else [process.pid]
     for pid in targets:

@@ -62,7 +62,7 @@ def run(
     coverage: bool = False,
     json: Path = Path("experiments/results/fuzz.json"),
 ) -> dict[str, Any]:
-    """Fuzz the readers, and count the lines of them that tests reach if that is asked for."""
+    """Fuzz the readers, and with `coverage` count their lines that tests reach."""
     warnings.simplefilter("ignore")  # of the readers of damaged tensors
     result = fuzz(cases, seed, json, readers)
     if coverage:
