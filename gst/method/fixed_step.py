@@ -256,10 +256,14 @@ class FixedStep:
         shape = self.sizes.all_segments, self.sizes.configs
         ages = inputs["fresh"].new_full(shape, -1) if rows is None else rows.ages()
         sample = Sample(
-            *(inputs[name] for name in ("is_fresh", "inclusion", "is_kept")),
-            ages,
-            *(inputs[name] for name in ("graph_of_segment", "node_counts_of_segments", "graph_node_counts")),
-            model.keep_probability,
+            is_fresh=inputs["is_fresh"],
+            inclusion=inputs["inclusion"],
+            is_kept=inputs["is_kept"],
+            ages=ages,
+            graph=inputs["graph_of_segment"],
+            node_counts=inputs["node_counts_of_segments"],
+            graph_node_counts=inputs["graph_node_counts"],
+            keep_probability=model.keep_probability,
         )
         is_real = inputs["is_fresh"][inputs["fresh"]]
         embedded = torch.where(is_real[:, None, None], embedded, 0.0)  # 0 times what is not finite would be NaN
