@@ -255,7 +255,7 @@ class EmbeddingTable(nn.Module):
 
     def statistics(self) -> dict[str, float]:
         """Return mean and greatest age in steps (-1 without rows), the share of keys without a row, rows and bytes."""
-        ages = self._index.ages(self.step)
+        ages = self.step - self._index.in_use()[2]
         return {
             "age_mean": float(ages.mean()) if len(ages) else -1.0,
             "age_max": int(ages.max()) if len(ages) else -1,

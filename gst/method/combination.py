@@ -68,7 +68,7 @@ def combine(
     embedded: Float[Tensor, "fresh configs channels"],
     pooling: Combination,
     rows: RowSource | None,
-) -> Float[Tensor, "graphs configs channels"]:
+) -> Float[Tensor, "graphs configs numbers"]:
     """Return the estimate of the pooled embeddings; `embedded` are the segments `chosen`. A learned map learns."""
     value, stale, gradient = estimate.weights(sample)
     is_fresh, shape = sample.is_fresh[:, None], sample.ages.shape

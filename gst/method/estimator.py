@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -48,10 +48,10 @@ class GraphSegmentTraining(nn.Module):
             `NodeStates`, or embeddings `(nodes or segments, [configs,] channels)`; of a tuple the first.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction. A head with an attribute `references`
             gets the embeddings of so many reference configurations of each graph first.
-        pooling: readout of a graph from the embeddings h of its nodes: `sum`, `mean`, `max`, `attention` (mean weighted
-            by exp of a learned linear gate), `softmax` (by exp(h), for each channel), `std`, or PyG's aggregations of
-            these kinds. All are exact in evaluation. Under sampling `sum` and `mean` have no bias; the others are
-            consistent: their bias vanishes as `num_fresh` grows.
+        pooling: readout of the embeddings h of the nodes: `sum`, `mean`, `max`, `attention` (mean weighted by exp of a
+            learned linear gate), `softmax` (by exp(h), for each channel), `std`, or PyG's aggregations of these kinds.
+            All are exact in evaluation; under sampling all but `sum` and `mean` have a bias, which vanishes as
+            `num_fresh` grows.
         num_fresh: segments encoded with gradient per graph and step.
         keep_probability: share of rows that Stale Embedding Dropout keeps.
         table: keeps embeddings of segments between steps: True (made in the first step), an `EmbeddingTable`, or a
@@ -91,28 +91,21 @@ class GraphSegmentTraining(nn.Module):
         super().__init__()
         self.readout = readout_of(pooling if readout is None else readout)
         self.pooling = self.readout.combine
-        has_table = table is not None and table is not False
-        self.estimate = checked_estimate(self.pooling, num_fresh, keep_probability, has_table, estimate)
+        self.estimate = checked_estimate(self.pooling, num_fresh, keep_probability, bool(table), estimate)
         self.encoder, self.head, self.inputs = encoder, head, inputs
         self.num_fresh, self.keep_probability, self.max_rows = num_fresh, keep_probability, max_rows
         self.seed, self.step = seed, 0
         self.call = encoding.call_of(encoder, inputs)
         self.learned = None if self.estimate.learns is None else self.estimate.learns()
         self.encoder_frozen, self.rows_version = False, RowsVersion()
-        self.table: EmbeddingTable | ShardedTable | None = None
-        self.keys: ModelKeys | None = None
         self.makes_table = table is True
-        if not isinstance(table, bool | None):
-            self.use_table(table)
+        self.table = None if isinstance(table, bool) else table
+        self.keys = None if self.table is None else ModelKeys(self.table, by_class=self.estimate.reads == "all")
         self._copies: torch.Stream | None = None
         self._entrance, self._first_look = Entrance(max_nodes), FirstLook(check_encoder)
         self.register_load_state_dict_pre_hook(before_loading)
         self.register_load_state_dict_post_hook(after_loading)
         encoding.warn_about(encoder, inputs)
-
-    def use_table(self, table: EmbeddingTable | ShardedTable) -> None:
-        """Keep embeddings in a table from now on."""
-        self.table, self.keys = table, ModelKeys(table, by_class=self.estimate.reads == "all")
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(
@@ -231,9 +224,7 @@ class GraphSegmentTraining(nn.Module):
         with torch.no_grad(), encoding.evaluating(self.readout):
             return self.readout.finish(self._embed(self._entrance(graphs), configs))
 
-    def _embed(
-        self, graphs: Sequence[SegmentedGraph], configs: Tensor | None, with_gradient: bool = False, references: int = 0
-    ) -> Tensor:
+    def _embed(self, graphs: Any, configs: Tensor | None, with_gradient: bool = False, references: int = 0) -> Tensor:
         catalogue, checked = draws.Catalogue.of(graphs), draws.checked_configs(graphs, configs, references)
         with encoding.evaluating(self.encoder):
             self._first_look(self, catalogue, checked)

@@ -107,7 +107,7 @@ class SharedRows:
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = torch.cat([self._arrived[1], torch.tensor([-1])])[self._traffic.own]  # -1, padding, is the last
-        return torch.where(written >= 0, self._draw.number - written, -1)
+        return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         return parts_of(self, is_read, self._traffic.own.shape[1])

@@ -74,7 +74,7 @@ class DeviceRows:
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self.steps[self._slots]
-        return torch.where(written >= 0, self._number - written, -1)
+        return torch.where(written >= 0, (self._number - written).clamp(min=0), -1)
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         """Yield all segments: the host does not know which are read."""
@@ -253,12 +253,17 @@ class FixedStep:
         model, inputs, rows = self.model, self._fixed.tensors, self._rows
         if model.keys is not None:
             model.keys.check_width(embedded.shape[-1])
-        no_rows = inputs["fresh"].new_full((self.sizes.all_segments, self.sizes.configs), -1)
+        shape = self.sizes.all_segments, self.sizes.configs
+        ages = inputs["fresh"].new_full(shape, -1) if rows is None else rows.ages()
         sample = Sample(
-            *(inputs[name] for name in ("is_fresh", "inclusion", "is_kept")),
-            no_rows if rows is None else rows.ages(),
-            *(inputs[name] for name in ("graph_of_segment", "node_counts_of_segments", "graph_node_counts")),
-            model.keep_probability,
+            is_fresh=inputs["is_fresh"],
+            inclusion=inputs["inclusion"],
+            is_kept=inputs["is_kept"],
+            ages=ages,
+            graph=inputs["graph_of_segment"],
+            node_counts=inputs["node_counts_of_segments"],
+            graph_node_counts=inputs["graph_node_counts"],
+            keep_probability=model.keep_probability,
         )
         is_real = inputs["is_fresh"][inputs["fresh"]]
         embedded = torch.where(is_real[:, None, None], embedded, 0.0)  # 0 times what is not finite would be NaN

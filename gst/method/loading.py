@@ -11,6 +11,7 @@ from torch import Tensor
 from embedding_cache import EmbeddingTable
 from gst.graphs.segments import SegmentedGraph
 from gst.method.freezing import forget_rows, freeze, weights_before_rows
+from gst.method.rows import ModelKeys
 
 STATE_VERSION = 3  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations
 
@@ -45,7 +46,8 @@ def make_table(model: Any, like: Float[Tensor, "*rows channels"]) -> None:
     """Make the table of a model with `table=True` for such rows, if there is none yet."""
     if model.makes_table and model.table is None:
         dtype = like.dtype if like.dtype == torch.float64 else torch.float32
-        model.use_table(EmbeddingTable(1, like.shape[-1], dtype, like.device))
+        model.table = EmbeddingTable(1, like.shape[-1], dtype, like.device)
+        model.keys = ModelKeys(model.table, by_class=model.estimate.reads == "all")
 
 
 def make_table_of(model: Any, graph: SegmentedGraph) -> None:

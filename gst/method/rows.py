@@ -129,7 +129,7 @@ class OwnRows:
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
-        return torch.where((self.keys >= 0) & (written >= 0), self._draw.number - written, -1)
+        return torch.where((self.keys >= 0) & (written >= 0), (self._draw.number - written).clamp(min=0), -1)
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         return parts_of(self, is_read, self.keys.shape[1])

@@ -26,6 +26,8 @@ def test_padding_has_no_age_though_the_first_row_of_the_table_has_one() -> None:
     for number in (1, 2):
         rows = model.rows_of(model.draw([GRAPH], torch.tensor([[0, -1]]), ahead=number - 1))
         assert rows is not None and rows.ages().T.tolist() == [[number] * GRAPH.num_segments, [-1] * GRAPH.num_segments]
+    model.step = -9  # a clock that was set back makes no row unknown
+    assert (model.rows_of(model.draw([GRAPH], torch.tensor([[0]]))).ages() == 0).all()
 
 
 @pytest.mark.parametrize("max_rows", [1, 20, 45, 10_000])
