@@ -96,8 +96,8 @@ class Prefetched(Generic[Item, Draw, Read]):
                 step = following
 
     def _begin(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
-        drawn = self.reader.draw(step, ahead)
-        return None if drawn is None else thread.submit(self.reader.load, drawn)
+        request = self.reader.draw(step, ahead)
+        return None if request is None else thread.submit(self.reader.load, request)
 
 
 class StepLoader:

@@ -47,12 +47,12 @@ def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
         raise ValueError(f"from_pyg takes one Data, not {len(data)} of them: [gst.from_pyg(each) for each in data]")
     if getattr(data, "num_graphs", 1) != 1:
         raise ValueError(f"this is a Batch of {data.num_graphs} graphs; convert each of its to_data_list()")
-    given = getattr(data, "name", "")
+    own_name = getattr(data, "name", "")
     arguments = _typed(data) if is_hetero(data) else _plain(data)
     return Graph(
         **arguments,
         targets=_target(getattr(data, "y", None) if with_target else None),
-        name=name or (given if isinstance(given, str) else ""),
+        name=name or (own_name if isinstance(own_name, str) else ""),
     )
 
 

@@ -178,8 +178,8 @@ def segment(
     """
     graph = from_pyg(graph) if is_pyg(graph) else graph
     if not isinstance(graph, Graph):
-        given = type(graph).__name__
-        raise ValueError(f"a {given} cannot be cut; want one gst.Graph, or PyG's Data")
+        kind = type(graph).__name__
+        raise ValueError(f"a {kind} cannot be cut; want one gst.Graph, or PyG's Data")
     cut = Cutting(graph, max_nodes, halo, block_nodes if parts is None else graph.num_nodes)
     if parts is None:
         for edges, num_nodes, num_parts in cut.jobs():
@@ -401,8 +401,8 @@ def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Position of each wanted number among `keys` (distinct), -1 where it is not there."""
     order = np.argsort(keys, kind="stable")
     place = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-    found = order[place]
-    return np.where(keys[found] == wanted, found, -1)
+    matches = order[place]
+    return np.where(keys[matches] == wanted, matches, -1)
 
 
 @dataclass(frozen=True, eq=False)

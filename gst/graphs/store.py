@@ -182,8 +182,8 @@ def _locked(lock: int, path: Path) -> bool:
 
 def _checksum(meta: dict[str, Any]) -> str:
     """Of everything else in meta.json."""
-    kept = {key: value for key, value in meta.items() if key != "checksum"}
-    return shortened(hashlib.sha256(json.dumps(kept, sort_keys=True).encode()))
+    content = {key: value for key, value in meta.items() if key != "checksum"}
+    return shortened(hashlib.sha256(json.dumps(content, sort_keys=True).encode()))
 
 
 def open_store(directory: Path | str) -> list[SegmentedGraph]:
@@ -213,8 +213,8 @@ def _damage_named(directory: Path) -> Iterator[None]:
 def _read_meta(directory: Path) -> dict[str, Any]:
     meta = read_object(directory / "meta.json")
     if meta["schema"] != SCHEMA:
-        found = shown(meta["schema"])
-        raise ValueError(f"{directory} has schema {found}, this version reads {SCHEMA}; prepare it again")
+        schema = shown(meta["schema"])
+        raise ValueError(f"{directory} has schema {schema}, this version reads {SCHEMA}; prepare it again")
     return meta
 
 
@@ -282,9 +282,9 @@ def check_layout(graph: SegmentedGraph) -> None:
         problem = trouble_with(array.dtype)
         _require(not problem, f"{name} is {array.dtype}, {problem}")
     for name, shape in shapes.items():
-        found = tuple(getattr(graph, name).shape)
-        fits = len(found) == len(shape) and all(want in (-1, got) for want, got in zip(shape, found, strict=True))
-        _require(fits, f"{name} has shape {found}, want {shape}")
+        own = tuple(getattr(graph, name).shape)
+        fits = len(own) == len(shape) and all(want in (-1, got) for want, got in zip(shape, own, strict=True))
+        _require(fits, f"{name} has shape {own}, want {shape}")
     for name, length in (("row_ptr", rows), ("edge_ptr", graph.edges.shape[1]), ("config_ptr", uses)):
         starts = getattr(graph, name)
         _require(starts.shape == (segments + 1,), f"{name} has shape {starts.shape}, want ({segments + 1},)")

@@ -39,14 +39,14 @@ class Bounds(NamedTuple):
     """Sizes to which a plan of a padded batch is padded.
 
     Args:
-        given: pairs of a configurable node and a configuration.
+        pairs: pairs of a configurable node and a configuration.
         rows: before the first layer and after each: so many more than can be in use that no unused row has more than
             `PADDING_A_ROW` of the entries that are padding.
         entries: of the matrices of each layer, by part; one of the own part alone has an entry in each row.
         most: rows and messages that there can be because configurations differ, in the order of `_more`.
     """
 
-    given: int
+    pairs: int
     rows: tuple[int, ...]
     entries: tuple[Mapping[Part, int], ...]
     most: tuple[int, ...]
@@ -72,10 +72,10 @@ class Bounds(NamedTuple):
             more = (configs - 1) * counts
         most = counts + more
         rows, messages = most[: layers + 1], most[layers + 1 :].reshape(layers, len(PARTS))
-        given = sizes.configurable * configs
-        padding = np.append(given, messages.sum(axis=1)) // PADDING_A_ROW + 1
+        pairs = sizes.configurable * configs
+        padding = np.append(pairs, messages.sum(axis=1)) // PADDING_A_ROW + 1
         entries = tuple(dict(zip(PARTS, each, strict=True)) for each in messages.tolist())
-        return Bounds(given, tuple(map(rounded, (rows + padding).tolist())), entries, tuple(more.tolist()))
+        return Bounds(pairs, tuple(map(rounded, (rows + padding).tolist())), entries, tuple(more.tolist()))
 
     def hold_any(self, batch: SegmentBatch, options: PlanOptions) -> bool:
         """Return True if the plan of a batch of the host, not padded, fits even if all states differ that may."""

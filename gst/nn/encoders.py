@@ -49,8 +49,8 @@ class InputProjection(nn.Module):
     def forward(self, batch: SegmentBatch, sharing: Plan) -> Float[Tensor, "rows channels"]:
         nodes, rows, (slots, configs) = sharing.inputs()
         common = self.of_nodes(batch)
-        given = self.of_configurations(batch.config_features[slots, configs])
-        return product(nodes, common).index_add(0, rows, given.to(common.dtype))
+        configured = self.of_configurations(batch.config_features[slots, configs])
+        return product(nodes, common).index_add(0, rows, configured.to(common.dtype))
 
     def of_nodes(self, batch: SegmentBatch) -> Float[Tensor, "nodes channels"]:
         """Return the features of each node that do not depend on the configuration."""
@@ -67,7 +67,7 @@ class InputProjection(nn.Module):
                 f"opcode {largest} found, but the encoder embeds 0..{self.num_opcodes - 1}; raise num_opcodes"
             )
 
-    def of_configurations(self, features: Float[Tensor, "given columns"]) -> Float[Tensor, "given channels"]:
+    def of_configurations(self, features: Float[Tensor, "pairs columns"]) -> Float[Tensor, "pairs channels"]:
         """Return the features that a configuration gives a configurable node, row by row."""
         return by_rows(self.config, self._readable(features))
 

@@ -43,16 +43,16 @@ def fingerprints(batch: SegmentBatch, options: PlanOptions) -> list[Int64[Tensor
         return [nothing + torch.arange(configs, device=device)] * (options.num_layers + 1)
     bits = (batch.config_features.double() + 0.0).view(torch.int64)  # + 0.0, since -0.0 is 0.0
     column = mixed(torch.arange(1, bits.shape[2] + 1, device=device))
-    known = nothing.index_add(0, batch.config_nodes, mixed(bits ^ column).sum(2))
-    found, node = [known], mixed(torch.arange(1, batch.num_nodes + 1, device=device))[:, None]
+    content = nothing.index_add(0, batch.config_nodes, mixed(bits ^ column).sum(2))
+    by_layer, node = [content], mixed(torch.arange(1, batch.num_nodes + 1, device=device))[:, None]
     for _ in range(options.num_layers):
-        sent = mixed(known + node)  # which node says it counts too
+        sent = mixed(content + node)  # which node says it counts too
         if "forward" in options.directions:
-            known = known.index_add(0, consumers, sent.index_select(0, producers))
+            content = content.index_add(0, consumers, sent.index_select(0, producers))
         if "backward" in options.directions:
-            known = known.index_add(0, producers, sent.index_select(0, consumers))
-        found.append(known)
-    return found
+            content = content.index_add(0, producers, sent.index_select(0, consumers))
+        by_layer.append(content)
+    return by_layer
 
 
 class Classes(NamedTuple):
@@ -145,10 +145,10 @@ class DeviceSharing(Plan):
         batch, counts = self._batch, [each.first.diff() for each in classes]
         messages = [count * self._degrees[part] for count in counts[1:] for part in PARTS]
         numbers = [each.sum() for each in (*counts, *messages, counts[0][batch.config_nodes])]
-        *found, given = torch.stack(numbers).tolist()
-        rows, entries = found[: len(counts)], iter(found[len(counts) :])
+        *counted, pairs = torch.stack(numbers).tolist()
+        rows, entries = counted[: len(counts)], iter(counted[len(counts) :])
         return Bounds(
-            given, tuple(map(rounded, rows)), tuple({part: next(entries) for part in PARTS} for _ in counts[1:]), ()
+            pairs, tuple(map(rounded, rows)), tuple({part: next(entries) for part in PARTS} for _ in counts[1:]), ()
         )
 
     def _near(self, parts: tuple[Part, ...], weights: Weights) -> tuple[Tensor, ...]:
@@ -209,13 +209,13 @@ class DeviceSharing(Plan):
     def _picks(self) -> tuple[Tensor, ...]:
         return self._one_a_row(self.levels[0], self.levels[0].node_of_row, self._batch.num_nodes)
 
-    def _given(self) -> tuple[Tensor, ...]:
-        level, config_nodes, given = self.levels[0], self._batch.config_nodes, self._bounds.given
+    def _inputs(self) -> tuple[Tensor, ...]:
+        level, config_nodes, pairs = self.levels[0], self._batch.config_nodes, self._bounds.pairs
         slots = torch.arange(len(config_nodes), device=config_nodes.device)
         slot = torch.full_like(level.first[:-1], -1).scatter_(0, config_nodes, slots)[level.node_of_row]
-        is_given = (slot >= 0) & level.is_used
-        place = torch.where(is_given, is_given.cumsum(0) - 1, given)
-        numbers = torch.arange(given + 1, device=place.device)
+        is_configurable = (slot >= 0) & level.is_used
+        place = torch.where(is_configurable, is_configurable.cumsum(0) - 1, pairs)
+        numbers = torch.arange(pairs + 1, device=place.device)
         rows = (level.used + numbers % level.num_unused).scatter_(0, place, level.numbers)[:-1]
         configs = torch.zeros_like(numbers).scatter_(0, place, level.config_of_row)[:-1]
         return rows, torch.stack([(numbers % max(len(config_nodes), 1)).scatter_(0, place, slot)[:-1], configs])

@@ -84,7 +84,7 @@ def _compare(alike, config_nodes, features):
     for index in range(len(config_nodes)):
         labels = alike[config_nodes[index]]
         slots = np.full(size, -1, np.int32)  # open addressing; a slot holds the first configuration of its kind
-        found = 0
+        num_labels = 0
         for config in range(num_configs):
             mixed = np.uint64(1469598103934665603)
             for channel in range(channels):
@@ -105,8 +105,8 @@ def _compare(alike, config_nodes, features):
                 labels[config] = labels[slots[place]]
             else:
                 slots[place] = config
-                labels[config] = found
-                found += 1
+                labels[config] = num_labels
+                num_labels += 1
 
 
 @compiled
@@ -148,9 +148,9 @@ def _representatives(first, alike):
     """The first configuration that each row stands for."""
     configs = np.empty(first[-1], np.int64)
     for node in range(len(alike)):
-        found = 0
+        row = 0
         for config in range(alike.shape[1]):
-            if alike[node, config] == found:
-                configs[first[node] + found] = config
-                found += 1
+            if alike[node, config] == row:
+                configs[first[node] + row] = config
+                row += 1
     return configs

@@ -103,7 +103,7 @@ def _largest(
 ) -> Int64[np.ndarray, " counts"]:
     """Return the largest counts of some steps; their graphs, by numbers of configurations, fresh segments and
     configurations are drawn."""
-    generator, found = np.random.default_rng(0), []
+    generator, counts = np.random.default_rng(0), []
     lists = np.array([-(-graph.num_configs // sizes.configs) for graph in graphs])
     for _ in range(DRAWN):
         some = [graphs[each] for each in generator.choice(len(graphs), sizes.graphs, p=lists / lists.sum())]
@@ -111,5 +111,5 @@ def _largest(
         rows = [torch.from_numpy(generator.permutation(graph.num_configs)[: sizes.configs]) for graph in some]
         configs = torch.stack([pad(each, (0, sizes.configs - len(each)), value=-1) for each in rows])
         picks = [(number, each) for number, mine in enumerate(fresh) for each in mine]
-        found.append(further(assemble(some, picks, configs), options))
-    return np.max(found, axis=0)
+        counts.append(further(assemble(some, picks, configs), options))
+    return np.max(counts, axis=0)

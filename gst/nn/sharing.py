@@ -65,12 +65,12 @@ class Plan:
         """The row after the last layer of each node and configuration."""
         return self.tensors("row_of")[0]
 
-    def inputs(self) -> tuple[CsrMatrix, Int64[Tensor, " given"], Int64[Tensor, "2 given"]]:
+    def inputs(self) -> tuple[CsrMatrix, Int64[Tensor, " pairs"], Int64[Tensor, "2 pairs"]]:
         """Return the sources of the first rows: a matrix (rows, nodes) that picks the node of each row; the rows that
         belong to configurable nodes; and for each of these its place in `batch.config_nodes` and the configuration. In
         a padded plan, the further ones of these rows are unused rows."""
-        rows, given = self.tensors("given")
-        return CsrMatrix(*self.tensors("picks")), rows, given
+        rows, pairs = self.tensors("inputs")
+        return CsrMatrix(*self.tensors("picks")), rows, pairs
 
 
 class Sharing(Plan):
@@ -145,12 +145,12 @@ class Sharing(Plan):
         arrays = (np.minimum(np.arange(level.num_rows + 1), len(nodes)), nodes, np.ones(len(nodes)))
         return *arrays, *transposed(*arrays, len(level.alike))
 
-    def _given(self) -> Sequence[np.ndarray]:
+    def _inputs(self) -> Sequence[np.ndarray]:
         level, nodes = self.levels[0], self.levels[0].node_of_row()
         slot = np.full(len(level.alike), -1)
         slot[self.config_nodes] = np.arange(len(self.config_nodes))
-        given = np.flatnonzero(slot[nodes] >= 0)
-        return given, np.stack([slot[nodes[given]], level.config_of_row[given]])
+        pairs = np.flatnonzero(slot[nodes] >= 0)
+        return pairs, np.stack([slot[nodes[pairs]], level.config_of_row[pairs]])
 
 
 def check_directions(directions: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ from tests.checks import without_checks
 def fitted() -> CostModel:
     model = CostModel(channels=16, num_opcodes=8, config_symbols=7, max_nodes=40)
     with without_checks():
-        epochs = model.fit([synthetic_program(120, 48, num_regions=3)], epochs=200, configs_per_step=16)
+        epochs = model.fit([synthetic_program(120, 48, num_regions=3)], epochs=120, configs_per_step=16)
     losses = [epoch["loss"] for epoch in epochs]
     assert losses[-1] < losses[0] / 2
     return model
@@ -92,12 +92,12 @@ def noisy_program(num_configs: int) -> Graph:
 def ensemble() -> CostModel:
     model = CostModel(channels=8, num_layers=1, num_opcodes=8, config_symbols=7, max_nodes=60, members=2)
     with without_checks():
-        model.fit([some(noisy_program(600), np.arange(300))], epochs=15, configs_per_step=16)
+        model.fit([some(noisy_program(96), np.arange(64))], epochs=8, configs_per_step=16)
     return model
 
 
 def test_members_disagree_and_their_mean_is_the_prediction(ensemble: CostModel) -> None:
-    fresh = some(noisy_program(600), np.arange(300, 600))
+    fresh = some(noisy_program(96), np.arange(64, 96))
     logs, deviations = ensemble.logs(fresh)
     assert np.array_equal(np.exp(logs), ensemble.predict(fresh))
     assert (deviations > 0).all() and deviations.std() > 0
@@ -116,7 +116,7 @@ def test_an_ensemble_predicts_the_geometric_mean_of_its_members(ensemble: CostMo
 
 
 def test_every_label_teaches() -> None:
-    graph = noisy_program(12)
+    graph = noisy_program(6)
 
     def fitted_on(labelled: Graph) -> CostModel:
         model = CostModel(channels=8, num_layers=1, num_opcodes=8, config_symbols=7, members=2)
@@ -124,8 +124,8 @@ def test_every_label_teaches() -> None:
         return model
 
     right = fitted_on(graph).predict(graph)
-    for each in range(12):
-        wrong = graph.targets * np.where(np.arange(12) == each, 2.0, 1.0)
+    for each in range(6):
+        wrong = graph.targets * np.where(np.arange(6) == each, 2.0, 1.0)
         assert not np.array_equal(fitted_on(replace(graph, targets=wrong)).predict(graph), right)
 
 

@@ -126,12 +126,12 @@ def test_a_few_pairs_at_a_time_give_the_same(model: CostModel, graph: Graph, mon
 def test_moves_that_are_accepted_make_another_base(model: CostModel, graph: Graph) -> None:
     rescorer, features = Rescorer(model, graph, capacity=5), graph.config_features[0].copy()
     generator = np.random.default_rng(4)
-    for _ in range(15):
+    for _ in range(5):
         chosen = generator.choice(len(graph.config_nodes), 2, replace=False)
         features[chosen] = generator.integers(0, 4, (2, 1))
         rescorer.rebase(Change(graph.config_nodes[chosen], features[chosen].astype(np.float32)))
         assert agree(rescorer.predict([nothing(graph)]), model.predict(under(graph, features[None])))
-    assert rescorer.num_encoded <= rescorer.num_segments + 2 * 15
+    assert rescorer.num_encoded <= rescorer.num_segments + 2 * 5
 
 
 def nothing(graph: Graph) -> Change:

@@ -182,9 +182,9 @@ def _configurations(
     """
     runs = [run for run in tuning.runs if not run.error and run.profile.compute_time_ns > 0]
     for run in runs:
-        given = len(run.module_config.layout_config.nodes)
-        if given != num_configurable:
-            raise ValueError(f"a run configures {given} nodes, but {num_configurable} are configurable")
+        count = len(run.module_config.layout_config.nodes)
+        if count != num_configurable:
+            raise ValueError(f"a run configures {count} nodes, but {num_configurable} are configurable")
     features = np.full((max(len(runs), 1), num_configurable, TENSORS * DIMENSIONS), DEFAULT, np.int8)
     for configuration, run in zip(features, runs, strict=False):
         for row, node in zip(configuration, run.module_config.layout_config.nodes, strict=True):
