@@ -5,12 +5,27 @@ Edges and a number of parts go in; an array with the part of each node comes out
 
 from __future__ import annotations
 
-from partitioners.balance import largest_part, num_parts_for, repair
+from partitioners.balance import Problem, largest_part, num_parts_for, repair
+from partitioners.compiled import compiled
 from partitioners.csr import Csr, symmetric_csr
-from partitioners.methods import METHODS, SEEDED, has_metis, partition, usual_method
+from partitioners.methods import METHODS, UNSEEDED, has_metis, partition, usual_method
+from partitioners.orders import ranges
 from partitioners.quality import Quality, quality
 
 __all__ = [
-    "METHODS", "SEEDED", "Csr", "Quality", "has_metis", "largest_part", "num_parts_for", "partition", "quality",
-    "repair", "symmetric_csr", "usual_method",
-]  # fmt: skip
+    "METHODS",
+    "UNSEEDED",
+    "Csr",
+    "Problem",
+    "Quality",
+    "compiled",
+    "has_metis",
+    "largest_part",
+    "num_parts_for",
+    "partition",
+    "quality",
+    "ranges",
+    "repair",
+    "symmetric_csr",
+    "usual_method",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -45,7 +46,7 @@ def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
     if problem.num_parts == 1:
         return np.zeros(problem.num_nodes, np.int64)
     csr = problem.csr
-    found = pymetis.part_graph(
+    answer = pymetis.part_graph(
         problem.num_parts,
         pymetis.CSRAdjacency(csr.starts, csr.neighbours),
         vweights=problem.node_weights,
@@ -53,17 +54,20 @@ def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:
         recursive=problem.num_parts <= 8 and problem.num_nodes < 100 * problem.num_parts,  # k-way empties tiny parts
         options=pymetis.Options(seed=int(problem.seed % 2**31), ufactor=max(1, round(1000 * problem.tolerance))),
     )
-    return problem.refined(np.array(found.vertex_part, dtype=np.int64))
+    return problem.refined(np.array(answer.vertex_part, dtype=np.int64))
 
 
 def auto(problem: Problem) -> Int64[np.ndarray, " nodes"]:
-    """Return the part of each node, by the method whose parts, balanced, cut least by weight; the earlier in a tie."""
-    best = problem.balanced(contiguous(problem))
-    least = problem.csr.cut(best)
-    for method in (communities, metis) if least else ():
-        parts = problem.balanced(method(problem))
-        if (cut := problem.csr.cut(parts)) < least:
-            best, least = parts, cut
+    """Return the part of each node, by the method whose parts, balanced, cut least by weight; the earlier in a tie.
+
+    It tries all of `METHODS` but "random", which cuts most.
+    """
+    best, least = np.zeros(problem.num_nodes, np.int64), math.inf
+    for name, method in METHODS.items():
+        if least and name not in ("auto", "random"):
+            parts = problem.balanced(method(problem))
+            if (cut := problem.csr.cut(parts)) < least:
+                best, least = parts, cut
     return best
 
 
@@ -72,13 +76,14 @@ Method = Callable[[Problem], Int64[np.ndarray, " nodes"]]
 
 METHODS: dict[str, Method] = {
     "auto": auto,
-    "metis": metis,
-    "communities": communities,
     "contiguous": contiguous,
+    "communities": communities,
+    "metis": metis,
     "random": uniform,
 }
-SEEDED = ("auto", "metis", "random")
-"""Methods whose parts depend on the seed."""
+"""Methods by name. Register another here: `auto` tries it, errors and `--help` name it."""
+UNSEEDED = {"communities", "contiguous"}
+"""Methods whose parts do not depend on the seed."""
 
 
 def partition(
@@ -99,7 +104,7 @@ def partition(
         num_parts: 1..num_nodes; `num_parts_for` gives it from the most nodes a part may hold.
         method: a key of `METHODS`. "auto" tries the others and keeps the least cut; "communities" cuts about as little
             as "metis" and is many times faster where hubs abound.
-        seed: at least 0; equal arguments give equal parts. Those of `SEEDED` depend on it.
+        seed: at least 0; equal arguments give equal parts. Those of `UNSEEDED` are the same for every seed.
         tolerance: excess of a part over the mean, as a share of the mean; at least 0.
         node_weights: at least 1 each; parts then hold weight instead of nodes.
         edge_weights: at least 1 each: the cost of cutting an edge; parallel edges add up.

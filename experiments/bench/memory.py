@@ -140,8 +140,8 @@ def _steps(graph: SegmentedGraph, configs: torch.Tensor, place: Path, steps: int
     """Train with a table in which every row of `configs` is known, as after the first epochs; median seconds."""
     table = EmbeddingTable(1, CHANNELS, tier="disk", path=place)
     model = _model(num_fresh=NUM_FRESH, keep_probability=0.5, table=table)
-    assert model._keys is not None
-    keys = model._keys.of(Catalogue.of([graph]), configs).unique()
+    assert model.keys is not None
+    keys = model.keys.of(Catalogue.of([graph]), configs).unique()
     for part in keys.split(1 << 12):
         table.push(part, torch.randn(len(part), CHANNELS), 0)
     targets = torch.from_numpy(graph.targets[configs[0].numpy()])[None]

@@ -57,7 +57,7 @@ def _once(model: GraphSegmentTraining, loader: StepLoader, channels: int) -> flo
     rows = model.rows_of(draw)
     assert rows is not None
     rows.begin()
-    rows.is_known()
+    rows.ages()
     fresh = draw.fresh.nonzero().squeeze(1)
     rows.push(torch.zeros(len(fresh), draw.configs.shape[1], channels), fresh)
     table.wait()

@@ -152,7 +152,7 @@ def eager(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Device
     draw = model.draw(data, configs)
     rows = model.rows_of(draw)
     calls.forget()
-    batch = model.fresh_batch(draw)
+    batch = draw.fresh_batch()
     step = PrefetchedStep(draw, batch.to(DEVICE, torch.float32), rows)
     read = calls.counted()
     with asked_for_sizes(batch, model, calls):
@@ -188,7 +188,7 @@ def scored(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Devic
     catalogue, chosen, configs = Catalogue.of(data[:1]), torch.tensor([0]), torch.arange(CONFIGS)[None]
     calls.forget()
     with asked_for_sizes(assemble(data[:1], [(0, 0)], configs), model, calls), torch.no_grad():
-        model.eval()._encode(catalogue, chosen, configs)
+        model.eval().encode(catalogue, chosen, configs)
     return {"part": calls.counted()}
 
 

@@ -318,7 +318,7 @@ class Training:
         self.model = gst.GraphSegmentTraining(
             torch.compile(encoder, backend=backend) if setting.compiled == "encoder" else encoder, head, table=table,
             keep_probability=0.5 if table is not None and setting.estimate == "dropout" else 1.0,
-            estimate=setting.estimate if table is not None else "dropout",  # type: ignore[arg-type]
+            estimate=setting.estimate if table is not None else "dropout",
             inputs=row.inputs(self.data[0]),
         )  # fmt: skip
         self.model(self.cut)  # widths of lazy layers

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.figures.documents import Number, result, table
+from experiments.figures.documents import result, table
 from experiments.worlds.rows import ratio_of
 
-PAGE = "docs/results.md"
 WORLDS = {
     "streams": "kernels on four streams",
     "eight": "eight accelerators of three speeds, slow links",
@@ -147,4 +146,3 @@ def _over(rows: list[dict[str, Any]], name: str, way: str) -> str:
 
 
 TABLES = {"worlds": worlds, "proposers in worlds": proposers, "sequence": sequence, "unseen programs": unseen}
-NUMBERS: list[Number] = []

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gst.util.process import Stopped, stoppable, version
+from gst.util.process import Stopped, import_from_here, stoppable, version
 from gst.util.progress import Verbosity, saying, verbosity
 from gst.util.writing import directory_lock, write_json
 
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
     debug = "--debug" in said
     level: Verbosity = "quiet" if "--quiet" in said else "verbose" if "--verbose" in said else "normal"
     try:
+        arguments = _with_imports(arguments)
         with stoppable(), saying(level):
             if parser is None and arguments and arguments[0] in TRAINING:
                 return _train(arguments)
@@ -60,6 +61,22 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
     except Stopped as stop:
         print(f"gst: {stop}; every file is as it was last saved; {stop.advice or _advice(arguments)}", file=sys.stderr)
         return stop.status
+
+
+def _with_imports(arguments: list[str]) -> list[str]:
+    """Import the modules that `--import` names, which may register methods, and return the other arguments."""
+    taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    taken.add_argument("--import", dest="modules", metavar="MODULE", action="append", default=[])
+    if not any(each.startswith("--import") for each in arguments):
+        return arguments
+    ours, rest = taken.parse_known_args(arguments)
+    import_from_here()
+    for name in ours.modules:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ValueError(f"cannot import {name!r} ({error}); run gst where it is, or set PYTHONPATH") from error
+    return rest
 
 
 def _reason(error: Exception, arguments: list[str]) -> str:
@@ -99,7 +116,8 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         epilog="First: gst doctor says what this machine lacks, gst demo shows training, ranking and placement "
         "(minutes), and gst place rnnlm --out runs/place/rnnlm places a bundled program. "
         f"Training: gst {'|'.join(TRAINING)} --config FILE.yaml (gst fit --help). To any command add "
-        "--quiet (results and errors alone), --verbose (bars of what is done stay) or --debug (tracebacks of errors).",
+        "--quiet (results and errors alone), --verbose (bars of what is done stay), --debug (tracebacks of errors) or "
+        "--import MODULE (your module, which registers partitioners, encoders, losses, metrics or placement methods).",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version()}")
     parser.add_argument(
@@ -143,7 +161,6 @@ def add_command(
 
 def _train(arguments: list[str]) -> int:
     from gst.training import import_torchmetrics
-    from gst.util.process import import_from_here
 
     import_from_here()
     import_torchmetrics()

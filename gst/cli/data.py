@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,10 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     prepare.add_argument("--part", choices=("all", "train", "valid", "test"), help="tpugraphs: published part")
     prepare.add_argument("--store", type=Path, default=Path("runs/stores"), help="folder (default: %(default)s)")
     prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
-    prepare.add_argument("--method", default="metis", help="partitioner, or auto: least cut (default: %(default)s)")
+    prepare.add_argument(
+        "--method", default="metis", metavar="NAME", choices=Partitioners(),
+        help="partitioner: %(choices)s (default: %(default)s)",
+    )  # fmt: skip
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="seed of the partitioner (default: %(default)s)")
     data = command(
@@ -51,6 +54,15 @@ def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
     )  # fmt: skip
     data.add_argument("dataset", choices=("tpugraphs",))
     data.add_argument("--root", help="folder of the dataset (default: ~/data/tpugraphs)")
+
+
+class Partitioners:
+    """Names of partitioners, which are imported when the names are read."""
+
+    def __iter__(self) -> Iterator[str]:
+        from partitioners import METHODS
+
+        return iter(METHODS)
 
 
 def _prepare(options: argparse.Namespace) -> dict[str, Any]:

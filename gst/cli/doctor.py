@@ -81,9 +81,9 @@ def findings() -> Iterator[Finding]:
 
 def _python() -> Finding:
     found = f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
-    if (3, 11) <= sys.version_info[:2] <= (3, 12):
+    if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return Finding("python", "well", found)
-    return Finding("python", "problem", found, "make a virtual environment with Python 3.11 or 3.12")
+    return Finding("python", "problem", found, "make a virtual environment with Python 3.11 to 3.14")
 
 
 def _packages() -> Finding:

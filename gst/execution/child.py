@@ -135,22 +135,19 @@ class Runner:
     def _limited(self) -> Iterator[None]:
         """Limit the bytes of intermediate values, or, where they are not counted, of each accelerator."""
         accelerators = {device.torch_device for device in self.executor.devices if device.is_accelerator}
-        if self.limit is None:
-            yield
-        elif isinstance(self.executor, NativeExecutor):
-            self.executor.memory_limit = self.limit
-            try:
-                yield
-            finally:
-                self.executor.memory_limit = None
-        else:
-            for device in accelerators:
-                limit_memory(device, self.limit)
-            try:
-                yield
-            finally:
+
+        def limit(num_bytes: int | None) -> None:
+            if isinstance(self.executor, NativeExecutor):
+                self.executor.memory_limit = num_bytes
+            elif self.limit is not None:
                 for device in accelerators:
-                    limit_memory(device, None)
+                    limit_memory(device, num_bytes)
+
+        limit(self.limit)
+        try:
+            yield
+        finally:
+            limit(None)
 
 
 def profile_devices(executor: GraphExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:

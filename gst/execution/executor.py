@@ -70,11 +70,7 @@ class GraphExecutor:
 
     A plan is lowered, its fusion groups are compiled where that is faster (`LaneGroups`), and its lanes are recorded as
     graphs of their accelerators (`LaneGraph`). Elsewhere the lanes run eagerly. One thread launches everything and
-    computes the CPU's part, so several CPU devices alternate.
-
-    All recorded plans read inputs, weights and constants in the same memory (`Residents`), so that each accelerator
-    holds one copy of the weights. A run copies an input only if its value changed. Plans that run eagerly have copies
-    of their own.
+    computes the CPU's part. All recorded plans read inputs, weights and constants in the same memory (`Residents`).
 
     Args:
         program: the program that plans place.
@@ -162,8 +158,8 @@ class GraphExecutor:
             ValueError: the plan or the inputs do not fit the program.
             ExecutionError: an operation failed, or memory is short.
         """
-        stream = None if self._home is None else torch.accelerator.current_stream(self._home)
-        return self._on_worker(partial(self._with_room, plan, partial(self._run, plan, inputs, num_steady, stream)))
+        run = partial(self._run, plan, inputs, num_steady, self._callers_stream())
+        return self._on_worker(partial(self._with_memory, plan, run))
 
     def time_ms(self, plan: Plan) -> float:
         """Return the milliseconds of a run as callers make it: inputs that are no weights are copied from the first
@@ -176,10 +172,12 @@ class GraphExecutor:
 
         def time() -> float:
             inputs = None if graph.reason else self._calls_inputs(steady)
-            stream = None if self._home is None else torch.accelerator.current_stream(self._home)
-            return timed(partial(self._run, plan, inputs, steady, stream))
+            return timed(partial(self._run, plan, inputs, steady, self._callers_stream()))
 
-        return self._on_worker(partial(self._with_room, plan, time))
+        return self._on_worker(partial(self._with_memory, plan, time))
+
+    def _callers_stream(self) -> torch.Stream | None:
+        return None if self._home is None else torch.accelerator.current_stream(self._home)
 
     def _run(
         self, plan: Plan, inputs: Sequence[Tensor] | None, num_steady: int, stream: torch.Stream | None
@@ -212,7 +210,7 @@ class GraphExecutor:
         key = plan.key
         if key not in self._lanes:
             streams = self._lower(plan)
-            groups = {} if plan.fusion is None else self._with_room(plan, partial(self._groups.calls, plan))
+            groups = {} if plan.fusion is None else self._with_memory(plan, partial(self._groups.calls, plan))
             self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
             if len(self._lanes) > MAX_PLANS:
                 oldest, _ = self._lanes.popitem(last=False)
@@ -231,7 +229,7 @@ class GraphExecutor:
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
-    def _with_room(self, plan: Plan, function: Callable[[], Result]) -> Result:
+    def _with_memory(self, plan: Plan, function: Callable[[], Result]) -> Result:
         """Return the result of a function; where memory is short it is called again, with fewer recorded plans."""
         while True:
             try:
@@ -259,10 +257,8 @@ AnyExecutor = GraphExecutor | NativeExecutor
 
 
 class Worker:
-    """One thread for the life of an executor, bound to a device's cores, with its number of threads.
-
-    New threads would lose the primitive caches of oneDNN, and OpenMP has a number of threads for each thread.
-    """
+    """One thread for the life of an executor, bound to a device's cores, with its number of threads. New threads would
+    lose the primitive caches of oneDNN."""
 
     def __init__(self, device: Device) -> None:
         threads = torch.get_num_threads()  # also fixes this thread's own number before the worker sets another

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from gst.execution.event_times import first_runs
 from gst.execution.interpreter import load, lower, machine
-from gst.lowering.calls import Values, bind, copied, steps_in_order
+from gst.lowering.calls import fixed_values
 from gst.lowering.fusion import Group, fusion_groups
 from gst.lowering.plan import Plan, contracted_plan
 from gst.lowering.rewrite import CompiledGroup, alone, renumbered, rewritten
@@ -53,11 +54,8 @@ class Fused:
 
 
 def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faster: bool = True) -> Fused:
-    """Compile the legal groups of a plan (`legalise`), each structure once on this machine.
-
-    Inductor compiles a new structure for the threads of its device. Both times, compiled and one by one, are kept in
-    `cache_directory()`. A group that cannot be compiled, or whose outputs differ, runs one by one; its record gives the
-    reason.
+    """Compile the legal groups of a plan (`legalise`), each structure once on this machine, and keep code and times in
+    `cache_directory()`. A group that cannot be compiled, or whose outputs differ, runs one by one.
 
     Args:
         program, plan: the program, and a plan of it with `fusion`.
@@ -94,25 +92,22 @@ def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> li
 
 def _records(program: Program, home: Mapping[Group, Device]) -> list[tuple[Group, Record]]:
     keys: dict[Group, str] = {}
-    unknown: dict[str, Group] = {}
-    found: dict[str, Record] = {}
+    records: dict[str, Record | None] = {}
     for group, device in home.items():
         try:
             key = structure_key(program, group, [layouts(program)[node] for node in group.inputs], device.threads)
+            if key not in records:
+                records[key] = recorded(key)
         except ValueError as error:
             key = f"none of {group.nodes[0]}"
-            found[key] = Record("", len(group.nodes), device.threads, 0.0, None, None, str(error))
+            records[key] = Record("", len(group.nodes), device.threads, 0.0, None, None, str(error))
         keys[group] = key
-        if key not in found and key not in unknown:
-            if (record := recorded(key)) is not None:
-                found[key] = record
-            else:
-                unknown[key] = group
-    values = example_values(program, {node for group in unknown.values() for node in group.inputs}) if unknown else {}
-    for number, (key, group) in enumerate(unknown.items(), 1):
-        notice(f"compiling group {number} of {len(unknown)} ({len(group.nodes)} operations, once)")
-        found[key] = make(key, program, group, [values[node] for node in group.inputs], home[group])
-    return [(group, found[key]) for group, key in keys.items()]
+    new = {key: group for group, key in reversed(keys.items()) if records[key] is None}  # the first group of each
+    values = example_values(program, {node for group in new.values() for node in group.inputs}) if new else {}
+    for number, (key, group) in enumerate(reversed(new.items()), 1):
+        notice(f"compiling group {number} of {len(new)} ({len(group.nodes)} operations, once)")
+        records[key] = make(key, program, group, [values[node] for node in group.inputs], home[group])
+    return [(group, record) for group, key in keys.items() if (record := records[key]) is not None]
 
 
 LIBRARY, RECORD = "group.so", "record.json"
@@ -169,15 +164,8 @@ def recorded(key: str) -> Record | None:
 
 
 def make(key: str, program: Program, group: Group, inputs: Sequence[Tensor], device: Device) -> Record:
-    """Compile a group for a device and measure it against its operations one by one. Failures are recorded, and not
-    tried again.
-
-    Args:
-        key: of the structure.
-        program, group: the program, and the group of it to compile.
-        inputs: example values of the group's inputs.
-        device: where it will run; the compiled code uses as many threads.
-    """
+    """Compile a group for the threads of a device, with example values of its inputs, and compare its time with that of
+    its operations one by one. Failures are recorded, and not tried again."""
     home = _home(key)
     home.parent.mkdir(parents=True, exist_ok=True)
     compiled_us: float | None = None
@@ -260,12 +248,12 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 
 @lru_cache(maxsize=16)
 def layouts(program: Program, device: torch.device = CPU) -> dict[int, Layout]:
-    """Return shape, strides and dtype of every tensor of the program, from a run in program order on a device."""
+    """Return shape, strides and dtype of every tensor of a program, from a run in program order on a device."""
     return {node: layout(value) for node, value in _values(program, device) if isinstance(value, Tensor)}
 
 
 def example_values(program: Program, nodes: Collection[int], device: torch.device = CPU) -> dict[int, Tensor]:
-    """Return the tensors of these nodes for the example inputs, computed on a device."""
+    """Return the tensors of these nodes for the example inputs."""
     return {node: value for node, value in _values(program, device) if node in nodes and isinstance(value, Tensor)}
 
 
@@ -294,17 +282,7 @@ def structure_key(program: Program, group: Group, inputs: Sequence[Layout], thre
 
 
 def _values(program: Program, device: torch.device) -> Iterator[tuple[int, Any]]:
-    """Yield each node and its value on a device; values are freed after their last reader."""
-    values: Values = [*program.inputs]
-    values += [operation.constant for operation in program.operations[len(values) :]]
-    if device.type != "cpu":
-        values = [None if value is None else copied(value, device) for value in values]
-    yield from ((node, value) for node, value in enumerate(values) if value is not None)
-    calls = bind(program, device)
-    order = [node for node, call in enumerate(calls) if call is not None]
+    """Yield each node and its value: of inputs and constants where they lie, of operations on a device."""
+    yield from ((node, value) for node, value in enumerate(fixed_values(program)) if value is not None)
     with torch.no_grad():
-        for node, call, dead in steps_in_order(program, calls, order):
-            values[node] = call(values)
-            yield node, values[node]
-            for each in dead:
-                values[each] = None
+        yield from ((node, values[node]) for node, _, values, _ in first_runs(program, device))

@@ -84,21 +84,13 @@ class IsolatedExecutor:
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """Return compiled time / time of its operations for each group that a plan fuses, by its first node; 1 for a
-        group that runs one by one. New structures are compiled first, which takes seconds each.
-
-        Raises:
-            ExecutionError, ValueError: as `check`.
-        """
+        group that runs one by one. New structures are compiled first, which takes seconds each. Raises as `check`."""
         with lock_devices(self.devices):
             shares: dict[int, float] = self._request(START_LIMIT_S, "groups", plan)
             return shares
 
     def compile(self, plan: Plan) -> None:
-        """Lower a plan, and compile groups of new structures.
-
-        Raises:
-            ExecutionError, ValueError: as `check`.
-        """
+        """Lower a plan, and compile groups of new structures. Raises as `check`."""
         self._request(START_LIMIT_S, "compile", plan)
 
     def check(self, plan: Plan) -> None:
@@ -115,11 +107,7 @@ class IsolatedExecutor:
             self._eager_reasons.add(reason)
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
-        """Return milliseconds of one run, and the most bytes of intermediate values, if that is counted.
-
-        Raises:
-            ExecutionError, ValueError: as `check`.
-        """
+        """Return milliseconds of one run, and the most bytes of intermediate values, if counted. Raises as `check`."""
         elapsed_ms, peak_bytes = self._request(self.time_limit_s, "time", plan)
         return elapsed_ms, peak_bytes
 
@@ -132,20 +120,14 @@ class IsolatedExecutor:
         self._child = Child("gst.execution.child", (), {**os.environ, **WAITING})
         self.num_started += 1
         try:
-            self._greet()
-        except ValueError as error:
-            self._stop()
-            self.lost = error
-            raise
-
-    def _greet(self) -> None:
-        """Send a new child the program and the devices, and receive the program's key."""
-        try:
             key = self._ask(START_LIMIT_S, self._program, self.devices)
-        except ExecutionError as failure:
-            raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
-        if self.program_key not in ("", key):
-            raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
+            if self.program_key not in ("", key):
+                raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
+        except (ExecutionError, ValueError) as error:
+            self._stop()
+            words = "the program does not run, or the process for it does not start: "
+            self.lost = ValueError(words * isinstance(error, ExecutionError) + str(error))
+            raise self.lost from error
         self.program_key = key
 
     def _stop(self) -> None:

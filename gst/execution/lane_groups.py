@@ -1,5 +1,4 @@
-"""Fusion groups on lanes, compiled by TorchInductor in this process. They launch kernels on the current stream, so that
-a graph records them like any operation."""
+"""Fusion groups compiled by Inductor in this process: a graph records the kernels that they launch."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gst.execution.event_times import span_us
+from gst.execution.event_times import repeated, span_us
 from gst.execution.groups import Layout, check_alike, example_values, layout, layouts, structure_key
 from gst.execution.lanes import GroupCall, Values
 from gst.execution.on_accelerator import module_on, one_graph
@@ -132,13 +131,8 @@ def _times_us(functions: Sequence[Callable[[], Any]], device: torch.device) -> l
     """Return the least time of a call of each function, run alternately; on an accelerator from graphs of `BATCH`
     calls."""
 
-    def batch(function: Callable[[], Any]) -> list[Any]:
-        for _ in range(BATCH):
-            function()
-        return []
-
     with torch.no_grad():
-        batches = [partial(batch, function) for function in functions]
+        batches = [partial(repeated, function, BATCH) for function in functions]
         timed = [one_graph(each, device) for each in batches] if is_here(device) else batches
         times = [[span_us(each, device) / BATCH for each in timed] for _ in range(WARMUP + REPETITIONS)]
     least: list[float] = np.min(times[WARMUP:], axis=0).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from jaxtyping import Int64
 from gst.graphs.graph import Graph
 from gst.graphs.segments import ARRAYS, Cutting, Job
 from gst.util.arrays import ArrayWriter, Record
-from partitioners import partition
+from partitioners import METHODS, partition
 
 PATIENCE = 1.0  # seconds of partitioning before processes are worth their start
 
@@ -127,7 +128,7 @@ class Partitioning:
     """
 
     def __init__(self, method: str, seed: int, workers: int) -> None:
-        self.method, self.seed, self.workers = method, seed, workers
+        self.method, self.seed, self.workers = method, seed, workers if _can_travel(method) else 1
         self._spent = 0.0
         self._threads = ThreadPoolExecutor(workers)
         self._of_thread = threading.local()
@@ -148,6 +149,7 @@ class Partitioning:
             process.wait()
 
     def submit(self, job: Job) -> Future[Parts]:
+        """Answer one job, here or in a process."""
         options: dict[str, Any] = {"method": self.method, "seed": self.seed}
         if self.workers > 1 and self._spent > PATIENCE:
             return self._threads.submit(self._ask, job, options)
@@ -163,7 +165,7 @@ class Partitioning:
             self._of_thread.connection = self._start()
         connection: Connection = self._of_thread.connection
         try:
-            connection.send((job, options))
+            connection.send((job, METHODS.get(self.method), options))
             answer = connection.recv()
         except (EOFError, OSError) as error:
             message = "a process that partitions died, perhaps for want of memory; use fewer workers or smaller blocks"
@@ -184,15 +186,26 @@ class Partitioning:
         return ours
 
 
+def _can_travel(method: str) -> bool:
+    """Return True if another process can import the function of a method."""
+    try:
+        pickle.dumps(METHODS.get(method))
+    except (pickle.PicklingError, AttributeError):
+        return False
+    return getattr(METHODS.get(method), "__module__", "") != "__main__"
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C too, and hangs up
     connection: Connection = Connection(int(sys.argv[1]))
     while True:
         try:
-            job, options = connection.recv()
+            job, method, options = connection.recv()
         except (EOFError, OSError):
             return
         try:
+            if method is not None:  # registered in the parent
+                METHODS.setdefault(options["method"], method)
             answer: Any = partition(*job, **options)
         except Exception as error:
             answer = error

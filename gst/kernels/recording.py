@@ -128,9 +128,9 @@ class _Recording:
         }
         if len(devices) != 1:
             raise NotUnderstoodError(f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}")
-        known = set(self._storages)
-        if strange := [each for each in outputs if isinstance(each, Tensor) and _address(each) not in known]:
-            raise NotUnderstoodError(f"an output of shape {tuple(strange[0].shape)} lies in memory that no call wrote")
+        for each in outputs:
+            if isinstance(each, Tensor) and _address(each) not in self._storages:
+                raise NotUnderstoodError(f"an output of shape {tuple(each.shape)} lies in memory that no call wrote")
         inputs = tuple(map(self._view, self._inputs))
         return KernelProgram(
             name, tuple(self._kernels), np.array(self._bytes, np.int64), self._given, inputs,
@@ -248,7 +248,7 @@ def generated(source: str) -> dict[str, tuple[str, list[str]]]:
         >>> generated("a = async_compile.cpp_pybinding(['const float*', 'float*'], 'code')")
         {'a': ('cpp_pybinding', ['const float*', 'float*'])}
     """
-    found = {}
+    kernels = {}
     for line in ast.parse(source).body:
         if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
             continue
@@ -258,8 +258,8 @@ def generated(source: str) -> dict[str, tuple[str, list[str]]]:
         if isinstance(function.value, ast.Name) and function.value.id == "async_compile":
             arguments = [_literal(each) for each in line.value.args]
             types = next((each for each in arguments if isinstance(each, list)), [])
-            found[target.id] = function.attr, types
-    return found
+            kernels[target.id] = function.attr, types
+    return kernels
 
 
 def _literal(value: ast.expr) -> Any:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64
 from gst.lowering.calls import Storages
 from gst.lowering.common_order import Work, crossing, positions
 from gst.lowering.stream_program import Ints, Rows, rows
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 def transient_bytes(

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64
 
 from gst.lowering.calls import Storages
 from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, Ints, Rows, rows
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class Work(NamedTuple):

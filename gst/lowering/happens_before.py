@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class RaceError(RuntimeError):

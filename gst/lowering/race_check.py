@@ -10,7 +10,7 @@ from jaxtyping import Int64
 
 from gst.lowering.happens_before import Accesses, Clocks, RaceError, accesses_of, happens_before
 from gst.lowering.stream_program import RUN, StreamProgram
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 @dataclass(frozen=True)

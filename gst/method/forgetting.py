@@ -35,7 +35,7 @@ class FirstLook:
             return
 
         def embed(encoder: Any, batch: SegmentBatch) -> Tensor:
-            return embed_segments(encoder, batch, model._call, model.pooling, model.readout.phi)
+            return embed_segments(encoder, batch, model.call, model.pooling, model.readout.phi)
 
         refuse_cached(model.encoder)
         if not check_forgets(model.encoder, embed, catalogue, configs, like):

@@ -7,7 +7,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 @compiled

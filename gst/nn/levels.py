@@ -9,7 +9,7 @@ from jaxtyping import Int32, Int64
 
 from gst.method.batch import SegmentBatch
 from gst.nn.sparse import rounded
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class Level(NamedTuple):

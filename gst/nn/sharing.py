@@ -19,7 +19,7 @@ from gst.method.batch import SegmentBatch
 from gst.nn.bounds import Direction, Part
 from gst.nn.levels import Adjacency, Level, all_apart, at_first, refine
 from gst.nn.sparse import CsrMatrix, transposed
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 Weights = Literal["sum", "mean", "symmetric"]
 """Of messages u -> v: 1; 1 / how many v hears in that direction; 1 / sqrt((1 + degree(u)) (1 + degree(v))), degrees

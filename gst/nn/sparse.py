@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,6 @@ from gst.reporting.page import (
     command_line,
     command_of,
     definitions,
-    empty,
     figure,
     kind_legend,
     listed,
@@ -112,8 +111,7 @@ def plans(record: Record) -> str:
     title = TITLE[runtime]
     curve = _curves(record)
     if not known:
-        judged = "measured again" if runtime == "measured" else "judged"
-        return section("plans", title, empty(f"No plan was {judged} at the end."), curve)
+        return section("plans", title, curve)
     times = {name: time_of(again(plan)) for name, plan in known.items()}
     names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
     best = names.index(winner_of(record)) if winner_of(record) in names else None
@@ -203,7 +201,7 @@ def _times(record: Record, names: list[str]) -> str:
 def _curves(record: Record) -> str:
     curves = {str(name): kept for name, points in mapping(record.get("curves")).items() if (kept := _points(points))}
     if not curves:
-        return block("How the methods got there", empty("No account was kept of what the methods tried."))
+        return ""
     known, most = plans_of(record), max(points[-1][0] for points in curves.values())
     drawn = [Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()]
     least, name = min(_asked_baselines(record), default=(math.nan, ""))
@@ -254,15 +252,13 @@ def _curve_line(name: str, points: list[tuple[float, float]]) -> list[Any]:
 
 def predictions(record: Record) -> str:
     """Return measured against predicted times of all plans that have both."""
-    title = "Predicted before, measured after"
     points = []
     for entry in mappings(record.get("measurements")):
         said, found = number(entry.get("predicted_ms")), number(entry.get("median_ms"))
         if not (math.isnan(said) or math.isnan(found)) and entry.get("outcome", "ok") == "ok":
             points.append((said, found, str(entry.get("origin")), str(entry.get("label"))))
     if not points:
-        words = "No plan was both predicted and measured, so there is nothing to compare."
-        return section("predictions", title, empty(words))
+        return ""
     tau = number(mapping(record.get("cost_model")).get("tau"))
     agree = (
         "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
@@ -281,14 +277,15 @@ def predictions(record: Record) -> str:
         f"they ran. Kendall's tau between what it said and what was measured {agree}.</p>"
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
+    title = "Predicted before, measured after"
     return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
 
 
 def search(record: Record) -> str:
     """Return every measurement of the search in order, and the best so far."""
-    title, entries = "The search on real devices", mappings(record.get("measurements"))
+    entries = mappings(record.get("measurements"))
     if not entries:
-        return section("search", title, empty("The search measured no plan."))
+        return ""
     steps, lines, failures = [], [], 0
     for count, entry in enumerate(entries, 1):
         ok = entry.get("outcome", "ok") == "ok"
@@ -310,9 +307,8 @@ def search(record: Record) -> str:
     caption = "Each mark is one plan, in the order measured; the line is the best so far."
     heads = ("#", "plan", "origin", "round", "median ms", "interval")
     table = rows("All measurements", heads, lines, words=3)
-    return section(
-        "search", title, told, figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
-    )
+    shown = figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
+    return section("search", "The search on real devices", told, shown)
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------
@@ -339,6 +335,6 @@ def setting(record: Record) -> str:
 def _devices(record: Record) -> str:
     names = device_names(record)
     if not names:
-        return empty("No devices were recorded.")
+        return ""
     told = [mapping(entry).get("description", "") for entry in record["devices"]]
     return rows("Devices", ("device", "what it is"), zip(names.values(), told, strict=True), words=2)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.simulation.simulator import UNCALIBRATED, Contention, Simulator
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 TRIMMED = 0.01  # share of the operations left out, those that fit least: interrupted by something else
 

@@ -12,7 +12,7 @@ from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import Rows, rows
 from gst.simulation.queues import precedes
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class Copies(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from gst.simulation.queues import enqueue, first_reader_away, pop, push
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 LEAST_RATE = 0.2  # of an operation that runs with others, as a share of its speed alone
 

@@ -15,7 +15,7 @@ from gst.lowering.calls import Storages
 from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.simulation.copies import copies_of
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class Holds(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import no_type_check
 
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 @compiled

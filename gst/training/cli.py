@@ -64,7 +64,7 @@ USUAL = """\
 --model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step
 --model.table true           keep embeddings of the other segments in a table between steps
---model.estimate NAME        use of the table: auto, fresh, dropout, fixed_dropout, difference, regression, composite
+--model.estimate NAME        use of the table: {estimates}
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
 --model.loss NAME            {losses}
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
@@ -307,7 +307,11 @@ def _current_run() -> Any:
 
 def _help(name: str) -> dict[str, Any]:
     """Return usage, description, usual options and examples of a command."""
-    lists = {"encoders": ENCODERS, "losses": LOSSES, "partitioners": PARTITIONERS}
+    from gst.method.estimates import ESTIMATES
+
+    lists = {
+        "encoders": ENCODERS, "losses": LOSSES, "partitioners": PARTITIONERS, "estimates": ("auto", *ESTIMATES),
+    }  # fmt: skip
     usual = USUAL.format(**{key: ", ".join(names) for key, names in lists.items()})
     options = "\n".join(f"  {each}" for each in usual.splitlines())
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])

@@ -16,7 +16,7 @@ from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
 from gst.graphs.store import open_store, prepare
 from gst.util.progress import bar
-from partitioners import SEEDED
+from partitioners import METHODS, UNSEEDED
 
 TRAIN, VALID, TEST = range(3)
 NAMED = 3  # graphs in a message
@@ -211,10 +211,9 @@ def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
     """Raise ValueError for a number of cuts below 1, or several by a method that cuts alike whatever its seed."""
     if cuts < 1:
         raise ValueError(f"{option} is {cuts}; a score needs at least one cut of each graph")
-    if cuts > 1 and method not in SEEDED:
-        raise ValueError(
-            f"{option} is {cuts}, but {method!r} cuts alike each time; use one of {', '.join(SEEDED)}, or {option} 1"
-        )
+    if cuts > 1 and method in UNSEEDED:
+        others = ", ".join(name for name in METHODS if name not in UNSEEDED)
+        raise ValueError(f"{option} is {cuts}, but {method!r} cuts alike each time; use one of {others}, or {option} 1")
 
 
 def _labelled(selections: list[Selection]) -> list[Selection]:

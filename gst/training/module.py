@@ -23,7 +23,7 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import WITHIN_A_GRAPH, check_positive, loss_of
 from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import Estimate, checked_estimate
+from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
 from gst.training.datamodule import TRAIN, SegmentDataModule
@@ -42,8 +42,9 @@ class SegmentTrainingModule(L.LightningModule):
     layers, and so the table, their widths; so does a checkpoint that is loaded without a trainer.
 
     Args:
-        encoder, head, pooling, num_fresh, keep_probability, max_rows, seed, estimate: see
+        encoder, head, pooling, num_fresh, keep_probability, max_rows, seed: see
             `gst.method.estimator.GraphSegmentTraining`.
+        estimate: name in `gst.method.estimates.ESTIMATES`, or `auto`.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         record_step: pad steps to one size, that of the largest, and on an accelerator record one as a graph (a CUDA
@@ -74,7 +75,7 @@ class SegmentTrainingModule(L.LightningModule):
         loss: str = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
-        estimate: Estimate = "auto",
+        estimate: str = "auto",
         record_step: bool | None = None,
     ) -> None:
         super().__init__()
@@ -85,11 +86,11 @@ class SegmentTrainingModule(L.LightningModule):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         readout = readout_of(pooling)
-        estimate = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
+        checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.loss, self.record_step, self.wants_table = loss, record_step, table
         self._method: dict[str, Any] = {
             "pooling": readout, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
-            "seed": seed, "estimate": estimate,
+            "seed": seed, "estimate": checked,
         }  # fmt: skip
         self._table_options = {"tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity}
         self.estimator = self._estimator(encoder, head, None)

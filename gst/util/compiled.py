@@ -1,4 +1,4 @@
-"""Libraries of C++ that are compiled once on this machine, and the folder that holds them."""
+"""Compiled code: the numba decorator of all of gst, and libraries of C++ that are compiled once on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from gst.util.lazy import lazy_names
 from gst.util.progress import notice
+
+if TYPE_CHECKING:
+    from partitioners.compiled import compiled as compiled
+
+__getattr__ = lazy_names("gst.util.compiled", {"compiled": "partitioners.compiled"})  # numba is loaded where it is used
 
 
 def cache_directory() -> Path:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tempfile
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from segment_reference import assert_identical, parts_of, slow_segments
 
 from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
-from gst.graphs.segments import Cutting, SegmentedGraph, collect, segment
+from gst.graphs.segments import ARRAYS, Cutting, SegmentedGraph, collect, segment
 from gst.method.batch import assemble
 from partitioners import METHODS, partition
 
@@ -98,6 +99,15 @@ def test_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:
         (tmp_path / str(num_nodes)).mkdir()
         peaks.append(peak_of_cutting(num_nodes, tmp_path / str(num_nodes)))
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_a_fingerprint_changes_with_each_array_that_an_encoder_sees() -> None:
+    cut = segment(random_graph(0, data=True), 8)
+    names = [name for name in ARRAYS if name not in ("node_ids", "targets", "counts", "spreads")]
+    other = {name: replace(cut, **{name: np.flip(getattr(cut, name)) + 1}).fingerprint for name in names}
+    other |= {"node_data": replace(cut, node_data={"place": cut.node_data["place"] + 1}).fingerprint}
+    assert len({*other.values(), cut.fingerprint}) == len(other) + 1
+    assert replace(cut, targets=cut.targets + 1).fingerprint == cut.fingerprint
 
 
 # Odd graphs ----------------------------------------------------------------------------------------

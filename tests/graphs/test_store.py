@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import json
 import os
 import resource
@@ -29,8 +30,7 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare, verify
 from gst.method.batch import assemble
 from gst.util.arrays import ArrayWriter, PackedArray
-from partitioners import partition
-from tests.choices import rest_in_e2e
+from partitioners import METHODS, partition
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]
 
@@ -237,6 +237,19 @@ def test_what_a_process_refuses_is_refused_here(tmp_path: Path, impatient: None)
     assert not list(tmp_path.glob("*/meta.json")) and not leftovers(tmp_path)
 
 
+@pytest.mark.e2e
+def test_a_method_of_a_users_module_reaches_the_processes(
+    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users_methods.py").write_text("def halves(problem):\n    return problem.csr.starts[:-1] * 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(METHODS, "mine", importlib.import_module("users_methods").halves)
+    made = [prepare(GRAPHS, tmp_path / str(workers), 10, "mine", workers=workers) for workers in (1, 2)]
+    assert contents(made[0]) == contents(made[1])
+    monkeypatch.setitem(METHODS, "local", lambda problem: METHODS["mine"](problem))  # no process can import it
+    prepare(GRAPHS, tmp_path / "local", 10, "local", workers=2)
+
+
 def test_a_process_that_dies_is_reported(tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
 
@@ -426,10 +439,13 @@ def test_whoever_comes_second_takes_what_the_first_made(tmp_path: Path) -> None:
 
 SIX = {"num_graphs": 6, "num_nodes": 60, "num_configs": 4, "num_regions": 3, "configurable": 0.4}
 MANY = list(SyntheticPrograms(**SIX))
+BLOCK = 16  # nodes: graphs are cut into ranges first
 
 
-def killed_after(root: Path, graphs: int, block_nodes: int = 1000) -> Path:
-    """Prepare `MANY` in a process that is killed when it has written so many of them; returns what it leaves."""
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepare `MANY` in a process that is killed when it has written four of them; returns what it leaves."""
+    root = tmp_path_factory.mktemp("killed")
     program = f"""
         import os, signal
         from pathlib import Path
@@ -438,9 +454,9 @@ def killed_after(root: Path, graphs: int, block_nodes: int = 1000) -> Path:
         written = []
         def progress(name):
             written.append(name)
-            if len(written) == {graphs}:
+            if len(written) == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
-        prepare(list(SyntheticPrograms(**{SIX})), Path({str(root)!r}), 7, block_nodes={block_nodes}, progress=progress)
+        prepare(list(SyntheticPrograms(**{SIX})), Path({str(root)!r}), 7, block_nodes={BLOCK}, progress=progress)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -482,31 +498,25 @@ def test_data_of_nodes_and_edges_goes_on_behind_a_graph_that_was_interrupted(
     assert contents(prepare(graphs, tmp_path / "root", 7, workers=1)) == truth
 
 
-@pytest.mark.parametrize("block_nodes", rest_in_e2e([1000, 16], [16]))
-def test_a_killed_preparation_is_resumed(tmp_path: Path, partitioned: list[int], block_nodes: int) -> None:
-    truth = contents(prepare(MANY, tmp_path / "at once", 7, block_nodes=block_nodes, workers=1))
-    partitioned.clear()
-    killed_after(tmp_path / "root", 4, block_nodes)
-    names: list[str] = []
-    store = prepare(MANY, tmp_path / "root", 7, block_nodes=block_nodes, progress=names.append, workers=1)
-    assert contents(store) == truth and names == [graph.name for graph in MANY]
-    assert sum(partitioned) == sum(graph.num_nodes for graph in MANY[4:])
-    assert not leftovers(tmp_path / "root")
-
-
-def test_nothing_half_written_is_kept(tmp_path: Path, partitioned: list[int]) -> None:
-    truth = contents(prepare(MANY, tmp_path / "at once", 7, block_nodes=1000))
-    partial = killed_after(tmp_path / "root", 3)
-    left = contents(partial)
+def test_a_killed_preparation_is_resumed_and_nothing_half_written_is_kept(
+    tmp_path: Path, killed: Path, partitioned: list[int]
+) -> None:
+    truth, left = contents(prepare(MANY, tmp_path / "at once", 7, block_nodes=BLOCK, workers=1)), contents(killed)
+    damages: list[tuple[dict[str, bytes], int]] = [({}, 0)]
     for name in ("config_ptr.bin", "journal.jsonl"):
-        for data, lost in ((left[name] + b"half a gra", 0), (left[name][:-9], 1)):
-            shutil.rmtree(tmp_path / "root")
-            partial.mkdir(parents=True)
-            for file, content in (left | {name: data}).items():
-                (partial / file).write_bytes(content)
-            partitioned.clear()
-            assert contents(prepare(MANY, tmp_path / "root", 7, block_nodes=1000, workers=1)) == truth
-            assert len(partitioned) == 3 + lost
+        damages += [({name: left[name] + b"half a gra"}, 0), ({name: left[name][:-9]}, 1)]
+    for damage, lost in damages:
+        root = tmp_path / "root"
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(killed, root / killed.name)
+        for file, content in damage.items():
+            (root / killed.name / file).write_bytes(content)
+        partitioned.clear()
+        done: list[str] = []
+        store = prepare(MANY, root, 7, block_nodes=BLOCK, progress=done.append, workers=1)
+        assert contents(store) == truth and done == [graph.name for graph in MANY]
+        assert sum(partitioned) == sum(graph.num_nodes for graph in MANY[4 - lost :])
+        assert not leftovers(root)
 
 
 @pytest.mark.parametrize("wrap", [list, lambda graphs: Source(graphs, "dated")])

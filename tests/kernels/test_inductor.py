@@ -25,8 +25,10 @@ from gst.kernels.recording import NotUnderstoodError, kernel_program, require_mo
 from gst.kernels.run import Run, kernel_times_us
 from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_module, outputs_differ, training_step
-from tests.programs.small import SMALL, small_program
+from tests.kernels.made import in_order, on_threads
+from tests.programs.small import SMALL
 
+TINY = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
 ONE_THREAD = {"cpp.threads": 1}  # sums of several threads differ from run to run
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
 
@@ -50,9 +52,9 @@ def require_equal_in_every_order(program: Program, plans: int = 6) -> KernelProg
         run = Run(kernels, streams)
         run._memory.copy_(torch.full((run.places.size,), 255, dtype=torch.uint8).untyped_storage())
         got = (
-            run.on_threads(lambda _: torch.set_num_threads(1))
+            on_threads(run, lambda: torch.set_num_threads(1))
             if number % 3 == 2
-            else run.in_order(issue_order(streams, rng))
+            else in_order(run, issue_order(streams, rng))
         )
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
@@ -60,7 +62,7 @@ def require_equal_in_every_order(program: Program, plans: int = 6) -> KernelProg
 
 
 def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> None:
-    kernels = require_equal_in_every_order(small_program("rnnlm"))
+    kernels = require_equal_in_every_order(capture(WORKLOADS["rnnlm"](**TINY)))
     assert {each.kind for each in kernels.kernels} == {"generated", "operator"}
     times = kernel_times_us(Run(kernels), 2)
     assert (times > 0).all() and np.isfinite(times).all()
@@ -68,7 +70,7 @@ def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> N
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [each for each in SMALL if each != "rnnlm"])
+@pytest.mark.parametrize("name", list(SMALL))
 def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: None) -> None:
     require_equal_in_every_order(capture(WORKLOADS[name](**SMALL[name])))
 
@@ -128,7 +130,7 @@ def test_random_numbers_keep_their_order(one_thread: None) -> None:
     for number in range(3):
         streams = stream_program(kernels, rng.integers(0, 1 + number, kernels.num_kernels))
         torch.manual_seed(7)
-        results.append([each.clone() for each in Run(kernels, streams).in_order(issue_order(streams, rng))])
+        results.append([each.clone() for each in in_order(Run(kernels, streams), issue_order(streams, rng))])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
     torch.manual_seed(7)
     assert all(torch.equal(a, b) for a, b in zip(results[0], step(torch.ones(64, 64)), strict=True))

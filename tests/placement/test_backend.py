@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gst.placement.api.trials import outcome
 from gst.util.compiled import compiler
 from gst.whole_model.variants import KERNELS
 from tests.choices import rest_in_e2e
+from tests.kernels.made import on_threads
 from tests.kernels.test_graphs import on_four_streams
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +171,7 @@ def test_training_on_streams_is_that_of_inductor(monkeypatch: pytest.MonkeyPatch
     graphs = []
 
     def compiler_of(search: Any) -> Any:
-        made = inner_compile(on_four_streams, lambda run: run.on_threads)
+        made = inner_compile(on_four_streams, lambda run: partial(on_threads, run))
 
         def inner(*args: Any, **options: Any) -> Any:
             compiled = made(*args, **options)
