@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from gst.graphs.segments import segment
 from gst.lowering.lower import stream_program
@@ -18,7 +17,7 @@ from gst.machine.devices import core_use
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from gst.reporting.headline import LOOP
-from gst.simulation.copies import Copies, copies_of
+from gst.simulation.copies import copies_of
 from partitioners import usual_method
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
@@ -164,7 +163,7 @@ def plan_streams(task: Task, plan: Plan) -> StreamProgram:
 
 
 def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
-    """Return the simulated run of a plan, a row for each device, for `gst.util.writing.write_json`.
+    """Return the simulated run of a plan as a Chrome trace, a row for each device, for `gst.util.writing.write_json`.
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
@@ -176,36 +175,18 @@ def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
     costs, run = task.costs, task.simulator.run(plan)
     operations = None if task.program is None else task.program.operations
     names = [f"node {n}" if operations is None else operations[n].name for n in range(task.num_nodes)]
-    kinds = ["operation" if operations is None else kind_of(operations[n]) for n in range(task.num_nodes)]
-    return trace_of(
-        f"{task.name}, simulated", task.names, names, kinds, np.flatnonzero(costs.computed), run.device, run.begin_us,
-        run.end_us, copies_of(costs, run),
-    )  # fmt: skip
-
-
-def trace_of(
-    title: str, devices: Sequence[str], names: Sequence[str], kinds: Sequence[str], nodes: Int64[np.ndarray, " shown"],
-    home: Int64[np.ndarray, " nodes"], begin_us: Float64[np.ndarray, " nodes"], end_us: Float64[np.ndarray, " nodes"],
-    moves: Copies,
-) -> dict[str, Any]:  # fmt: skip
-    """Return a trace of operations, as complete events, and of copies, as asynchronous events, which may overlap.
-
-    Args:
-        nodes: operations that take time.
-        home: device of each node.
-        moves: copies of values between devices.
-    """
-    events: list[dict[str, Any]] = [_named("process_name", 0, title)]
-    events += [_named("thread_name", row, name) for row, name in enumerate(devices)]
-    for node in nodes.tolist():
-        begin, end = float(begin_us[node]), float(end_us[node])
+    events = [_named("process_name", 0, f"{task.name}, simulated")]
+    events += [_named("thread_name", row, name) for row, name in enumerate(task.names)]
+    for node in np.flatnonzero(costs.computed).tolist():
+        begin, end = float(run.begin_us[node]), float(run.end_us[node])
         events.append({
-            "ph": "X", "name": names[node], "cat": kinds[node], "pid": 0, "tid": int(home[node]), "ts": begin,
-            "dur": end - begin, "args": {"node": node},
+            "ph": "X", "name": names[node], "cat": "operation" if operations is None else kind_of(operations[node]),
+            "pid": 0, "tid": int(run.device[node]), "ts": begin, "dur": end - begin, "args": {"node": node},
         })  # fmt: skip
-    for number, (node, target, begin, end) in enumerate(zip(*(each.tolist() for each in moves), strict=True)):
-        label = f"{names[node]} to {devices[target]}"
-        shared = {"name": label, "cat": "copy", "id": number, "pid": 0, "tid": int(home[node])}
+    moves = zip(*(each.tolist() for each in copies_of(costs, run)), strict=True)
+    for number, (node, target, begin, end) in enumerate(moves):  # asynchronous events, which may overlap
+        label = f"{names[node]} to {task.names[target]}"
+        shared = {"name": label, "cat": "copy", "id": number, "pid": 0, "tid": int(run.device[node])}
         events += [{"ph": "b", "ts": begin, **shared, "args": {"node": node, "target": target}},
                    {"ph": "e", "ts": end, **shared}]  # fmt: skip
     return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -280,12 +280,10 @@ def own_devices(values: Any) -> list[Device]:
         values: weights and example inputs, in tuples, lists and dictionaries.
     """
     places = [each.device for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
-    devices, place = discover(), next((each for each in places if each.type != "cpu"), None)
-    if place is None:
-        return with_core_sets([device for device in devices if not device.is_accelerator], shared_domains())
-    return sorted(
-        with_core_sets(devices, shared_domains()), key=lambda each: each.is_accelerator and each.torch_device != place
-    )
+    place = next((each for each in places if each.type != "cpu"), None)
+    devices = [each for each in discover() if place is not None or not each.is_accelerator]
+    in_sets = with_core_sets(devices, shared_domains())
+    return sorted(in_sets, key=lambda each: each.is_accelerator and each.torch_device != place)
 
 
 def unused_accelerators(devices: Iterable[Device]) -> list[str]:
