@@ -86,10 +86,10 @@ def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) ->
     if again.size:
         value, step = freed[again[0]], int(accesses.frees[again[0]])
         raise RaceError(f"{words(value)}: {place(step)} and {place(int(free_of[value]))} free it")
-    kept = np.flatnonzero(accesses.resident[freed])
-    if kept.size:
-        step = int(accesses.frees[kept[0]])
-        raise RaceError(f"{words(freed[kept[0]])}: {place(step)} frees it, which belongs to the caller")
+    inputs = np.flatnonzero(accesses.resident[freed])
+    if inputs.size:
+        step = int(accesses.frees[inputs[0]])
+        raise RaceError(f"{words(freed[inputs[0]])}: {place(step)} frees it, which belongs to the caller")
     with_free = np.flatnonzero(free_of[read] >= 0)
     late = with_free[~clocks.before(accesses.readers[with_free], free_of[read[with_free]])]
     if late.size:
@@ -110,13 +110,11 @@ def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) ->
 def peaks(program: StreamProgram, clocks: Clocks, accesses: Accesses) -> Int64[np.ndarray, " memories"]:
     """Return for each memory the most bytes taken there at any moment of any run that the events allow, exactly.
 
-    A moment is a set of steps that have begun or ended, with everything that happens before them. A step *requests* the
-    buffers that it makes, and the bytes that its group takes while it runs; these it *releases* when it ends. The last
-    free of a buffer releases that. Each request is served by bytes of releases that happen before it, each byte once,
-    as many bytes as possible. The peak is the volume of requests minus this volume (Dilworth's theorem with weights).
-
-    No moment has more, since a request is served by releases of the same moment. The requests that are not served in
-    full, and all that they reach through releases and their requests, are a moment that has as much.
+    A step *requests* the buffers that it makes, and the bytes that its group takes while it runs; these it *releases*
+    when it ends. The last free of a buffer releases that. Each request is served by bytes of releases that happen
+    before it, each byte once, as many as possible. The peak is the volume of requests minus this volume (Dilworth's
+    theorem with weights): the requests that are not served in full, and all that they reach, are a moment that has as
+    much.
 
     Raises:
         RaceError: the step that takes or gives back a buffer differs from run to run.
@@ -204,17 +202,13 @@ def _peak(clocks: Clocks, requests: Int64[np.ndarray, " steps"], releases: Int64
 @compiled
 @no_type_check
 def _transport(requests, releases, usable, start, own):
-    """Serve requests by releases, as many bytes as possible.
+    """Serve requests by releases, as many bytes as possible. Return the bytes not served, and the requests and releases
+    that are reached from requests not served in full.
 
     Args:
-        requests: bytes of each, in an order that the events allow.
-        releases: bytes of each, lane by lane.
+        requests, releases: bytes of each, in an order that the events allow, and lane by lane.
         usable: (requests, lanes); the releases of a lane from `start` to here may serve the request.
-        start: of each lane among the releases.
         own: lane of each request.
-
-    Returns:
-        Bytes not served, and the requests and releases that are reached from requests not served in full.
     """
     num_requests, num_releases, lanes = len(requests), len(releases), usable.shape[1]
     unserved, left = requests.copy(), releases.copy()

@@ -248,7 +248,7 @@ def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Varia
     """
     if variant.kind == PYTORCH:
         return on_threads(lambda *values: as_written(step, values), variant.threads)
-    options = {"cpp.threads": variant.threads or torch.get_num_threads()}
+    options: dict[str, Any] = {"cpp.threads": variant.threads or torch.get_num_threads()}
     module = torch.compile(as_module(program), options=options, dynamic=False)
     run = on_threads(without_gradients(compiled_step(program, inputs, module)), variant.threads)
     with compiled_by_threads():
