@@ -57,11 +57,8 @@ class IsolatedExecutor:
         self._stop()
 
     def costs(self, repetitions: int = 5) -> Costs:
-        """Measure the costs of each operation alone on each device; no memory limit holds.
-
-        Raises:
-            ValueError: the program does not run on a device alone.
-        """
+        """Measure the costs of each operation alone on each device, without a memory limit; raise ValueError if the
+        program does not run on one alone."""
         try:
             with lock_devices(self.devices):
                 meter = LoadMeter()  # here, where the time of the child is not that of others
@@ -72,11 +69,7 @@ class IsolatedExecutor:
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
-        """Return the begin and end of each operation in each run of each plan.
-
-        Raises:
-            ExecutionError: a plan fails.
-        """
+        """Return the begin and end of each operation in each run of each plan; raise ExecutionError if one fails."""
         with lock_devices(self.devices):
             meter = LoadMeter()
             runs = self._request(START_LIMIT_S, "timelines", list(plans), repetitions)

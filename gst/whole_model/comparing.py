@@ -25,8 +25,7 @@ def fresh_inputs(inputs: Sequence[Any], seed: int, keeps_constants: bool = False
 
     Columns (along the last axis) of whole numbers, such as categories, have their rows permuted together, as have
     masks. Other floating-point numbers are drawn with the same mean, deviation, limits and zeros; further values are
-    permuted along the longest axis, unless they are sorted. Tensors without strides, or of subclasses, stay as they
-    are.
+    permuted along the longest axis, unless they are sorted. Other kinds of tensors stay as they are.
 
     Args:
         keeps_constants: True if a column of one whole number is also a category, and keeps it.
