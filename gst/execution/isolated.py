@@ -179,14 +179,16 @@ def measure_plans(
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
-        seen = measure(
+        measurements = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
             seconds=seconds,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost
-    measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
-    return measured + [seen[label] for label in beside]
+    measured = [
+        replace(measurements[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)
+    ]
+    return measured + [measurements[label] for label in beside]
 
 
 def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:

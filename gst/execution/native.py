@@ -122,10 +122,10 @@ class NativeExecutor:
         if self._machine is None:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
         self._last = scheduled = self.compile(plan)
-        given = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
+        values = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
         if inputs is not None:
-            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
-        self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
+            values = [laid_out(value, like) for value, like in zip(values, self.program.inputs, strict=True)]
+        self._machine.run(scheduled.schedule, values, self.memory_limit or 0)
         if (failed := self._machine.failed_node()) >= 0:
             node = int(np.flatnonzero(scheduled.node_of == failed)[0])
             raise ExecutionError(self._machine.reason(), self.devices[scheduled.home[node]].name, node)

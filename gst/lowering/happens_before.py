@@ -41,8 +41,8 @@ class Clocks(NamedTuple):
     def before(self, first: Int64[np.ndarray, " pairs"], second: Int64[np.ndarray, " pairs"]) -> np.ndarray:
         """Return for pairs of steps True if the first happens before the second in every run."""
         same = self.lane[first] == self.lane[second]
-        seen = np.where(same, self.position[second], self.clocks[self.row[second], self.lane[first]])
-        return self.position[first] < seen
+        count = np.where(same, self.position[second], self.clocks[self.row[second], self.lane[first]])
+        return self.position[first] < count
 
     def taken(self, steps: Int64[np.ndarray, " steps"], lane: int) -> Int64[np.ndarray, " steps"]:
         """Return the number of steps of a lane that happen before each of `steps`."""
