@@ -19,8 +19,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from gst.execution.groups import LaneGroups
 from gst.execution.lane_graphs import LaneGraph
-from gst.execution.lane_groups import LaneGroups
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor

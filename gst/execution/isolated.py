@@ -57,11 +57,8 @@ class IsolatedExecutor:
         self._stop()
 
     def costs(self, repetitions: int = 5) -> Costs:
-        """Measure the costs of each operation alone on each device; no memory limit holds.
-
-        Raises:
-            ValueError: the program does not run on a device alone.
-        """
+        """Measure the costs of each operation alone on each device, without a memory limit; raise ValueError if the
+        program does not run on one alone."""
         try:
             with lock_devices(self.devices):
                 meter = LoadMeter()  # here, where the time of the child is not that of others
@@ -72,11 +69,7 @@ class IsolatedExecutor:
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
-        """Return the begin and end of each operation in each run of each plan.
-
-        Raises:
-            ExecutionError: a plan fails.
-        """
+        """Return the begin and end of each operation in each run of each plan; raise ExecutionError if one fails."""
         with lock_devices(self.devices):
             meter = LoadMeter()
             runs = self._request(START_LIMIT_S, "timelines", list(plans), repetitions)
@@ -186,14 +179,16 @@ def measure_plans(
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
-        seen = measure(
+        measurements = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
             seconds=seconds,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost
-    measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
-    return measured + [seen[label] for label in beside]
+    measured = [
+        replace(measurements[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)
+    ]
+    return measured + [measurements[label] for label in beside]
 
 
 def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:

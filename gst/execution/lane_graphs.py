@@ -127,11 +127,11 @@ class LaneGraph:
                 each.hold_example()
             self._num_fills = shared.num_fills
         else:
-            given = executor.program.check_inputs(inputs)
+            values = executor.program.check_inputs(inputs)
             shared.num_fills += 1
             for (node, _), each in self._residents.items():
-                if node < len(given):
-                    each.hold(given[node], node < num_steady)
+                if node < len(values):
+                    each.hold(values[node], node < num_steady)
         executor.synchronise()
 
     def _forget_written(self) -> None:
@@ -231,9 +231,8 @@ class LaneGraph:
         continues; None beyond the budget."""
         if isinstance(buffer, list):
             return [self._staging(each) for each in buffer]
-        if not isinstance(buffer, Tensor) or 0 in buffer.stride():
-            return None
-        if self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
+        is_dense = isinstance(buffer, Tensor) and 0 not in buffer.stride()
+        if not is_dense or self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
             return None
         self._pinned_bytes += buffer.nbytes
         return torch.empty_like(buffer, device="cpu", pin_memory=True)

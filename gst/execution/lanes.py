@@ -146,12 +146,12 @@ class LaneExecutor:
         """Return the values in each memory when a run begins; see `run`."""
         memories: list[Values] = [{} for _ in self.devices]
         placed, examples = self._placed if placed is None else placed, fixed_values(self.program)
-        given = self.program.check_inputs(inputs) if inputs is not None else []
-        given = [laid_out(value, like) for value, like in zip(given, examples, strict=False)]
+        values = self.program.check_inputs(inputs) if inputs is not None else []
+        values = [laid_out(value, like) for value, like in zip(values, examples, strict=False)]
         for node, memory in self.streams.residents.T.tolist():
             device = self.devices[memory]
-            if node < len(given):
-                memories[memory][node] = _at(given[node].detach(), device)
+            if node < len(values):
+                memories[memory][node] = _at(values[node].detach(), device)
                 continue
             if (node, device) not in placed:
                 placed[node, device] = _at(examples[node].detach(), device)

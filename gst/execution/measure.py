@@ -72,9 +72,7 @@ class Measurement:
     def from_dict(record: Mapping[str, Any]) -> Measurement:
         """Read a record of `to_dict`; earlier versions had `clocks` too."""
         record = {key: value for key, value in record.items() if key != "clocks"}
-        times = {
-            key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
-        }
+        times = {key: math.nan if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")}
         return Measurement(**{**record, **times, "samples_ms": tuple(record["samples_ms"])})
 
 

@@ -161,11 +161,11 @@ def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
         run: reads `inputs` where it was recorded.
         inputs: those that change from call to call, on the device.
     """
-    given = [copied(value, value.device) for value in inputs]
+    sources = [copied(value, value.device) for value in inputs]
 
     def call() -> list[Any]:
         with torch.no_grad():
-            for old, new in zip(inputs, given, strict=True):
+            for old, new in zip(inputs, sources, strict=True):
                 unexpanded(old).copy_(unexpanded(new))
         outputs = run()
         with torch.no_grad():

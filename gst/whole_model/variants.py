@@ -139,12 +139,7 @@ class Variant(NamedTuple):
 
 
 def variants(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Variant]:
-    """Return the variants of a model on the CPU, the simplest first.
-
-    Args:
-        model: in the mode in which it is to run.
-        inputs: of a call.
-        cores: number of cores of the devices.
+    """Return the variants of a model on the CPU, with `cores` cores or one, the simplest first.
 
     Examples:
         >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
@@ -228,8 +223,7 @@ def all_compiled_kept() -> Iterator[None]:
 
 
 def _with_own_code(model: nn.Module) -> Function:
-    """Return a function that calls a model. Its code object is its own: Dynamo keeps what it compiled with that object,
-    and releases both together."""
+    """Return a function that calls a model, with a code object of its own, for which Dynamo keeps what it compiled."""
 
     def call(*inputs: Any) -> Any:
         return model(*inputs)
@@ -248,7 +242,7 @@ def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Varia
     """
     if variant.kind == PYTORCH:
         return on_threads(lambda *values: as_written(step, values), variant.threads)
-    options = {"cpp.threads": variant.threads or torch.get_num_threads()}
+    options: dict[str, Any] = {"cpp.threads": variant.threads or torch.get_num_threads()}
     module = torch.compile(as_module(program), options=options, dynamic=False)
     run = on_threads(without_gradients(compiled_step(program, inputs, module)), variant.threads)
     with compiled_by_threads():
@@ -278,8 +272,8 @@ def compiled_step(program: Program, inputs: Sequence[Any], module: Function) -> 
 
 @lru_cache(maxsize=1)
 def onednn_is_faster() -> bool:
-    """True if oneDNN multiplies matrices of 32 bits faster on this processor than MKL, measured once on a matrix
-    product of a language model: MKL uses fewer features of other makers' processors."""
+    """True if oneDNN multiplies matrices of 32 bits faster here than MKL, by one product of a language model:
+    MKL uses fewer features of other makers' processors."""
     x, weight = torch.ones(128, 768), torch.ones(1536, 768)
     try:
         from torch._inductor.fx_passes.mkldnn_fusion import _mkldnn_fusion_init  # noqa: F401  (for `packed_by_onednn`)
@@ -353,8 +347,8 @@ def on_threads(function: Function, threads: int | None) -> Function:
 
 
 def with_strides_of(example: Sequence[Any], function: Function) -> Function:
-    """Return the function for inputs of any strides, which it copies to those of the example: code compiled ahead of
-    time would read wrong values of other strides."""
+    """Return the function for inputs of any strides, copied to those of the example: code compiled ahead of time would
+    read wrong values."""
     leaves, spec = pytree.tree_flatten(tuple(example))
     is_flat = all(isinstance(each, Tensor) for each in example)
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
 from gst.execution import executor as executing
-from gst.execution import lane_groups
+from gst.execution import groups as compiling
 from gst.execution.child import Runner
 from gst.execution.executor import GraphExecutor, executor
-from gst.execution.lane_groups import LaneGroups
+from gst.execution.groups import LaneGroups
 from gst.execution.on_accelerator import reference
 from gst.execution.residents import Residents
 from gst.lowering.calls import eager
@@ -283,7 +283,7 @@ def test_a_closed_executor_and_an_unknown_device_are_refused() -> None:
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group that compiles is used, whatever the clock says."""
-    monkeypatch.setattr(lane_groups, "_times_us", lambda functions, device: [1.0, 4.0])
+    monkeypatch.setattr(compiling, "_times_us", lambda functions, device: [1.0, 4.0])
 
 
 @pytest.mark.e2e
@@ -345,7 +345,7 @@ def test_inputs_of_another_layout_go_through_operations_one_by_one(monkeypatch: 
     groups, plan = LaneGroups(program, devices), chained(program, devices, 5)
     nodes, call = next((nodes, call) for nodes, call in groups.calls(plan).items())
     group = next(each for each in fusion_groups(program, plan) if each.nodes == nodes)
-    values = lane_groups.example_values(program, {*group.inputs, *group.outputs})
+    values = compiling.example_values(program, {*group.inputs, *group.outputs})
     strided = {
         node: torch.empty(*value.shape, 2, dtype=value.dtype)[..., 0].copy_(value) for node, value in values.items()
     }
@@ -358,7 +358,7 @@ def test_inputs_of_another_layout_go_through_operations_one_by_one(monkeypatch: 
 def test_a_group_that_is_slower_or_does_not_compile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     program, devices = tiny_program(), lanes_of(1, 1)
     plan = chained(program, devices, 5)
-    monkeypatch.setattr(lane_groups, "_times_us", lambda functions, device: [4.0, 1.0])
+    monkeypatch.setattr(compiling, "_times_us", lambda functions, device: [4.0, 1.0])
     slower = LaneGroups(program, devices)
     assert slower.calls(plan) == {} and set(slower.shares(plan).values()) == {1.0}
     assert {each.reason for each in slower._structures.values()} == {"4.0 us compiled, 1.0 us one by one"}
@@ -392,7 +392,7 @@ def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_oth
     def no_form(*arguments: Any) -> str:
         raise ValueError("no form in a file")
 
-    monkeypatch.setattr(lane_groups, "structure_key", no_form)
+    monkeypatch.setattr(compiling, "structure_key", no_form)
     apart = LaneGroups(program, devices)
     group = max(fusion_groups(program, plan), key=lambda each: len(each.nodes))
     fewer = np.full(program.num_nodes, -1)

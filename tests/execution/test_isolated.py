@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import signal
@@ -25,7 +24,7 @@ from gst.execution.on_accelerator import reference
 from gst.lowering.calls import storages
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
-from gst.machine.load import LoadGate, _ticks_of_descendants, read_busy
+from gst.machine.load import LoadGate
 from gst.programs import Program, Step, capture
 from gst.util.compiled import compiler
 from tests import fragile
@@ -119,18 +118,6 @@ def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], mon
     with GraphExecutor(programs["rnnlm"], pair(separate_memory=True)) as executor:
         costs = child.Runner(executor, None, None).costs(2)
     assert asked == [("cpu", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
-
-
-def test_the_time_of_a_child_is_not_that_of_others(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
-    """The gate would take what is measured for a neighbour's load."""
-    plan = random_plans(programs["rnnlm"], 1)[0]
-    isolated.time(plan)
-    own, children = read_busy()[1] - time.process_time(), _ticks_of_descendants()
-    deadline = time.monotonic() + 60
-    while (grown := _ticks_of_descendants() - children) < 10 and time.monotonic() < deadline:
-        isolated.time(plan)
-    assert grown >= 10, "the child runs the plan"
-    assert read_busy()[1] - time.process_time() - own > 0.09  # ten ticks of 10 ms
 
 
 def test_no_plan_for_this_program_or_these_devices(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
@@ -235,12 +222,3 @@ def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_running(child)
-
-
-def test_a_gate_with_no_patience_does_not_look(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
-    def refuse() -> tuple[float, float]:
-        raise AssertionError("it looked")
-
-    gate = dataclasses.replace(LoadGate(), patience_s=0.0, read=refuse)
-    (found,) = measure_plans(isolated, random_plans(programs["rnnlm"], 1), repetitions=1, gate=gate)
-    assert found.outcome == "ok"

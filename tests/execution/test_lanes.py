@@ -48,21 +48,6 @@ def fake_outputs(program: Program, streams: StreamProgram, devices: list[Device]
         return LaneExecutor(program, streams, devices).run()
 
 
-def assert_operands_are_where_they_are_read(program: Program) -> None:
-    """2 and 4 GPUs with the CPU, several lanes each: fake tensors refuse operands on different devices."""
-    for seed, (count, lanes) in enumerate(((2, 2), (4, 3))):
-        devices = gpus(count, lanes)
-        plan = random_plan(program, devices, np.random.default_rng(seed))
-        streams = stream_program(program, plan, devices, storages_of(program))
-        check(streams)
-        outputs = fake_outputs(program, streams, devices)
-        where = {node: streams.memories[memory] for node, memory in streams.results.T.tolist()}
-        for output, value in zip(program.outputs, outputs, strict=True):
-            if isinstance(output, Reference) and isinstance(value, torch.Tensor):
-                assert str(value.device).replace("cpu", "host") == where[output.node]
-                assert [tuple(value.shape)] == list(program.operations[output.node].shapes)
-
-
 def test_outputs_on_several_cpu_devices_are_those_of_the_program(bundled_program: Program) -> None:
     rng, devices = np.random.default_rng(0), lanes_of(3, 2)
     plan = random_plan(bundled_program, devices, rng)
@@ -120,15 +105,21 @@ def test_devices_of_another_machine_are_refused(program: Program) -> None:
         LaneExecutor(program, streams, [HOST])
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(FOR_CUDA, FOR_CUDA[:1]))
+@pytest.mark.parametrize("name", rest_in_e2e(sorted(SMALL), FOR_CUDA[:1]))
 def test_a_program_for_cuda_finds_its_operands_on_every_gpu(name: str) -> None:
-    assert_operands_are_where_they_are_read(small_program(name, "cuda"))
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_every_program_for_cuda_finds_its_operands_on_every_gpu(name: str) -> None:
-    assert_operands_are_where_they_are_read(small_program(name, "cuda"))
+    """2 and 4 GPUs with the CPU, several lanes each: fake tensors refuse operands on different devices."""
+    program = small_program(name, "cuda")
+    for seed, (count, lanes) in enumerate(((2, 2), (4, 3))):
+        devices = gpus(count, lanes)
+        plan = random_plan(program, devices, np.random.default_rng(seed))
+        streams = stream_program(program, plan, devices, storages_of(program))
+        check(streams)
+        outputs = fake_outputs(program, streams, devices)
+        where = {node: streams.memories[memory] for node, memory in streams.results.T.tolist()}
+        for output, value in zip(program.outputs, outputs, strict=True):
+            if isinstance(output, Reference) and isinstance(value, torch.Tensor):
+                assert str(value.device).replace("cpu", "host") == where[output.node]
+                assert [tuple(value.shape)] == list(program.operations[output.node].shapes)
 
 
 def test_an_operand_on_the_wrong_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
