@@ -40,14 +40,14 @@ def inner_compile(search: Search, record: Record | None = None) -> Callable[...,
     """
 
     def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+        meta = graph.graph.output_node().meta  # read before Inductor changes the graph
+        visible = () if options.get("is_backward") else meta.get("user_visible_output_idxs", ())
         compiled = inductor.compiled_graph(graph, examples, options)
         if reason := inductor.unsupported():
             log.info("graphs run as Inductor compiled them: %s", reason)
         elif inductor.has_code(compiled):
-            meta = graph.graph.output_node().meta
-            outputs = () if options.get("is_backward") else meta.get("user_visible_output_idxs", ())
             static = options.get("static_input_idxs", ())
-            compiled.current_callable = GraphOnStreams(compiled, static, outputs, search, record)
+            compiled.current_callable = GraphOnStreams(compiled, static, visible, search, record)
         return compiled
 
     return compile_graph
