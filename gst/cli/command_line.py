@@ -142,8 +142,7 @@ def add_command(
 
 
 def _train(arguments: list[str]) -> int:
-    from gst.training import import_torchmetrics
-    from gst.util.process import import_from_here
+    from gst.util.imports import import_from_here, import_torchmetrics
 
     import_from_here()
     import_torchmetrics()

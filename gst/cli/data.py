@@ -160,7 +160,7 @@ def _of_class(name: str, module_name: str, class_name: str, arguments: Sequence[
     from jsonargparse import ArgumentError, ArgumentParser
 
     from gst.data.source import GraphSource
-    from gst.util.process import import_from_here
+    from gst.util.imports import import_from_here
 
     import_from_here()
     try:

@@ -34,7 +34,7 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
-    from gst.training import import_torchmetrics
+    from gst.util.imports import import_torchmetrics
 
     import_torchmetrics()
     from gst.training.rank import rank
