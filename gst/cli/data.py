@@ -16,7 +16,7 @@ DATASETS = "synthetic:NODES, tpugraphs, TpuGraphs npz files and patterns of them
 OPTIONS = ("collection", "eval_indices", "part", "root")  # of tpugraphs alone
 
 
-def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `prepare` and `data`; `command(commands, name, run, summary, examples)` makes one as all of `gst` are."""
     prepare = command(
         commands, "prepare", _prepare, "cut graphs into segments and write the segment store",
