@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gst.machine.devices import Device
 
 
-def add_devices(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     devices = command(
         commands, "devices", _devices, "list the devices that this process may use",

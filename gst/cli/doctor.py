@@ -44,7 +44,7 @@ def _noted(what: str, found: str, advice: str) -> Finding:
     return Finding(what, "note" if advice else "well", found, advice)
 
 
-def add_doctor(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     summary = "check the installation, devices, threads, disk and W&B, and advise (exit 1 if something will fail)"
     command(commands, "doctor", _doctor, summary, "gst doctor\ngst doctor --json doctor.json")

@@ -15,7 +15,7 @@ BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 USUAL_SECONDS = 60.0
 
 
-def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     place = command(
         commands, "place", _place,

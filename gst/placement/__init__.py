@@ -6,7 +6,7 @@ A `Task` (operations, costs, devices) goes in; a `Plan` with its measurements co
 
 from typing import TYPE_CHECKING
 
-from gst.util.lazy import lazy_names
+from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from gst.lowering.plan import Plan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gst.util.process import import_from_here
+from gst.util.imports import import_from_here
 from gst.util.progress import Progress
 
 if TYPE_CHECKING:

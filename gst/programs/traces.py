@@ -25,7 +25,8 @@ from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face
-from gst.util.process import DISTRIBUTION, import_from_here, version_of
+from gst.util.imports import import_from_here
+from gst.util.process import DISTRIBUTION, version_of
 
 KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")

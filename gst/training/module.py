@@ -268,12 +268,6 @@ class SegmentTrainingModule(L.LightningModule):
             statistics = self.estimator.table.statistics()
             self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
 
-    def validation_step(self, step: Step, index: int) -> None:
-        self._evaluate(step, index)
-
-    def test_step(self, step: Step, index: int) -> None:
-        self._evaluate(step, index)
-
     def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float, float]]:
         """Return graph, configuration, score (with `cross_entropy` the class) and target of each configuration."""
         if step.peers is not None and step.peers.idle:
@@ -298,7 +292,7 @@ class SegmentTrainingModule(L.LightningModule):
         """Return the scores of an evaluation step: their mean over the cuts of its graphs."""
         return torch.stack([self(each) for each in self._data.over_cuts(step)]).mean(0)
 
-    def _evaluate(self, step: Step, index: int) -> None:
+    def validation_step(self, step: Step, index: int) -> None:
         """Append the scores of a step; `_log_metrics` gathers those of all processes."""
         if step.peers is not None and step.peers.idle:
             return
@@ -306,6 +300,8 @@ class SegmentTrainingModule(L.LightningModule):
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
             real = ~targets.isnan()
             self._evaluated.append((index, graph.name, row[real], targets[real]))
+
+    test_step = validation_step
 
     def _log_metrics(self, part: str) -> None:
         by_graph: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)

@@ -11,10 +11,11 @@ import sys
 import gst
 from gst.cli import main
 
-try:
-    main(["--help"])
-except SystemExit:
-    pass
+for words in ("--help", "demo --help", "prepare --help", "rank --help", "place --help"):
+    try:
+        main(words.split())
+    except SystemExit:
+        pass
 print(*sys.modules, file=sys.stderr)
 
 import torch
@@ -23,7 +24,7 @@ for name in gst.__all__:
     getattr(gst, name)
 print(*sys.modules, file=sys.stderr)
 
-from gst.training import import_torchmetrics
+from gst.util.imports import import_torchmetrics
 
 import_torchmetrics()
 import gst.training.cli
@@ -33,7 +34,7 @@ print(*sys.modules, file=sys.stderr)
 
 def test_a_start_imports_what_it_uses() -> None:
     child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
-    assert "usage: gst" in child.stdout
+    assert child.stdout.count("usage: gst") == 5 and child.stdout.count("examples:") == 4
     package, library, fit = (set(line.split()) for line in child.stderr.splitlines()[-3:])
     assert not package & {"lightning", "wandb", "numba", "scipy", "torch"}
     assert not library & {"lightning", "wandb", "torchmetrics", "scipy.signal", "jsonargparse", "matplotlib"}
