@@ -258,7 +258,7 @@ def _planned_ms(model: GraphSegmentTraining, loader: StepLoader) -> float:
     rows = model.rows_of(draw)
     assert rows is not None
     rows.begin()
-    rows.is_known()
+    rows.ages()
     fresh = draw.fresh.nonzero().squeeze(1)
     rows.push(torch.zeros(len(fresh), draw.configs.shape[1], CHANNELS), fresh)
     table.wait()

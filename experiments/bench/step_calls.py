@@ -151,7 +151,7 @@ def eager(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Device
     draw = model.draw(data, configs)
     rows = model.rows_of(draw)
     calls.forget()
-    batch = model.fresh_batch(draw)
+    batch = draw.fresh_batch()
     step = PrefetchedStep(draw, batch.to(DEVICE, torch.float32), rows)
     read = calls.counted()
     with asked_for_sizes(batch, model, calls):
