@@ -1,5 +1,8 @@
-# Everything from nothing: python3.11 (with its venv module and headers), make and g++ are enough.
-PYTHON ?= python3.11
+# Everything from nothing: Python 3.11 to 3.14 (with its venv module and headers), make and g++ are enough.
+# PYTHON is the first one here that is supported and has venv.
+IS_FIT := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3.14 python3; do \
+            if $$each -c "$(IS_FIT)" 2>/dev/null; then echo $$each; break; fi; done)
 VENV   ?= .venv
 NAME   ?= gpu
 # Figures of `make gpu` go to GPU_JSON: to OUT/NAME.json where OUT is set, also by the environment, else to NAME.json where
@@ -12,22 +15,25 @@ BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
 # Two processes, files with costly tests first; what takes longest is listed at the end.
-PYTEST := OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+PYTEST := env OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test studies e2e lint audit results package docs sbom chaos fuzz bench gpu sparse clean
+.PHONY: demo test studies e2e versions lint audit results package docs sbom chaos fuzz bench gpu sparse clean
 
 demo: $(STAMPS)/base            ## set up, then show training, ranking and placement in three minutes: runs/demo/report.html
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (six minutes)
-	$(PYTEST) -m "not e2e" --ignore=tests/experiments --ignore=tests/reproductions
+	.ci/cpu_seconds 480 "make test" $(PYTEST) -m "not e2e" --ignore=tests/experiments --ignore=tests/reproductions
 
 studies: $(STAMPS)/dev          ## tests of benchmarks and reproductions, in experiments/
 	$(PYTEST) -m "not e2e" tests/experiments tests/reproductions
 
 e2e: $(STAMPS)/dev              ## commands end to end, in processes of their own: kills, browser, fleets, code of README and docs
 	$(PYTEST) -m e2e
+
+versions:                       ## quick tests on the oldest and the newest Python and PyTorch, in environments of ~/.cache/gst-versions
+	.ci/versions
 
 lint: $(STAMPS)/dev             ## style, types, import contracts, plain sentences, size of the product
 	$(BIN)/ruff check .
@@ -84,7 +90,8 @@ sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from so
 
 $(STAMPS)/base: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV), once: about 300 MB to fetch with PyTorch's CPU build (see TORCH in the Makefile), several GB with the default CUDA build"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { python="$(PYTHON)"; test -n "$$python" || { echo "no Python 3.11 to 3.14 with venv here; \
+	  install one (on Debian python3-venv and python3-dev), or set PYTHON" >&2; exit 1; }; $$python -m venv $(VENV); }
 	@echo "   torch (200 MB; with CUDA several GB)"
 	@$(PIP) $(TORCH) setuptools
 	@echo "   what gst stands on (100 MB)"

@@ -83,10 +83,6 @@ class DenseIndex:
             self.steps = larger
         self.num_keys = num_keys
 
-    def ages(self, now: int) -> Int64[np.ndarray, " in_use"]:
-        """Of the rows in use."""
-        return now - self.in_use()[2]
-
     def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
         """Keys in use, ascending, their slots, and the steps these were written at."""
         steps = self.steps.cpu().numpy()

@@ -93,10 +93,6 @@ class KeyIndex:
             self._all_slots = larger
         self._slot_of, self.num_keys = self._all_slots[:num_keys], num_keys
 
-    def ages(self, now: int) -> Int64[np.ndarray, " in_use"]:
-        """Of the rows in use, in no order."""
-        return now - self._written[1 : self.rows_in_use + 1]
-
     def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
         """Keys in use, ascending, their slots, and the steps these were written at."""
         keys = self._slot_of.nonzero()[0]

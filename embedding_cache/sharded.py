@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from embedding_cache.arrivals import OnHost
 from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
 
+STEP_BYTES = 4
 WORD = 8  # bytes; blocks begin at multiples of it, so that they can be read as rows of any dtype
 Entries = Int64[np.ndarray, " entries"]
 Chosen = Bool[np.ndarray, " entries"]
@@ -60,19 +61,19 @@ class ShardedTable(nn.Module):
         return self.channels * self.shard.dtype.itemsize
 
     def request(self, keys: Entries, asker: Entries, wanted: Chosen) -> Pulled:
-        """Begin to fetch known flags of the `keys` with this rank in `asker`, and rows of those `wanted`."""
+        """Begin to fetch the steps of the `keys` with this rank in `asker`, and rows of those `wanted`."""
         self.wait()
         owner = keys % self.world_size
         asked = _of(owner, self.rank, asker)
         here = torch.from_numpy(keys[asked] // self.world_size)
-        is_known = self.shard.is_known(here)
+        written = self.shard.written(here)
         rows = self.shard.pull(here[torch.from_numpy(wanted[asked])])[0]
-        sent = self._packed(rows, is_known, asker[asked], wanted[asked])
+        sent = self._packed(rows, written, asker[asked], wanted[asked])
         mine = _of(asker, self.rank, owner)
         sizes = [self._block_bytes(*each) for each in self._counts(owner[mine], wanted[mine])]
         buffer, work = self._exchange("pull", sent, sizes)
         unknown = np.zeros(len(keys), np.bool_)
-        unknown[asked] = ~is_known.numpy()
+        unknown[asked] = written.numpy() < 0
         return Pulled(self, buffer, work, mine, owner[mine], wanted[mine], unknown)
 
     def submit(
@@ -195,19 +196,19 @@ class ShardedTable(nn.Module):
         return list(zip(rows.tolist(), np.bincount(peers, minlength=self.world_size).tolist(), strict=True))
 
     def _block_bytes(self, num_rows: int, num_keys: int) -> int:
-        return _padded(num_rows * self.row_bytes) + _padded(num_keys)
+        return _padded(num_rows * self.row_bytes) + _padded(num_keys * STEP_BYTES)
 
-    def _packed(self, rows: Tensor, is_known: Tensor, askers: np.ndarray, wanted: np.ndarray) -> list[Tensor]:
-        """A block for each process: its rows, then a byte for each of its keys."""
-        rows, flags = _bytes(rows.to(self._device)), is_known.to(self._device, torch.uint8)
+    def _packed(self, rows: Tensor, written: Tensor, askers: np.ndarray, wanted: np.ndarray) -> list[Tensor]:
+        """A block for each process: its rows, then the step of each of its keys."""
+        rows, steps = _bytes(rows.to(self._device)), _bytes(written.to(self._device, torch.int32))
         blocks, row, key = [], 0, 0
         for num_rows, num_keys in self._counts(askers, wanted):
-            block = flags.new_zeros(self._block_bytes(num_rows, num_keys))
+            block = steps.new_zeros(self._block_bytes(num_rows, num_keys))
             length, start = num_rows * self.row_bytes, _padded(num_rows * self.row_bytes)
             block[:length] = rows[row : row + length]
-            block[start : start + num_keys] = flags[key : key + num_keys]
+            block[start : start + num_keys * STEP_BYTES] = steps[key : key + num_keys * STEP_BYTES]
             blocks.append(block)
-            row, key = row + length, key + num_keys
+            row, key = row + length, key + num_keys * STEP_BYTES
         return blocks
 
     def _exchange(self, what: str, blocks: list[Tensor], sizes: list[int]) -> tuple[UInt8[Tensor, " bytes"], Any]:
@@ -242,20 +243,21 @@ class Pulled:
         self._table, self._buffer, self._work = table, buffer, work
         self._mine, self._owner, self._wanted, self.unknown = mine, owner, wanted, unknown
 
-    def wait(self) -> tuple[Float[Tensor, "wanted channels"], Bool[Tensor, " keys"]]:
-        """Return rows of the wanted keys of this process (zeros if unknown), and known flags, in the order of keys."""
+    def wait(self) -> tuple[Float[Tensor, "wanted channels"], Int64[Tensor, " keys"]]:
+        """Return rows of the wanted keys of this process (zeros if unknown), and the steps at which its keys were
+        written (-1 if unknown), both in the order of keys."""
         self._work[0].wait()
-        table, rows, flags, start = self._table, [], [], 0
+        table, rows, steps, start = self._table, [], [], 0
         for num_rows, num_keys in table._counts(self._owner, self._wanted):
             length, after = num_rows * table.row_bytes, start + _padded(num_rows * table.row_bytes)
             rows.append(self._buffer[start : start + length])
-            flags.append(self._buffer[after : after + num_keys])
-            start = after + _padded(num_keys)
+            steps.append(self._buffer[after : after + num_keys * STEP_BYTES])
+            start = after + _padded(num_keys * STEP_BYTES)
         received = torch.cat(rows).view(table.shard.dtype).view(-1, table.shard.channels)
-        is_known = torch.cat(flags).cpu().numpy().astype(np.bool_)
-        self.unknown[self._mine] = ~is_known
+        written = torch.cat(steps).cpu().view(torch.int32).numpy().astype(np.int64)
+        self.unknown[self._mine] = written < 0
         places = torch.from_numpy(np.argsort(self._mine[self._wanted])).to(received.device)
-        in_order = torch.from_numpy(is_known[np.argsort(self._mine)])
+        in_order = torch.from_numpy(written[np.argsort(self._mine)])
         return received[places].to(table.shard.device), in_order
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -16,11 +15,15 @@ from torch import Tensor, nn
 from embedding_cache.arrivals import OnHost
 from embedding_cache.dense import DenseIndex
 from embedding_cache.index import KeyIndex
-from embedding_cache.storage import Background, Prefetched, Tier, rows_for
+from embedding_cache.storage import AcceleratorRows, HostRows, Tier, rows_for
+
+MOVED_ROWS = 1 << 20  # at once, while a table becomes dense
+MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
 
 
 class KeyRanges:
-    """Consecutive keys of a table, allocated by name to each of its users. A user has a slot: a number under which its
+    """Consecutive keys of a table, allocated by name to each of its users. A user has a slot, a number that checkpoints
+    keep.
 
     Examples:
         >>> class User: ...
@@ -81,8 +84,7 @@ class EmbeddingTable(nn.Module):
     DistributedDataParallel leave it as it was made.
 
     The clock is the caller's step: `step` is the greatest one pushed (0 at first), and a row's age is the step asked
-    about minus the step the row was written at. `prefetch` and `write_back` are `pull` and `push` that move the rows in
-    the background; later calls see the table as if they had not.
+    about minus the step the row was written at.
 
     Args:
         num_keys: keys are 0..num_keys-1.
@@ -125,9 +127,8 @@ class EmbeddingTable(nn.Module):
         self.tier, self.path, self.capacity = tier, None if path is None else Path(path), capacity
         self.dataset = dataset
         self.ranges = KeyRanges()
-        self._background = Background(self.device)
         self._staged: Staged | None = None
-        self.clear()
+        self._index, self._rows = self._empty()
 
     @property
     def step(self) -> int:
@@ -143,10 +144,12 @@ class EmbeddingTable(nn.Module):
 
     def clear(self) -> None:
         """Forget every row, give its memory back and set the clock to 0: the table is as new."""
-        self._background.wait()
         self._staged = None
-        self._index: KeyIndex | DenseIndex = KeyIndex(self.num_keys, self.capacity)
-        self._rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+        self._index, self._rows = self._empty()
+
+    def _empty(self) -> tuple[KeyIndex | DenseIndex, AcceleratorRows | HostRows]:
+        rows = rows_for(self.tier, self.channels, self.dtype, self.device, self.path)
+        return KeyIndex(self.num_keys, self.capacity), rows
 
     def dense(
         self, device: torch.device | None = None
@@ -169,7 +172,6 @@ class EmbeddingTable(nn.Module):
                 "a table with a row for every key needs the tier 'device' and no capacity"
             )
         self._settle()
-        self._background.wait()
         device = self.device if device is None else device
         if not (isinstance(self._index, DenseIndex) and _are_same(device, self._index.steps.device)):
             index = DenseIndex(self.num_keys, device, self.step)
@@ -181,9 +183,7 @@ class EmbeddingTable(nn.Module):
                 rows.scatter(places[some], self._rows.gather(slots[some]))
             if len(keys):
                 index.stamp(places, written)
-            if device != self.device:
-                self.device, self._background = device, Background(device)
-            self._index, self._rows = index, rows
+            self.device, self._index, self._rows = device, index, rows
         return self._rows.rows, self._index.steps
 
     def pull(
@@ -199,17 +199,16 @@ class EmbeddingTable(nn.Module):
             ValueError: a key is out of range, `step` lies before the last push, or `out` does not fit.
         """
         slots, ages, is_known = self._look_up(keys, step, out)
-        self._background.wait()
         return self._rows.gather(slots, out), ages, is_known
-
-    def prefetch(self, keys: Int64[Tensor, " keys"], step: int | None = None, out: Tensor | None = None) -> Prefetched:
-        """`pull` in the background: `.wait()` returns what `pull` would return now. Leave `out` alone until then."""
-        slots, ages, is_known = self._look_up(keys, step, out)
-        return Prefetched(self._background.run(partial(self._rows.gather, slots, out)), ages, is_known)
 
     def is_known(self, keys: Int64[Tensor, " keys"]) -> Bool[Tensor, " keys"]:
         """Mark the `keys` that have a row: `pull(keys)[2]` without the rows."""
-        return self._look_up(keys)[2]
+        return self.written(keys) >= 0
+
+    def written(self, keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " keys"]:
+        """Return the steps at which the rows of `keys` were written; -1 without a row."""
+        _, ages, is_known = self._look_up(keys)
+        return torch.where(is_known, self._index.step - ages, -1)
 
     def push(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
         """Write one row per key, without its gradient, except rows that are not finite in the table's dtype.
@@ -224,8 +223,9 @@ class EmbeddingTable(nn.Module):
             OSError: the disk is full. After an error the table is as it was.
         """
         self._settle()
-        self._background.wait()
-        self._place(keys, rows, step)()
+        check_push(keys, rows, step, self.channels)
+        rows = rows.detach().to(self.dtype)
+        self._write(keys, rows, rows.isfinite().all(1), step)
 
     def stage(
         self,
@@ -243,39 +243,19 @@ class EmbeddingTable(nn.Module):
         self._staged = Staged(keys, rows, step, OnHost(rows.isfinite().all(1)), refused)
         return self._staged
 
-    def write_back(self, keys: Int64[Tensor, " keys"], rows: Float[Tensor, "rows channels"], step: int) -> None:
-        """`push` in the background. Leave `rows` alone until `wait()`, or until the next `pull` or `push`."""
-        self._settle()
-        write = self._place(keys, rows, step)  # of a copy, where some rows or their dtype change
-        self._background.run(write, rows, *(each for each in write.args if isinstance(each, Tensor)))
-
-    def wait(self) -> None:
-        """Until nothing moves in the background."""
-        self._background.wait()
-
     def resize(self, num_keys: int) -> None:
         """Make room for keys 0..num_keys-1, at least as many as now (ValueError); rows keep their keys."""
         if not self.num_keys <= num_keys <= MAX_KEYS:
             raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{MAX_KEYS}: tables only grow")
         self._settle()
         if isinstance(self._index, DenseIndex) and self._index.slots_for(num_keys) > self._rows.num_rows:
-            self._background.wait()
             self._rows.grow(self._index.slots_for(num_keys))
         self._index.resize(num_keys)
         self.num_keys = num_keys
 
-    def export_rows(
-        self,
-    ) -> tuple[Int64[Tensor, " in_use"], Float[Tensor, "in_use channels"], Int64[Tensor, " in_use"]]:
-        """Copies of the keys in use, ascending, their rows, and the steps these were written at."""
-        self._settle()
-        keys, slots, written = self._index.in_use()
-        self._background.wait()
-        return torch.from_numpy(keys), self._rows.gather(slots), torch.from_numpy(written)
-
     def statistics(self) -> dict[str, float]:
         """Return mean and greatest age in steps (-1 without rows), the share of keys without a row, rows and bytes."""
-        ages = self._index.ages(self.step)
+        ages = self.step - self._index.in_use()[2]
         return {
             "age_mean": float(ages.mean()) if len(ages) else -1.0,
             "age_max": int(ages.max()) if len(ages) else -1,
@@ -287,7 +267,6 @@ class EmbeddingTable(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`: tensors, numbers and text only, and no spare room. Whatever the tier, it is the same."""
         self._settle()
-        self._background.wait()
         keys, slots, written = self._index.by_write()
         state: dict[str, Any] = {"num_keys": self.num_keys, "step": self.step, "dataset": self.dataset}
         state |= {
@@ -317,7 +296,7 @@ class EmbeddingTable(nn.Module):
         self._rows.scatter(slots, state["rows"][newest])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `copy` and `pickle`: the settings and the state; files and threads stay behind."""
+        """For `copy` and `pickle`: the settings and the state; files stay behind."""
         settings = ("num_keys", "channels", "dtype", "device", "tier", "path", "capacity", "dataset")
         return _made_anew, ({name: getattr(self, name) for name in settings}, self.get_extra_state())
 
@@ -341,16 +320,6 @@ class EmbeddingTable(nn.Module):
         slots, ages, is_known = self._index.look_up(keys.cpu().contiguous().numpy(), now)
         return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(is_known).to(keys.device)
 
-    def _place(self, keys: Tensor, rows: Tensor, step: int) -> partial[None]:
-        """Give `keys` their slots; what is returned writes the rows there."""
-        check_push(keys, rows, step, self.channels)
-        numbers, rows = keys.cpu().contiguous().numpy(), rows.detach().to(self.dtype)
-        finite = rows.isfinite().all(1).cpu()
-        if not finite.all():
-            self._index.find(numbers)  # refuses what is wrong with the keys that are left out
-            numbers, rows = numbers[finite.numpy()], rows[finite.to(rows.device)]
-        return self._place_finite(numbers, rows, step)
-
     def _settle(self) -> None:
         """Write what is staged, unless one of its conditions has failed."""
         staged, self._staged = self._staged, None
@@ -361,25 +330,22 @@ class EmbeddingTable(nn.Module):
             staged.refused((~finite).nonzero().squeeze(1))
         if not all(bool(condition.value()) for condition in staged.conditions):
             return
-        keys, rows = staged.keys, staged.rows
-        if not finite.all():
-            keys, rows = keys[finite.to(keys.device)], rows[finite.to(rows.device)]
-        self._background.wait()
-        self._place_finite(keys.cpu().contiguous().numpy(), rows, staged.step)()
+        self._write(staged.keys, staged.rows, finite, staged.step)
 
-    def _place_finite(self, numbers: Int64[np.ndarray, " keys"], rows: Tensor, step: int) -> partial[None]:
-        beyond = len(numbers) - self._index.most_rows
-        if beyond > 0:
+    def _write(self, keys: Tensor, rows: Tensor, is_finite: Bool[Tensor, " keys"], step: int) -> None:
+        """Write the finite rows, the last ones if there is no room for all."""
+        numbers, is_finite = keys.cpu().contiguous().numpy(), is_finite.cpu()
+        if not is_finite.all() or len(numbers) > self._index.most_rows:
             self._index.find(numbers)  # refuses what is wrong with the keys that are left out
-            numbers, rows = numbers[beyond:], rows[beyond:]
-        return partial(self._rows.scatter, self._reserve(numbers, step), rows)
+            chosen = is_finite.nonzero().squeeze(1)[-self._index.most_rows :]
+            numbers, rows = numbers[chosen.numpy()], rows[chosen.to(rows.device)]
+        self._rows.scatter(self._reserve(numbers, step), rows)
 
     def _reserve(self, keys: Int64[np.ndarray, " keys"], step: int) -> Int32[np.ndarray, " keys"]:
         """Return the slots for writing `keys` at `step`. Storage grows by doubling: n pushes copy O(n) rows in all."""
         before, num_new = self._index.find(keys)
         needed = 1 + min(self.rows_in_use + num_new, self._index.most_rows)
         if needed > self._rows.num_rows:
-            self._background.wait()  # no row may be on its way while all move
             num_rows = min(max(needed, 2 * self._rows.num_rows), 1 + self._index.most_rows)
             self._rows.grow(num_rows)
             self._index.grow(num_rows)
@@ -409,10 +375,6 @@ class Staged:
     def require(self, condition: Bool[Tensor, ""]) -> None:
         """Write the rows only if `condition` holds."""
         self.conditions.append(OnHost(condition))
-
-
-MOVED_ROWS = 1 << 20  # at once, while a table becomes dense
-MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
 
 
 def check_table(num_keys: int, channels: int, dtype: torch.dtype, tier: str, path: Any, capacity: int | None) -> None:

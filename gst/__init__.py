@@ -11,8 +11,9 @@ Examples:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
@@ -46,12 +47,15 @@ __all__ = [
 ]  # fmt: skip
 
 
+_find = lazy_names("gst", _HOMES)
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("gst.util.process").version()
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gst' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES[name]), name) if _HOMES[name] else import_module(f"gst.{name}")
+        from gst.util.process import version
+
+        return version()
+    return _find(name)
 
 
 def __dir__() -> list[str]:

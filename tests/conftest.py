@@ -29,6 +29,11 @@ if find_spec("beartype") is not None:  # tests of a GPU run without these checks
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for W&B's service to start, on a machine that is busy
 # What is compiled and measured for this machine is kept in this checkout: a user's own cache stays out of the tests.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
+# Inductor and numba share their code, by content, among workers, children, checkouts and runs.
+COMPILED = Path.home() / ".cache" / "gst-tests"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED / "inductor"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(COMPILED / "numba"))
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # no trial compilation for each instruction set of the processor
 beside_others = "PYTEST_XDIST_WORKER" in os.environ
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1" if beside_others else "2")))
 settings.register_profile(

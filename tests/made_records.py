@@ -33,6 +33,7 @@ def make_record(num_nodes: int = 300, runtime: str = "measured") -> dict[str, An
         "machine": {"cpu": "Example CPU", "threads": 2},
         "devices": [{"name": "cpu:0", "description": "core 0"}, {"name": "cpu:1", "description": "core 1"}],
         "graph": layered(num_nodes), "timeline": timeline(num_nodes),
+        "methods": ["annealing", "hdp", "go"],
         "curves": {"annealing": staircase(44.0, 2000), "hdp": staircase(41.2, 900)},
         "seconds": 92.4, "command": "gst place rnnlm --out runs/rnnlm",
         "certificate": {

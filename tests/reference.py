@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from embedding_cache import EmbeddingTable
 from gst import nn as gst_nn
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
@@ -175,6 +176,13 @@ def models(kind: str, graph: Graph, seed: int = 0, dtype: torch.dtype = torch.fl
 
 
 # The estimate --------------------------------------------------------------------------------------
+
+
+def rows_in_use(table: EmbeddingTable) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys in use, ascending, their rows, and the steps these were written at."""
+    state = table.get_extra_state()
+    order = state["keys"].argsort()
+    return state["keys"][order], state["rows"][order], state["written"][order]
 
 
 class SlowTraining:

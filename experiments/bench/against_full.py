@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
-from experiments.bench import child_environment
+from experiments.bench.child import call
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import StepLoader, split
@@ -59,14 +55,10 @@ def run(
         three steps until the last of these scores, and at the end, for each seed.
     """
     results: dict[str, list[dict[str, Any]]] = {"gst": [], "full": []}
-    options = ["--nodes", str(nodes), *(["--epochs", str(epochs)] if epochs else [])]
     for seed in range(seeds):
         for turn, name in enumerate(results):
             progress(f"{name}, seed {seed}", 2 * seed + turn, 2 * seeds)
-            child = [sys.executable, "-m", "experiments.bench.against_full", name, str(seed), *options]
-            results[name].append(
-                json.loads(subprocess.run(child, check=True, capture_output=True, env=child_environment()).stdout)
-            )
+            results[name].append(call("against_full:train", name=name, seed=seed, epochs=epochs, nodes=nodes))
     progress("done", 2 * seeds, 2 * seeds)
     curves = {name: [each["curve"] for each in runs] for name, runs in results.items()}
     seconds_to = {str(score): times_to(score, curves) for score in SCORES}
@@ -146,17 +138,3 @@ def train(name: str, seed: int, epochs: int | None = None, nodes: int = NODES) -
 def _tau(model: GraphSegmentTraining, graph: SegmentedGraph, configs: Tensor) -> float:
     scores = model.scores(graph, configs, CONFIGS_PER_STEP)
     return kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("variant", choices=("full", "gst"))
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--nodes", type=int, default=NODES)
-    options = parser.parse_args()
-    print(json.dumps(train(options.variant, options.seed, options.epochs, options.nodes)))
-
-
-if __name__ == "__main__":
-    main()

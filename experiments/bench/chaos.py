@@ -1,7 +1,7 @@
 """Kill commands at random moments, again and again: does each resume, and end as if nothing had happened?
 
     python -m experiments.bench chaos --kills 50 --json experiments/results/chaos.json
-    python -m experiments.bench chaos --kills 2 --small        # what the tests run
+    python -m experiments.bench chaos --kills 2 --small
 
 Each command runs once undisturbed. Then it is started in a directory of its own, killed with SIGKILL at a random moment
 (three in five uniform over the undisturbed duration, one just after the start, one near the end), resumed, killed again
@@ -18,7 +18,6 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: a process with threads is not to be forked
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -38,9 +37,10 @@ from tqdm import tqdm
 import gst.placement.api.command
 import gst.placement.api.measuring
 import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
-from experiments.bench.chaos_commands import Command, commands, lost, rows, unreadable
+from experiments.bench.chaos_commands import Command, every_command, lost, rows, unreadable
 from gst.cli import main as run_command
-from gst.util.writing import atomic_write
+from gst.util.untrusted import read_object
+from gst.util.writing import write_json
 
 tqdm.monitor_interval = 0  # no thread
 MOST_KILLS = 3  # of one trial
@@ -72,7 +72,7 @@ def ended(process: BaseProcess, limit_s: float) -> int | None:
 
 
 def kill(process: BaseProcess, group: bool) -> int:
-    """SIGKILL for the whole session, or for its leader alone; returns how many processes of it then live on."""
+    """Send SIGKILL to the whole session, or to its leader alone; return the number of its surviving processes."""
     assert process.pid is not None
     targets = [*members(process.pid), process.pid] if group else [process.pid]
     for pid in targets:
@@ -160,40 +160,53 @@ def trial(
     return found
 
 
+HELP = {
+    "kills": "of each command, at least", "commands": "to kill; there is giant, too", "small": "the smallest inputs",
+    "work": "where they run",
+}  # fmt: skip
+
+
 def _fresh(command: Command, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     command.inputs(directory)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Kill each command so often as asked, and write each trial to `options.json`."""
-    work, names = options.work.resolve(), options.commands.split(",")
-    known: dict[str, Any] = json.loads(options.json.read_text())["commands"] if options.json.exists() else {}
-    if not options.go_on:
-        known = {name: found for name, found in known.items() if name not in names}
+def run(
+    kills: int = 50,
+    commands: tuple[str, ...] = ("prepare", "fit", "measure", "place"),
+    small: bool = False,
+    seed: int = 0,
+    work: Path = Path("runs/chaos"),
+    resume: bool = False,
+    json: Path = Path("experiments/results/chaos.json"),
+) -> dict[str, Any]:
+    """Kill each command so often as asked, and write each trial to `json`."""
+    work = work.resolve()
+    known: dict[str, Any] = read_object(json)["commands"] if json.exists() else {}
+    if not resume:
+        known = {name: counts for name, counts in known.items() if name not in commands}
     tqdm.set_lock(threading.RLock())  # the usual one is shared with forked processes, and lost with one that dies in it
     tqdm.monitor_interval = 0  # no thread that could hold the lock at a fork
-    bar = tqdm(total=options.kills * len(names), unit=" kills", desc="undisturbed")
-    every = commands(options.small)
-    for name in names:
+    bar = tqdm(total=kills * len(commands), unit=" kills", desc="undisturbed")
+    every = every_command(small)
+    for name in commands:
         command = every[name]
         if name not in known:
-            known[name] = NOTHING | undisturbed(command, work / name / "undisturbed", 1 if options.small else 2)
+            known[name] = NOTHING | undisturbed(command, work / name / "undisturbed", 1 if small else 2)
         found = known[name]
         bar.set_description(name)
-        bar.update(min(found["kills"], options.kills))
-        while (left := options.kills - found["kills"]) > 0:
-            generator = np.random.default_rng([options.seed, list(every).index(name), found["trials"]])
+        bar.update(min(found["kills"], kills))
+        while (left := kills - found["kills"]) > 0:
+            generator = np.random.default_rng([seed, list(every).index(name), found["trials"]])
             directory = work / name / f"trial-{found['trials']}"
             more = trial(command, directory, found, min(left, MOST_KILLS), generator)
             found |= {key: found[key] + more[key] for key in NOTHING}
-            _write(options.json, known)
+            _write(json, known)
             bar.update(more["kills"])
     bar.close()
-    result = _write(options.json, known)
+    result = _write(json, known)
     totals = {key: result[key] for key in NOTHING}
-    print(json.dumps(totals))
     return result | {"exit_status": int(any(totals[key] for key in totals.keys() - {"kills", "trials"}))}
 
 
@@ -201,6 +214,5 @@ def _write(path: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Write and return what is counted of each command, and the sums over commands."""
     totals = {key: sum(found[key] for found in known.values()) for key in NOTHING}
     result = {"command": "python -m experiments.bench chaos", **totals, "commands": known}
-    with atomic_write(path) as file:
-        file.write(json.dumps(result, indent=1) + "\n")
+    write_json(path, result)
     return result

@@ -2,6 +2,8 @@
 
 A save leaves nothing in the system's memory, so that a restore reads the disk; a copy then reads from memory and ends
 when the disk has everything. Everything runs in one folder, which has to lie on the disk that is meant.
+
+    python -m experiments.bench checkpoint --size 1GiB --out /mnt/fast
 """
 
 from __future__ import annotations
@@ -17,22 +19,20 @@ from typing import Any
 import torch
 
 from embedding_cache import EmbeddingTable
-from gst.machine.devices import machine_record
+from gst.machine.devices import machine_record, parse_bytes
 from gst.util.progress import Progress, no_progress
 
 CHANNELS, AT_ONCE = 128, 1 << 16
 
 
-def run(
-    size: int = 1 << 30, repetitions: int = 7, folder: Path | None = None,
-    progress: Progress = no_progress,
-) -> dict[str, Any]:  # fmt: skip
-    """Save and restore a table in turns with copies of the file. At most three times the table's size lies on the disk
-    at once.
+HELP = {"size": "of the table", "out": "folder on the disk to measure (default: the system's temporary one)"}
 
-    Args:
-        size: of the rows in bytes, at least one row of 128 float32.
-        folder: where the files are written; the system's folder for temporary files if not given.
+
+def run(
+    size: str = "1GiB", repetitions: int = 7, out: Path | None = None, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Save and restore a table alternately with copies of the file. At most three times its size lies on the disk at
+    once.
 
     Returns:
         `save_ratio`, `restore_ratio`: how many times as fast as a copy of the file; medians of turns. `pause_s`: how
@@ -41,9 +41,10 @@ def run(
     """
     from gst.training.checkpoints import BackgroundCheckpointIO  # it brings Lightning with it
 
-    table = _full(size // (4 * CHANNELS))
+    num_bytes = parse_bytes(size)
+    table = _full(num_bytes // (4 * CHANNELS))
     seen: dict[str, list[float]] = {"copy": [], "pause": [], "save": [], "restore": []}
-    with tempfile.TemporaryDirectory(dir=folder) as directory:
+    with tempfile.TemporaryDirectory(dir=out) as directory:
         saved, copy, plain = Path(directory) / "a.ckpt", Path(directory) / "copy", BackgroundCheckpointIO()
         for turn in range(repetitions + 1):
             progress(f"turn {turn}", turn, repetitions + 1)
@@ -73,7 +74,7 @@ def run(
         **{f"{name}_s": statistics.median(seen[name]) for name in ("save", "restore", "copy")},
         "file_mib": written_bytes / 2**20,
         "turns": seen,
-        "setting": {"bytes": size, "channels": CHANNELS, "repetitions": repetitions},
+        "setting": {"bytes": num_bytes, "channels": CHANNELS, "repetitions": repetitions},
         "machine": machine_record(),
     }
 

@@ -1,20 +1,21 @@
-"""Training with several processes: graphs a second beside one process, and the share of steps that goes to the table.
+"""Training with several processes compared with one: graphs a second, and the share of steps that goes to the table.
 
-Every process has one thread. One process and several take turns, on the same graphs and with as many graphs per process
-and step, so that both do the same work per process.
+    python -m experiments.bench distributed --processes 4 --steps 20
+
+Every process has one thread. One process and several train alternately, on the same graphs and with as many graphs per
+process and step, so that both do the same work per process. Planning a step of many processes is host work, measured in
+a single process over torch's fake process group, in which every message arrives at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
 import statistics
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,10 +25,11 @@ from torch import nn
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
+from experiments.bench.child import child_environment, command_of
 from gst.cost.losses import pairwise_hinge
 from gst.data.loader import Step, StepLoader
 from gst.data.synthetic import synthetic_program
-from gst.graphs.segments import segment
+from gst.graphs.segments import SegmentedGraph, segment
 from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
@@ -41,17 +43,17 @@ ALONE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "NUMBA_NUM_THREAD
 PLANNED_FOR = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def run(
-    processes: int = 2, steps: int = 12, rounds: int = 5, nodes: int = NODES,
-    progress: Progress = no_progress,
-) -> dict[str, Any]:  # fmt: skip
-    """Train with one process and with several, in turns.
+REPETITIONS = 15  # of planning
+HELP = {
+    "processes": "of one thread each", "steps": "to time in each turn", "rounds": "turns of one process and of several",
+    "nodes": "of each graph",
+}  # fmt: skip
 
-    Args:
-        processes: how many several are.
-        steps: to time in each turn.
-        rounds: turns of each.
-        nodes: of each graph.
+
+def run(
+    processes: int = 2, steps: int = 12, rounds: int = 3, nodes: int = NODES, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Train with one process and with several, alternately.
 
     Returns:
         `speedup`: graphs a second of several processes over those of one, the median of rounds; `efficiency`: over the
@@ -59,8 +61,8 @@ def run(
         other, which is what the machine allows. `graphs_per_second`: medians, by the number of processes.
         `table_share`: of a step's time, waiting for and handling rows of the table and planning for all processes, the
         median of the slowest process. `step_ms`, `table_ms`, `plan_ms`: medians with several processes. `pull_bytes`,
-        `push_bytes`, `gradient_bytes`: that a process sends in a step. `planning_ms`: by the number of processes, what
-        `experiments.bench.planning` measures.
+        `push_bytes`, `gradient_bytes`: that a process sends in a step. `planning_ms`: by the number of processes, host
+        work of one of them in a step.
     """
     turns: dict[str, list[dict[str, float]]] = {"1": [], str(processes): [], "apart": []}
     for turn in range(rounds):
@@ -91,14 +93,10 @@ def run(
 
 
 def _planning(nodes: int) -> dict[str, float]:
-    settings = {
-        "nodes": nodes, "max_nodes": MAX_NODES, "processes": PLANNED_FOR, "graphs_per_step": GRAPHS_PER_STEP,
-        "configs_per_step": CONFIGS_PER_STEP, "num_fresh": NUM_FRESH, "channels": CHANNELS,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "experiments.bench.planning", "--settings", json.dumps(settings)]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ | ALONE, check=True).stdout
-    found: dict[str, float] = json.loads(answer)
-    return found
+    command = command_of("distributed:planning", nodes=nodes, processes=PLANNED_FOR)
+    answer = subprocess.run(command, stdout=subprocess.PIPE, env=child_environment() | ALONE, check=True).stdout
+    result: dict[str, float] = json.loads(answer)
+    return result
 
 
 def _train_in(processes: int, steps: int, nodes: int, together: bool = True) -> dict[str, float]:
@@ -106,13 +104,12 @@ def _train_in(processes: int, steps: int, nodes: int, together: bool = True) -> 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "experiments.bench.distributed", "--steps", str(steps), "--nodes", str(nodes)]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = command_of("distributed:train", steps=steps, nodes=nodes)
     ranks = range(processes) if together else [0] * processes
-    common["WORLD_SIZE"] = str(processes if together else 1)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes if together else 1)}
+    environment = child_environment() | common | ALONE
     children = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | common | ALONE | {"RANK": str(rank)})
-        for rank in ranks
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment | {"RANK": str(rank)}) for rank in ranks
     ]
     answers = [child.communicate()[0] for child in children]
     if any(child.returncode for child in children):
@@ -150,15 +147,10 @@ def train(steps: int, nodes: int) -> dict[str, float]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size > 1:
         dist.init_process_group("gloo")
-    graphs = [segment(synthetic_program(nodes, CONFIGS, seed=seed), MAX_NODES) for seed in range(GRAPHS)]
-    every = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
-    loader = StepLoader(every, GRAPHS_PER_STEP, CONFIGS_PER_STEP, rank=rank, world_size=world_size)
+    graphs = _graphs(nodes)
+    loader = _loader(graphs, rank, world_size)
     torch.manual_seed(0)
-    shard = EmbeddingTable(1, CHANNELS)
-    model = GraphSegmentTraining(
-        SAGE(CHANNELS, LAYERS, num_opcodes=8, config_symbols=7), Head(CHANNELS), "mean", NUM_FRESH, 0.5,
-        shard if world_size == 1 else ShardedTable(shard),
-    )  # fmt: skip
+    model = _model(LAYERS, is_sharded=world_size > 1)
     model.embed(graphs[:1], torch.zeros(1, 1, dtype=torch.int64))
     model.register(graphs)
     parallel = model if world_size == 1 else nn.parallel.DistributedDataParallel(model)
@@ -184,6 +176,8 @@ def train(steps: int, nodes: int) -> dict[str, float]:
     spent = table.seconds + plan.seconds
     gradient = sum(parameter.nbytes for parameter in model.parameters())
     per_step = {"step_ms": seconds, "table_ms": spent, "plan_ms": plan.seconds}
+    if world_size > 1:
+        dist.destroy_process_group()
     return {
         "seconds": seconds,
         **{key: 1e3 * value / steps for key, value in per_step.items()},
@@ -191,6 +185,22 @@ def train(steps: int, nodes: int) -> dict[str, float]:
         **{f"{name}_bytes": (sent[name] - before[name]) / steps for name in ("pull", "push")},
         "gradient_bytes": gradient,
     }
+
+
+def _graphs(nodes: int) -> list[SegmentedGraph]:
+    return [segment(synthetic_program(nodes, CONFIGS, seed=seed), MAX_NODES) for seed in range(GRAPHS)]
+
+
+def _loader(graphs: Sequence[SegmentedGraph], rank: int, world_size: int) -> StepLoader:
+    every = [(graph, torch.arange(graph.num_configs)) for graph in graphs]
+    every *= -(-world_size * GRAPHS_PER_STEP // len(every))
+    return StepLoader(every, GRAPHS_PER_STEP, CONFIGS_PER_STEP, rank=rank, world_size=world_size)
+
+
+def _model(layers: int, is_sharded: bool) -> GraphSegmentTraining:
+    table, encoder = EmbeddingTable(1, CHANNELS), SAGE(CHANNELS, layers, num_opcodes=8, config_symbols=7)
+    stored = ShardedTable(table) if is_sharded else table
+    return GraphSegmentTraining(encoder, Head(CHANNELS), "mean", NUM_FRESH, 0.5, stored)
 
 
 def _steps(loader: StepLoader) -> Iterator[Step]:
@@ -222,15 +232,34 @@ def _clocks(model: GraphSegmentTraining) -> tuple[Clock, Clock]:
     return waiting, planning
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--nodes", type=int, required=True)
-    options = parser.parse_args()
-    print(json.dumps(train(options.steps, options.nodes)))
-    if dist.is_initialized():
+def planning(nodes: int, processes: Sequence[int]) -> dict[str, float]:
+    """Return the median milliseconds of host work of process 0 in a step, by the number of processes: drawing it,
+    routing its rows, packing, unpacking and writing them. Their values are whatever lay in memory."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.set_num_threads(1)
+    graphs, result = _graphs(nodes), dict[str, float]()
+    for count in processes:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+        model, loader = _model(1, is_sharded=True), _loader(graphs, 0, count)
+        model.register(graphs)
+        result[str(count)] = statistics.median(_planned_ms(model, loader) for _ in range(REPETITIONS))
         dist.destroy_process_group()
+    return result
 
 
-if __name__ == "__main__":
-    main()
+def _planned_ms(model: GraphSegmentTraining, loader: StepLoader) -> float:
+    table = model.table
+    assert isinstance(table, ShardedTable)
+    step = next(iter(loader))
+    began = time.perf_counter()
+    draw = model.draw(step.graphs, step.configs, peers=step.peers)
+    assert draw is not None
+    rows = model.rows_of(draw)
+    assert rows is not None
+    rows.begin()
+    rows.is_known()
+    fresh = draw.fresh.nonzero().squeeze(1)
+    rows.push(torch.zeros(len(fresh), draw.configs.shape[1], CHANNELS), fresh)
+    table.wait()
+    return 1e3 * (time.perf_counter() - began)

@@ -1,8 +1,11 @@
-"""Overhead of the executors: a captured program on one device, compared with the step as written."""
+"""Overhead of the executors: a captured program on one device, compared with the step as written.
+
+python -m experiments.bench executor --programs rnnlm,inception
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,22 +15,27 @@ from jaxtyping import Float64
 
 from gst.execution.measure import measure
 from gst.execution.native import NativeExecutor
-from gst.execution.plain import PlainPyTorch
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.programs import TrainingStep, capture, outputs_differ, resolve
+from gst.programs import WORKLOADS, TrainingStep, capture, outputs_differ, resolve
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.child_process import StepProcess
 
 CHAIN = 400  # operations of the program that measures hand-overs
 ELEMENTS = 1 << 16  # of each: 10 to 30 us, long enough for a thread whose core is taken to fall asleep
 RESAMPLES = 2000
 
 
-def bench(names: Sequence[str], repetitions: int = 25, progress: Progress = no_progress) -> dict[str, Any]:
-    """For each program, in turns: the step as written with one thread, the captured program on one core, and both with
-    all cores.
+COLUMNS = ("overhead", "one_core_ms", "pytorch_ms")
+
+
+def run(
+    programs: tuple[str, ...] = tuple(WORKLOADS), repetitions: int = 25, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Time each program, alternately: the step as written with one thread, the captured program on one core, and both
+    with all cores.
 
     Returns:
         machine, hand_over (see `hand_overs`), and for each of `workloads`: num_nodes; one_core_ms and eager_ms (one
@@ -35,10 +43,10 @@ def bench(names: Sequence[str], repetitions: int = 25, progress: Progress = no_p
         cores) and pytorch_ms (the step as written, in a process of its own, with PyTorch's own threads and waiting).
     """
     workloads = {}
-    for done, name in enumerate(names):
-        progress("measuring", done, len(names))
+    for done, name in enumerate(programs):
+        progress("measuring", done, len(programs))
         workloads[name] = _one(name, repetitions)
-    progress("measuring", len(names), len(names))
+    progress("measuring", len(programs), len(programs))
     return {"machine": machine_record(), "hand_over": hand_overs(), "workloads": workloads}
 
 
@@ -53,7 +61,7 @@ def _one(name: str, repetitions: int) -> dict[str, Any]:
         pytorch(step)
 
     threads = torch.get_num_threads()
-    with NativeExecutor(program, devices) as executor, PlainPyTorch(name) as plain:
+    with NativeExecutor(program, devices) as executor, StepProcess(name) as plain:
         difference = outputs_differ(executor.run(alone[devices[0].name]), eager(program))
         if difference:
             raise ValueError(f"{name}: the interpreter does not compute what the program does: {difference}")

@@ -8,13 +8,11 @@ A program (`tests/programs/generator.py`) runs by each of its runners. An operat
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
+from gst.util.untrusted import read_object
 from gst.util.writing import write_json
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +30,19 @@ SAVED_EVERY_S = 10.0
 OUTCOMES = ("equal", "refused", "wrong", "crashed", "invalid")
 
 
-def fuzz_programs(programs: int, operators: int, seed: int, runners: list[str], path: Path) -> dict[str, Any]:
-    """Run what `path` lacks, save as it goes, and return the counts of each outcome by runner, with the findings."""
+HELP = {"programs": "by each runner", "operators": "of PyTorch", "runners": "only these (default: all)"}
+
+
+def run(
+    programs: int = 2000,
+    operators: int = 300,
+    seed: int = 0,
+    runners: tuple[str, ...] = (),
+    json: Path = Path("experiments/results/fuzz_programs.json"),
+) -> dict[str, Any]:
+    """Run what `json` lacks, save as it goes, and return the counts of each outcome by runner, with the findings."""
     sys.path.append(str(ROOT))
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = dict(read_object(json)) if json.exists() else {}
     result = known if known.get("seed") == seed else {"seed": seed, "outcomes": {}, "findings": []}
     result["command"] = f"python -m experiments.bench fuzz_programs --programs {programs} --operators {operators}"
     result["torch"] = torch.__version__
@@ -53,9 +61,9 @@ def fuzz_programs(programs: int, operators: int, seed: int, runners: list[str], 
             if outcome in ("wrong", "crashed") and len(result["findings"]) < KEPT:
                 result["findings"].append({"runner": runner, "what": what, "outcome": outcome, "words": words})
             if time.monotonic() - saved > SAVED_EVERY_S:
-                write_json(path, result)
+                write_json(json, result)
                 saved = time.monotonic()
-    write_json(path, result)
+    write_json(json, result)
     return result
 
 
@@ -74,7 +82,7 @@ def _outcome(check: Check) -> tuple[str, str]:
     return ("invalid", "") if found is None else ("wrong" if found else "equal", found)
 
 
-def _of_programs(count: int, seed: int, runners: list[str]) -> Iterator[tuple[str, str, Check]]:
+def _of_programs(count: int, seed: int, runners: Sequence[str]) -> Iterator[tuple[str, str, Check]]:
     """Yield checks, each program by every runner; the runner that compiles also learns."""
     from tests.programs.generator import RUNNERS, Trial, difference, is_valid, source
 
@@ -138,8 +146,3 @@ def _passes(call: Callable[..., Any], leaves: list[Any]) -> list[Any]:
     if tops and inputs:
         gradients = torch.autograd.grad([each.abs().square().sum() for each in tops], inputs, allow_unused=True)
     return [*(each.detach() for each in outputs), *gradients]
-
-
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run `python -m experiments.bench fuzz_programs`."""
-    return fuzz_programs(options.programs, options.operators, options.seed, options.runners, options.json)

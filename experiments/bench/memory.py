@@ -1,15 +1,15 @@
 """Peak memory of preparing, training and evaluating graphs of several sizes, each in a process of its own.
 
 Peaks are of anonymous memory; pages of mapped files, which the system takes back whenever it likes, are reported apart.
+
+    python -m experiments.bench memory --nodes 10000,1000000
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import selectors
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from embedding_cache import EmbeddingTable
-from experiments.bench import child_environment
+from experiments.bench.child import child_environment, command_of, say
 from gst.cost.losses import pairwise_hinge
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.graphs.segments import SegmentedGraph, segment
@@ -39,15 +39,20 @@ STEPS = 24
 INTERVAL = 0.002  # seconds between samples of memory
 
 
+HELP = {"nodes": "sizes of the programs", "out": "folder of the stores", "evaluated": "segments to encode at least"}
+
+
 def run(
-    nodes: Sequence[int], progress: Progress = no_progress, root: Path = Path("runs"), evaluated: int = 4000
+    nodes: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000),
+    out: Path = Path("runs"),
+    evaluated: int = 4000,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Train GST+ED (4 fresh segments, the table on disk and full) and evaluate exactly, on synthetic programs.
 
     Args:
         nodes: sizes of the programs.
-        progress: called with what is done, and how much of how much.
-        root: where stores are made; they are removed afterwards. 10^7 nodes take 1.5 GB on the way.
+        out: where stores are made; they are removed afterwards. 10^7 nodes take 1.5 GB on the way.
         evaluated: segments that an evaluation encodes at least, by repetition: holes between what the allocator gave
             out and took back come with time, not with size.
 
@@ -60,8 +65,8 @@ def run(
     columns: dict[str, list[Any]] = {}
     tasks = ("prepare", "train", "eval")
     for i, num_nodes in enumerate(nodes):
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="memory-", dir=root) as place:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="memory-", dir=out) as place:
             for j, task in enumerate(tasks):
                 progress(f"{task} {num_nodes}", i * len(tasks) + j, len(nodes) * len(tasks))
                 for key, value in _measure(task, num_nodes, Path(place), evaluated).items():
@@ -76,8 +81,8 @@ def _ratio(peaks: Sequence[float]) -> float:
 
 
 def _measure(task: str, num_nodes: int, place: Path, evaluated: int) -> dict[str, Any]:
-    arguments = ["--child", task, "--nodes", str(num_nodes), "--place", str(place), "--evaluated", str(evaluated)]
-    figures, memory = watch([sys.executable, "-m", "experiments.bench.memory", *arguments])
+    arguments = {"num_nodes": num_nodes} if task == "prepare" else {"evaluated": evaluated} if task == "eval" else {}
+    figures, memory = watch(command_of(f"memory:{task}_in_child", place=str(place), **arguments))
     peaks = {"peak": memory.anonymous, "above_start": memory.anonymous - memory.start, "mapped": memory.mapped}
     if task == "prepare":
         peaks["workers"] = memory.workers
@@ -87,38 +92,35 @@ def _measure(task: str, num_nodes: int, place: Path, evaluated: int) -> dict[str
 # In the other process ----------------------------------------------------------------------------------------------
 
 
-def _say(**words: Any) -> None:
-    print(json.dumps(words), flush=True)
-
-
-def _prepare(num_nodes: int, place: Path) -> None:
-    _say()
+def prepare_in_child(num_nodes: int, place: str) -> dict[str, Any]:
+    say()
     started = time.perf_counter()
-    store = prepare(SyntheticPrograms(num_nodes=num_nodes, scratch=str(place)), place, MAX_NODES)
+    store = prepare(SyntheticPrograms(num_nodes=num_nodes, scratch=place), Path(place), MAX_NODES)
     seconds = time.perf_counter() - started
     (graph,) = open_store(store)
     store_bytes = sum(file.stat().st_size for file in store.iterdir())
-    _say(segments=graph.num_segments, prepare_seconds=round(seconds, 2), store_mib=round(store_bytes / 2**20, 1))
+    mib = store_bytes / 2**20
+    return {"segments": graph.num_segments, "prepare_seconds": round(seconds, 2), "store_mib": round(mib, 1)}
 
 
-def _train(place: Path) -> None:
+def train_in_child(place: str) -> dict[str, Any]:
     configs = torch.arange(CONFIGS)[None]
-    _steps(_small(), configs, place, 1)
-    graph = _stored(place)
-    _say()
-    _say(step_ms=round(1000 * _steps(graph, configs, place, STEPS), 2))
+    _steps(_small(), configs, Path(place), 1)
+    graph = _stored(Path(place))
+    say()
+    return {"step_ms": round(1000 * _steps(graph, configs, Path(place), STEPS), 2)}
 
 
-def _eval(place: Path, evaluated: int) -> None:
+def eval_in_child(place: str, evaluated: int) -> dict[str, Any]:
     configs = torch.arange(CONFIGS)[None]
     _model().exact([_small()], configs)
-    graph = _stored(place)
+    graph = _stored(Path(place))
     model, passes = _model(), -(-evaluated // graph.num_segments)
-    _say()
+    say()
     started = time.perf_counter()
     for _ in range(passes):
         model.exact([graph], configs)
-    _say(eval_seconds=round((time.perf_counter() - started) / passes, 2))
+    return {"eval_seconds": round((time.perf_counter() - started) / passes, 2)}
 
 
 def _small() -> SegmentedGraph:
@@ -140,8 +142,8 @@ def _steps(graph: SegmentedGraph, configs: torch.Tensor, place: Path, steps: int
     """Train with a table in which every row of `configs` is known, as after the first epochs; median seconds."""
     table = EmbeddingTable(1, CHANNELS, tier="disk", path=place)
     model = _model(num_fresh=NUM_FRESH, keep_probability=0.5, table=table)
-    assert model._keys is not None
-    keys = model._keys.of(Catalogue.of([graph]), configs).unique()
+    assert model.keys is not None
+    keys = model.keys.of(Catalogue.of([graph]), configs).unique()
     for part in keys.split(1 << 12):
         table.push(part, torch.randn(len(part), CHANNELS), 0)
     targets = torch.from_numpy(graph.targets[configs[0].numpy()])[None]
@@ -231,22 +233,3 @@ def _children(pid: int) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--child", choices=["prepare", "train", "eval"], required=True)
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--place", type=Path, required=True)
-    parser.add_argument("--evaluated", type=int, required=True)
-    options = parser.parse_args()
-    if options.child == "prepare":
-        _prepare(options.nodes, options.place)
-    elif options.child == "train":
-        _train(options.place)
-    else:
-        _eval(options.place, options.evaluated)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,7 @@
-"""Edge cuts and times of every partitioner on four kinds of graphs: "auto" beside METIS and the best."""
+"""Edge cuts and times of every partitioner on four kinds of graphs: "auto" compared with METIS and the best.
+
+python -m experiments.bench partition --nodes 100000
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ Result = TypeVar("Result")
 QUICK_SECONDS = 5.0  # what takes less is timed three times, in turn
 
 
+HELP = {"nodes": "of each graph", "parts": "of each graph"}
+
+
 def run(nodes: int = 1_000_000, parts: int = 200, seed: int = 0, progress: Progress = no_progress) -> dict[str, Any]:
     """Cut each kind of graph by each method, on one core.
 
@@ -24,7 +30,6 @@ def run(nodes: int = 1_000_000, parts: int = 200, seed: int = 0, progress: Progr
         nodes: of each graph, about.
         parts: per graph.
         seed: of the graphs and of the methods.
-        progress: called with what comes next, how much is done, and of how much.
 
     Returns:
         For each kind of graph: `auto_cut`, `best_cut` (least share of edges cut by any method), `seconds` and

@@ -1,4 +1,7 @@
-"""Is what a search finds faster than plain PyTorch, one device and the baselines, measured?"""
+"""Measured plans of the searches, compared with plain PyTorch, torch.compile, one device and the baselines.
+
+python -m experiments.bench placement --programs rnnlm --budget 30 --seeds 1
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ import numpy as np
 from experiments.bench.executor import ratio_interval
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Log, Measurement, median_interval
-from gst.execution.plain import PlainPyTorch
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.fusion import chains, fused_task, whole_step
 from gst.placement.loop import Loop
 from gst.placement.measured import SEARCH_RUNS
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.profiling import measured_task
+from gst.placement.profiling import chains, fused_task, measured_task, whole_step
 from gst.placement.task import Task
-from gst.programs import traced
+from gst.programs import WORKLOADS, traced
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.child_process import StepProcess
+from gst.whole_model.variants import COMPILED
 
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
 CHOOSING_RUNS = 15  # of plans found in different ways, in turns, to take the fastest
@@ -39,28 +42,27 @@ RATIOS = {
 }  # fmt: skip
 
 
-def bench(
-    names: Sequence[str],
-    out: Path,
+HELP = {
+    "budget": "measurements of each search", "evaluations": "simulated plans of each method",
+    "without_compile": "leave torch.compile and fusion out: they take minutes",
+    "out": "where searches write what they measure, and go on from",
+}  # fmt: skip
+COLUMNS = ("one_device_ms", "heft_ms", "best_ms", "moldable_ms", "pytorch_ms", "over_pytorch")
+
+
+def run(
+    programs: tuple[str, ...] = tuple(WORKLOADS),
+    out: Path = Path("runs/bench/placement"),
     budget: int = 50,
     evaluations: int = 5_000,
     seeds: int = 3,
     repetitions: int = 25,
-    compiled: bool = True,
-    patience_s: float = 20.0,
+    without_compile: bool = False,
+    patience: float = 20.0,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """For each program plans on two cores, and on two cores and the set of both, all measured in turns at the end.
-
-    Args:
-        names: of programs.
-        out: where searches write what they measure, and go on from.
-        budget: measurements of each search.
-        evaluations: simulated plans for each method.
-        seeds: searches, each with its own seed.
-        repetitions: of each plan at the end, in turns.
-        compiled: whether `fused` and `torch.compile` of the whole step are among them, which take minutes to compile.
-        patience_s: how long to wait for quiet cores before plans are measured.
+    """Search for plans of each program on two cores, and on two cores and the set of both, and measure all alternately
+    at the end.
 
     Returns:
         machine, settings, and for each of `workloads`: num_nodes, and `X_ms`, `X_low_ms`, `X_high_ms` for one_device,
@@ -72,17 +74,17 @@ def bench(
         ratio over the programs.
     """
     workloads: dict[str, dict[str, Any]] = {}
-    gate = LoadGate(patience_s=patience_s)
-    for done, name in enumerate(names):
-        progress(f"placing {name}", done, len(names))
+    gate = LoadGate(patience_s=patience)
+    for done, name in enumerate(programs):
+        progress(f"placing {name}", done, len(programs))
         directory = out / name.replace(":", "-")
-        workloads[name] = _one(name, directory, budget, evaluations, seeds, repetitions, compiled, gate)
-    progress("placed", len(names), len(names))
+        workloads[name] = _one(name, directory, budget, evaluations, seeds, repetitions, not without_compile, gate)
+    progress("placed", len(programs), len(programs))
     ratios = [key for key in RATIOS if all(key in row for row in workloads.values())]
     geomean = {key: statistics.geometric_mean(row[key] for row in workloads.values()) for key in ratios}
     return {
         "machine": machine_record(), "budget": budget, "evaluations": evaluations, "seeds": seeds,
-        "repetitions": repetitions, "patience_s": patience_s, "workloads": workloads, "geomean": geomean,
+        "repetitions": repetitions, "patience_s": patience, "workloads": workloads, "geomean": geomean,
     }  # fmt: skip
 
 
@@ -135,9 +137,9 @@ def _one(
             took = MeasuredObjective(isolated, CHOOSING_RUNS, gate=gate)(list(candidates.values()))
             chosen.append(list(candidates)[int(np.nanargmin(took))])
             _add(plans, "fused", candidates[chosen[-1]])
-        beside = {"pytorch": stack.enter_context(PlainPyTorch(name))}
+        beside = {"pytorch": stack.enter_context(StepProcess(name))}
         if compiled:
-            beside["compile"] = stack.enter_context(PlainPyTorch(name, compiled=True))
+            beside["compile"] = stack.enter_context(StepProcess(name, COMPILED))
         flat = [(label, plan) for label, several in plans.items() for plan in several]
         seen = measure_plans(isolated, [plan for _, plan in flat], repetitions, 2, gate, beside)
     measured: dict[str, list[Measurement]] = {}
@@ -152,27 +154,21 @@ def _add(plans: dict[str, list[Plan]], label: str, plan: Plan | None) -> None:
     plans.setdefault(label, []).append(plan)
 
 
-def times(measured: Mapping[str, Sequence[Measurement]]) -> dict[str, Any]:
-    """Of plans by name, several of a name for several seeds, which ran in turns: `X_ms`, `X_low_ms`, `X_high_ms`, and
-    `X_by_seed_ms` of several, see `bench`."""
+def _figures(measured: Mapping[str, Sequence[Measurement]]) -> dict[str, Any]:
+    """Return medians of plans by name, several of a name for several seeds, and their ratios, see `run`."""
     figures: dict[str, Any] = {}
     for label, several in measured.items():
         median, low, high = median_interval(_mean_samples(several).tolist(), np.random.default_rng(0))
         figures |= {f"{label}_ms": median, f"{label}_low_ms": low, f"{label}_high_ms": high}
         if len(several) > 1:
             figures[f"{label}_by_seed_ms"] = [each.median_ms for each in several]
-    return figures
-
-
-def _mean_samples(several: Sequence[Measurement]) -> np.ndarray:
-    return np.mean([each.samples_ms for each in several], axis=0)
-
-
-def _figures(measured: Mapping[str, Sequence[Measurement]]) -> dict[str, Any]:
-    figures = times(measured)
     samples = {label: _mean_samples(several) for label, several in measured.items()}
     for key, (above, below) in RATIOS.items():
         if above in samples and below in samples:
             ratio, low, high = ratio_interval(samples[above], samples[below])
             figures |= {key: ratio, f"{key}_low": low, f"{key}_high": high}
     return figures
+
+
+def _mean_samples(several: Sequence[Measurement]) -> np.ndarray:
+    return np.mean([each.samples_ms for each in several], axis=0)

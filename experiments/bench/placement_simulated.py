@@ -1,5 +1,5 @@
-"""Every method on machines that are not here, simulated, with equal budgets: how far from the best possible, how much
-better than the portfolio, and how many plans each must ask about.
+"""Every method on simulated machines with equal budgets: distance from the lower bound, gain over the baselines, and
+the number of plans that each evaluates.
 
     python -m experiments.bench placement_simulated --programs rnnlm,inception,gpt --machines cores:2,gpus:4
 
@@ -10,52 +10,16 @@ that HDP, or ColocRL, finds with its whole budget (less than 1 if it needs more;
 
 from __future__ import annotations
 
-import argparse
-import json
 import operator
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from gst.machine.devices import machine_record
-from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.machines import machine
-from gst.placement.objectives import Planned, SimulatedObjective
-from gst.placement.planning import plan_all
-from gst.programs import traced
-from gst.util.progress import bar
+from experiments.reproductions.placement_tables import table
+from gst.util.progress import Progress, no_progress
 
-WEAKER = ("hdp", "colocrl")
-
-
-def row(program: str, machine_name: str, methods: Sequence[str], evaluations: int, seeds: int) -> dict[str, Any]:
-    """One program on one machine."""
-    task = machine(machine_name).task(traced(program))
-    runtime = SimulatedObjective(task)
-    found = [plan_all(task, runtime, methods, evaluations, seed=seed) for seed in range(seeds)]
-    portfolio = {name: each.expected_ms for name, each in found[0].items() if name not in methods}
-    best_of_portfolio = min(portfolio, key=lambda name: portfolio[name])
-    return {
-        "num_nodes": task.num_nodes, "lower_bound_ms": lower_bound_us(task) / 1e3, "portfolio_ms": portfolio,
-        "portfolio_best": best_of_portfolio,
-        "methods_ms": {name: [each[name].expected_ms for each in found] for name in methods},
-        "seconds": {name: statistics.median(each[name].seconds for each in found) for name in methods},
-        "sooner": {
-            weaker: [sooner(each["go"], each[weaker]) for each in found]
-            for weaker in WEAKER if {"go", weaker} <= set(methods)
-        },
-    }  # fmt: skip
-
-
-def sooner(go: Planned, weaker: Planned) -> float | None:
-    """Plans that the weaker one asked about until its best, per plan that GO asked about until it was as good."""
-    reached = first_as_good(go.curve, weaker.expected_ms)
-    return weaker.curve[-1][0] / reached if reached else None
-
-
-def first_as_good(curve: Iterable[tuple[int, float]], ms: float) -> int | None:
-    """Return the number of evaluated plans until one was as fast, or None."""
-    return next((asked for asked, best in curve if best <= ms), None)
+LEARNED = tuple(f"experiments.reproductions.{name}.method:{name}" for name in ("colocrl", "hdp"))
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -83,23 +47,27 @@ def _over(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.geometric_mean(map(operator.truediv, above, below)) - 1
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Plan every program on every machine; each row is written to `options.json` as soon as it is there."""
-    settings = {"methods": options.methods.split(","), "evaluations": options.evaluations, "seeds": options.seeds}
-    known = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}, "settings": settings}
-    if known["settings"] != settings:
-        raise ValueError(f"{options.json} has other settings, {known['settings']}; give another --json")
-    wanted = [f"{program} on {name}" for program in options.programs.split(",") for name in options.machines.split(",")]
-    result: dict[str, Any] = known
-    for key in bar(wanted):
-        if key not in known["rows"]:
-            known["rows"][key] = row(*key.split(" on "), **settings)
-            result = {
-                "rows": known["rows"], "settings": settings, "summary": summary(known["rows"]),
-                "machine": machine_record(), "command": f"python -m experiments.bench placement_simulated "
-                f"--evaluations {options.evaluations} --seeds {options.seeds} --methods {options.methods}",
-            }  # fmt: skip
-            options.json.write_text(json.dumps(result, indent=1) + "\n")
-    for name, told in summary(known["rows"]).items():
-        print(name, json.dumps(told))
-    return result
+HELP = {
+    "machines": "simulated ones", "methods": "of placement", "evaluations": "plans of each search",
+}  # fmt: skip
+
+
+def run(
+    programs: tuple[str, ...] = ("rnnlm", "gnmt", "wavenet", "inception", "gpt"),
+    machines: tuple[str, ...] = ("cores:2", "cores:4", "gpus:2", "gpus:4"),
+    methods: tuple[str, ...] = ("annealing", *LEARNED, "go"),
+    evaluations: int = 2_000,
+    seeds: int = 3,
+    json: Path = Path("experiments/results/placement_simulated.json"),
+    command: str = "",
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Plan every program on every machine; each row is written to `json` as soon as it is there.
+
+    Raises:
+        ValueError: the file has other settings.
+    """
+    return table(
+        json, programs, machines, methods, evaluations, seeds, command,
+        lambda rows: {"summary": summary(rows)}, progress,
+    )  # fmt: skip

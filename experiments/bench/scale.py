@@ -4,13 +4,15 @@ A step takes the time of the computation (measured, the same for every process),
 (measured up to 256 processes, a line through that), and three collectives, with a latency a and a bandwidth b for each
 process:
 
+    python -m experiments.bench scale --measured distributed.json --link wifi:2000:0.1 --plot scale.png
+
     all-to-all of m bytes per process      (P - 1) a + m (P - 1) / (P b)
     ring all-reduce of n bytes             2 (P - 1) a + 2 n (P - 1) / (P b)
 
 the usual costs of pairwise exchanges and of the ring (Thakur, Rabenseifner and Gropp, Optimization of Collective
 Communication Operations in MPICH, 2005). The pull is an all-to-all of rows that the encoder hides as long as it takes
 less than the forward pass; the push and the gradients are hidden by the backward pass in the same way. Here nothing is
-taken to be hidden, which is the worst case. Processes of one host are not told apart from others.
+taken to be hidden, which is the worst case. Processes of one host do not differ from others.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from itertools import cycle
 from pathlib import Path
 from statistics import StatisticsError, linear_regression
 from typing import Any
+
+from gst.util.progress import Progress, no_progress
 
 PROCESSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -63,6 +67,37 @@ class Step:
     gradient_bytes: float
 
 
+HELP = {
+    "measured": "result of the benchmark distributed (default: measure now, on this machine)",
+    "link": "NAME:MICROSECONDS:GIGABYTES of others than 10 GbE, 100 GbE and NVLink: latency and 10^9 bytes a second",
+    "compute_ms": "of a step on your accelerator, in place of the measured one",
+    "plot": "where to draw it: a PNG or SVG file",
+}
+
+
+def run(
+    measured: Path | None = None,
+    link: tuple[str, ...] = (),
+    compute_ms: float | None = None,
+    plot: Path | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Simulate a measured step over all links, print where communication takes over, and return `simulated`."""
+    if measured is None:
+        from experiments.bench.distributed import run as run_distributed
+
+        figures = run_distributed(progress=progress)
+    else:
+        figures = figures_in(measured)
+    result = simulated(step_of(figures, compute_ms), LINKS | dict(link_of(text) for text in link))
+    if plot:
+        draw(result, plot)
+    for name, over in result["takes_over"].items():
+        where = f"takes over with {over} processes" if over else "communication never takes as long as computing"
+        print(f"{name:<12} {where}; most of it: {result['first'][name]}")
+    return result
+
+
 def figures_in(path: Path) -> dict[str, Any]:
     """Record that `python -m experiments.bench distributed --json` wrote.
 
@@ -77,7 +112,7 @@ def figures_in(path: Path) -> dict[str, Any]:
     return figures
 
 
-def link(text: str) -> tuple[str, Link]:
+def link_of(text: str) -> tuple[str, Link]:
     """The name and the link in `name:microseconds:gigabytes`.
 
     Raises:
@@ -93,8 +128,8 @@ def link(text: str) -> tuple[str, Link]:
     return name, found
 
 
-def measured(result: Mapping[str, Any], compute_ms: float | None = None) -> Step:
-    """The step of `python -m experiments.bench distributed`, with another time of its computation if one is given.
+def step_of(result: Mapping[str, Any], compute_ms: float | None = None) -> Step:
+    """Return the step that the benchmark distributed measured, with another time of its computation if one is given.
 
     Raises:
         ValueError: it is the result of something else.
@@ -133,7 +168,7 @@ def times_ms(step: Step, link: Link, processes: int) -> dict[str, float]:
     }
 
 
-def run(step: Step, links: Mapping[str, Link] = LINKS, processes: Sequence[int] = PROCESSES) -> dict[str, Any]:
+def simulated(step: Step, links: Mapping[str, Link] = LINKS, processes: Sequence[int] = PROCESSES) -> dict[str, Any]:
     """Simulate all numbers of processes over all links.
 
     Returns:
@@ -174,7 +209,7 @@ def _largest(curve: Sequence[Mapping[str, float]]) -> str:
     return max(("plan", "table", "gradients"), key=lambda part: point[part])
 
 
-def plot(result: Mapping[str, Any], path: Path) -> None:
+def draw(result: Mapping[str, Any], path: Path) -> None:
     """Speedups over the number of processes, one line for each link, as an SVG or PNG.
 
     Raises:

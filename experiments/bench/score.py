@@ -2,14 +2,13 @@
 
 The program is made (`experiments.bench.published`), the encoder untrained. Each variant runs in a process of its own
 and scores as `gst rank` does: some configurations at a time, all segments, without gradient.
+
+    python -m experiments.bench score --nodes 8000 --configurable 400 --configs 256
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.bench.child import command_of, say
 from experiments.bench.memory import watch
 from experiments.bench.published import layout_program
 from experiments.bench.step import MOST_SLOWDOWN, bf16_slowdown, too_slow
@@ -51,7 +51,12 @@ class Setting:
 SMALL = Setting(2 * MAX_NODES, 100, 8)
 
 
-def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
+HELP = {"nodes": "of the program", "configurable": "nodes of these", "configs": "to score"}
+
+
+def run(
+    nodes: int = 40_000, configurable: int = 2_000, configs: int = 1_000, progress: Progress = no_progress
+) -> dict[str, Any]:
     """Score all configurations in fp32 and in bf16.
 
     Returns:
@@ -64,14 +69,14 @@ def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
     Raises:
         ValueError: the program cannot have so many configurable nodes, or nothing is to be scored.
     """
+    setting = Setting(nodes, configurable, configs)
     _check(setting)
     slowdown = bf16_slowdown()
     names = [name for name, bf16 in VARIANTS.items() if not bf16 or slowdown <= MOST_SLOWDOWN]
     results: dict[str, Any] = {}
     for done, variant in enumerate(names):
         progress(variant, done, len(names))
-        child = [sys.executable, "-m", "experiments.bench.score", variant, json.dumps(dataclasses.asdict(setting))]
-        results[variant], memory = watch(child)
+        results[variant], memory = watch(command_of("score:measure", variant=variant, **dataclasses.asdict(setting)))
         results[variant]["peak_mib"] = round(memory.anonymous, 1)
     progress("done", len(names), len(names))
     truth, *bf16_scores = (np.array(results[variant].pop("scores")) for variant in names)
@@ -130,13 +135,14 @@ def rows_share(graph: SegmentedGraph, segments: int = 4) -> list[float]:
     return [len(level.config_of_row) / (batch.num_nodes * batch.num_configs) for level in levels]
 
 
-def measure(variant: str, setting: Setting) -> dict[str, Any]:
-    """One variant, in this process; says when it is ready."""
+def measure(variant: str, **sizes: int) -> dict[str, Any]:
+    """Score by one variant, in this process, which says when it is ready."""
     keep_freed_memory()
+    setting = Setting(**sizes)
     estimator = model()
     score(estimator, segment(program(SMALL), MAX_NODES), VARIANTS[variant])  # lazy layers get their widths
     graph = segment(program(setting), MAX_NODES)
-    print(json.dumps({}), flush=True)
+    say()
     started = time.perf_counter()
     scores = score(estimator, graph, VARIANTS[variant])
     seconds = time.perf_counter() - started
@@ -144,15 +150,3 @@ def measure(variant: str, setting: Setting) -> dict[str, Any]:
         "seconds": seconds, "configs_per_second": setting.configs / seconds, "segments": graph.num_segments,
         "edge_cut": graph.edge_cut, "rows_share": rows_share(graph), "scores": scores.tolist(),
     }  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("variant", choices=list(VARIANTS))
-    parser.add_argument("setting", type=json.loads)
-    options = parser.parse_args()
-    print(json.dumps(measure(options.variant, Setting(**options.setting))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

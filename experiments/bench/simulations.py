@@ -1,42 +1,55 @@
 """Simulated plans a second on one core, and the memory of a search, by the size of the task.
 
-    python -m experiments.bench.simulations --json experiments/results/simulations.json
-    python -m experiments.bench.simulations --nodes 2500 --before ../older --turns 3
+    python -m experiments.bench simulations --nodes 2500 --turns 1
 
 The tasks are generated, on eight devices; the plans are that of HEFT with a few operations moved, such as a search asks
 about. Links never queue; or copies queue; or they queue, and each memory holds a quarter of all values. Each size runs
-in a process of its own. `--before` names a folder with older packages, whose turns alternate with those of these.
+in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import resource
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.bench.child import call
 from gst.machine.devices import machine_record
 from gst.placement.baselines.list_schedules import heft
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
-from gst.util.progress import bar
-from gst.util.writing import write_json
+from gst.util.progress import Progress, no_progress
 
 DEVICES, PLANS, MOVED = 8, 16, 0.02  # devices, plans and the share of operations that each of them moves
 SECONDS = 2.0  # of each rate
 BUDGET = 50  # plans of the search whose memory is measured
 HOLDS = 0.25  # share of all bytes that fit in each memory
 CASES = ("links never queue", "copies queue", "limited memory")
+HELP = {"nodes": "operations of the tasks", "turns": "processes, the fastest of which counts"}
+
+
+def run(
+    nodes: tuple[int, ...] = (2_500, 10_000, 40_000, 80_000), turns: int = 3, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Measure each size.
+
+    Returns:
+        `rows`: for each size `nodes`, plans a second of each of `CASES`, and `search_mib`, what a search takes beyond
+        one of 1,000 operations.
+    """
+    rows = []
+    for done, size in enumerate(nodes):
+        progress(f"simulating {size} operations", done, len(nodes))
+        runs = [call("simulations:measured", nodes=size) for _ in range(turns)]
+        figures = {key: (min if key == "search_mib" else max)(each[key] for each in runs) for key in runs[0]}
+        rows.append({"nodes": size, **figures})
+        print(", ".join(f"{key} {value:,.0f}" for key, value in rows[-1].items()))
+    return {"rows": rows, "machine": machine_record()}
 
 
 def task_of(nodes: int, case: str) -> Task:
@@ -63,7 +76,7 @@ def measured(nodes: int) -> dict[str, float]:
     for case in CASES:
         task = task_of(nodes, case)
         objective = SimulatedObjective(task)
-        objective(plans[:1])  # finds once what all plans share
+        objective(plans[:1])  # computes once what all plans share
         count, began = 0, time.perf_counter()
         while (passed := time.perf_counter() - began) < SECONDS:
             objective(plans)
@@ -75,44 +88,3 @@ def measured(nodes: int) -> dict[str, float]:
 
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def in_a_process(nodes: int, packages: Path) -> dict[str, float]:
-    """Return what `measured` does with the packages of a folder."""
-    command = [sys.executable, "-P", __file__, "--child", str(nodes)]
-    environment = os.environ | {"PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="2500,10000,40000,80000", help="operations of the tasks (%(default)s)")
-    parser.add_argument("--turns", type=int, default=3, help="of which the fastest counts (default: %(default)s)")
-    parser.add_argument("--before", type=Path, help="folder of older packages")
-    parser.add_argument("--json", type=Path, help="file for the result")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child is not None:
-        print(json.dumps(measured(options.child)))
-        return
-    trees = {"now": Path(__file__).parents[2]} | ({"before": options.before} if options.before else {})
-    sizes = [int(size) for size in options.nodes.split(",")]
-    found: dict[str, dict[int, list[dict[str, float]]]] = {tree: {size: [] for size in sizes} for tree in trees}
-    for size, _, tree in bar([(size, turn, tree) for size in sizes for turn in range(options.turns) for tree in trees]):
-        found[tree][size].append(in_a_process(size, trees[tree]))
-    rows: list[dict[str, Any]] = [
-        {"nodes": size, "packages": tree}
-        | {key: (min if key == "search_mib" else max)(each[key] for each in turns) for key in turns[0]}
-        for tree, sizes_of in found.items() for size, turns in sizes_of.items()
-    ]  # fmt: skip
-    for row in rows:
-        print(", ".join(f"{key} {value:,.0f}" if key != "packages" else f"{value:>6}" for key, value in row.items()))
-    if options.json:
-        write_json(options.json, {"command": " ".join(["python -m experiments.bench.simulations", *sys.argv[1:]]),
-                                  "rows": rows, "machine": machine_record()})  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

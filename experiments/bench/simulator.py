@@ -1,4 +1,7 @@
-"""Does the simulator say how long plans really take, and how much memory?"""
+"""Agreement of the simulator with measured runtimes and memory of random plans.
+
+python -m experiments.bench simulator --programs rnnlm --plans 30
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
-from gst.programs import traced
+from gst.programs import WORKLOADS, traced
 from gst.simulation.calibration import fit
 from gst.simulation.peaks import peak_bytes
 from gst.simulation.simulator import Contention, Simulator
@@ -30,16 +33,20 @@ NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those
 IDEAL = Contention(switch_us=0.0, hand_over_us=0.0, wake_us=0.0)
 
 
-def bench(
-    names: Sequence[str], num_plans: int = 100, repetitions: int = 5, seed: int = 0, progress: Progress = no_progress
-) -> dict[str, Any]:
-    """Measure random plans of each program, and simulate them with costs and contention measured before and after.
+HELP = {"plans": "of each program"}
+COLUMNS = ("spearman", "mape", "peak_error_worst", "evaluations_per_second")
 
-    Args:
-        names: of programs.
-        num_plans: to judge by, over the first two cores and the set of both.
-        repetitions: of each plan, in turns; its runtime is that of the quickest, since what else happens on a machine
-            only ever makes a run slower.
+
+def run(
+    programs: tuple[str, ...] = tuple(WORKLOADS),
+    plans: int = 100,
+    repetitions: int = 5,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Measure random plans of each program over two cores and the set of both, and simulate them with costs and
+    contention measured before and after. The runtime of a plan is that of its fastest run, since other load only ever
+    makes a run slower.
 
     Returns:
         machine, and for each of `workloads`: num_nodes, plans, spearman and mape of simulated against measured
@@ -49,10 +56,10 @@ def bench(
         contention, measured and simulated milliseconds of each plan, and whether the machine was quiet.
     """
     workloads = {}
-    for done, name in enumerate(names):
-        progress(f"measuring plans of {name}", done, len(names))
-        workloads[name] = _one(name, num_plans, repetitions, seed)
-    progress("measured", len(names), len(names))
+    for done, name in enumerate(programs):
+        progress(f"measuring plans of {name}", done, len(programs))
+        workloads[name] = _one(name, plans, repetitions, seed)
+    progress("measured", len(programs), len(programs))
     return {"machine": machine_record(), "workloads": workloads}
 
 

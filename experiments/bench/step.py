@@ -3,22 +3,21 @@
 The variants compute the same function. `unshared fp32` does what the published code does, copy by copy; the others
 compute equal states once, and the last one multiplies in bf16, on processors with instructions for it. Each runs in a
 process of its own.
+
+    python -m experiments.bench step --data data/layout/xla/random/train --configs 32
+    python -m experiments.bench step --against full
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from embedding_cache import EmbeddingTable
-from experiments.bench import child_environment
+from experiments.bench.child import call
 from experiments.bench.published import PublishedSAGE, programs, standardised
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
@@ -58,17 +57,40 @@ MOST_SLOWDOWN = 3.0  # of bf16 products over those of fp32, up to which bf16 is 
 LONGEST_S = 3.0  # of one product of matrices
 
 
-def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
+HELP = {
+    "data": "folder of TpuGraphs layout files (default: six synthetic graphs)",
+    "against": "train to the same score on whole graphs of 100,000 nodes",
+    "batch_graphs": "graphs in a step", "configs": "configurations of each", "layers": "SAGE layers",
+    "channels": "their width", "max_nodes": "largest segment", "steps": "steps to time",
+}  # fmt: skip
+
+
+def run(
+    data: Path | None = None,
+    against: Literal["full"] | None = None,
+    batch_graphs: int = 4,
+    configs: int = 32,
+    layers: int = 3,
+    channels: int = 256,
+    max_nodes: int = 1000,
+    steps: int = 16,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
     """Measure all variants.
 
     Returns:
         Of the last variant measured `step_ms` (median), `exact_eval_ms` (two graphs, all segments), `peak_mib`
         (resident, the whole process), `tau_difference_bf16` (mean absolute difference of Kendall's tau over the graphs,
-        the same weights in fp32 and bf16; missing without bf16), `table_step_over_gst_one` (in turns in one process),
-        `stall` (share of time waiting for the reading thread); `speedup` and `eval_speedup` over the unshared variant;
-        `share_of_peak` (arithmetic of the matrix products of a step over what the machine could do in its time);
-        `variants`: the same for each; `not_measured`: variants that this processor is too slow for, and why.
+        the same weights in fp32 and bf16; missing without bf16), `table_step_over_gst_one` (alternately in one
+        process), `stall` (share of time waiting for the reading thread); `speedup` and `eval_speedup` over the unshared
+        variant; `share_of_peak` (arithmetic of the matrix products of a step over what the machine could do in its
+        time); `variants`: the same for each; `not_measured`: variants that this processor is too slow for, and why.
     """
+    if against:
+        from experiments.bench import against_full
+
+        return against_full.run(progress)
+    setting = Setting(str(data or ""), batch_graphs, configs, layers, channels, max_nodes, steps)
     graphs = programs(Path(setting.data) if setting.data else None)
     fewest = min(graph.num_configs for graph in graphs)
     if setting.configs > fewest:
@@ -78,11 +100,8 @@ def run(setting: Setting, progress: Progress = no_progress) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for done, variant in enumerate(names):
         progress(variant, done, len(names))
-        child = [sys.executable, "-m", "experiments.bench.step", variant, json.dumps(dataclasses.asdict(setting))]
-        child += ["--in-full"] * (variant == names[-1])
-        results[variant] = json.loads(
-            subprocess.run(child, check=True, capture_output=True, env=child_environment()).stdout
-        )
+        settings = dataclasses.asdict(setting)
+        results[variant] = call("step:measure", variant=variant, setting=settings, in_full=variant == names[-1])
     progress("done", len(names), len(names))
     last, plain = results[names[-1]], results["unshared fp32"]
     keys = ("step_ms", "exact_eval_ms", "peak_mib", "tau_difference_bf16", "table_step_over_gst_one", "stall")
@@ -160,22 +179,23 @@ def _score(embedding: Tensor) -> Tensor:
     return embedding.squeeze(-1)
 
 
-def measure(variant: str, setting: Setting, in_full: bool) -> dict[str, Any]:
-    """Measure one variant in this process; `in_full` with GST-One beside it, waiting, and the error of bf16."""
+def measure(variant: str, setting: dict[str, Any], in_full: bool) -> dict[str, Any]:
+    """Measure one variant in this process; `in_full` also measures GST-One, waiting, and the error of bf16."""
     keep_freed_memory()
+    sizes = Setting(**setting)
     share, bf16 = VARIANTS[variant]
-    graphs = standardised(programs(Path(setting.data) if setting.data else None))
-    trainer = Trainer([segment(graph, setting.max_nodes, "contiguous") for graph in graphs], setting, share, bf16)
+    graphs = standardised(programs(Path(sizes.data) if sizes.data else None))
+    trainer = Trainer([segment(graph, sizes.max_nodes, "contiguous") for graph in graphs], sizes, share, bf16)
     for _ in range(WARM_UP):
         trainer.step(trainer.table)
     losses, seconds, alone = [], [], []
-    for _ in range(setting.steps):
+    for _ in range(sizes.steps):
         seconds += [_timed(lambda: losses.append(trainer.step(trainer.table)))]
         alone += [_timed(lambda: trainer.step(trainer.gst_one))] if in_full else []
     peak = _peak_mib()
     with FlopCounterMode(display=False) as counter:
         trainer.step(trainer.table)
-    configs = torch.arange(setting.configs).repeat(len(trainer.graphs[:2]), 1)
+    configs = torch.arange(sizes.configs).repeat(len(trainer.graphs[:2]), 1)
     with trainer.autocast():
         evaluation = min(_timed(lambda: trainer.table.exact(trainer.graphs[:2], configs)) for _ in range(3))
     result: dict[str, Any] = {
@@ -231,16 +251,3 @@ def _rate(dtype: torch.dtype, size: int, runs: int) -> float:
     """10^9 operations a second of a product of square matrices, in the quickest run."""
     a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     return 2e-9 * size**3 / min(_timed(lambda: a @ b) for _ in range(runs))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("variant", choices=list(VARIANTS))
-    parser.add_argument("setting", type=json.loads)
-    parser.add_argument("--in-full", action="store_true")
-    options = parser.parse_args()
-    print(json.dumps(measure(options.variant, Setting(**options.setting), options.in_full)))
-
-
-if __name__ == "__main__":
-    main()

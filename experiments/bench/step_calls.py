@@ -1,6 +1,6 @@
 """Launches, copies and waits of one training step on an accelerator, counted without one.
 
-    python -m experiments.bench.step_calls --json experiments/results/step_calls.json
+    python -m experiments.bench step_calls --json experiments/results/step_calls.json
 
 The step runs on a described CUDA device: its tensors are fake, those of the host are real. Counted are operators on the
 device (a launch or a few each, views left out), copies between host and device, and what makes the host wait. `eager`
@@ -10,7 +10,6 @@ is the estimator's step. `padded` is one of fixed shapes, in three parts: `befor
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import traceback
@@ -33,16 +32,16 @@ from embedding_cache import EmbeddingTable
 from experiments.bench.published import SIZES, PublishedSAGE, layout_program, standardised
 from gst.cost.losses import pairwise_hinge
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.batch import SegmentBatch, assemble
-from gst.method.draws import Catalogue
+from gst.method.batch import SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import FixedBatch, Sizes
+from gst.method.fixed_batch import Sizes
 from gst.method.fixed_step import FixedStep
 from gst.method.rows import PrefetchedStep
 from gst.nn import SAGE
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.plans import set_sharing
 from gst.programs.described import DEVICE, run_described
+from gst.util.progress import Progress, no_progress
 from gst.util.writing import write_json
 
 ROOT = Path(__file__).parents[2]
@@ -183,32 +182,6 @@ def padded(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: Devic
     return counts
 
 
-def scored(model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls) -> dict[str, dict[str, int]]:
-    """Count the encoding of one segment under some configurations, as a part of scoring."""
-    catalogue, chosen, configs = Catalogue.of(data[:1]), torch.tensor([0]), torch.arange(CONFIGS)[None]
-    calls.forget()
-    with asked_for_sizes(assemble(data[:1], [(0, 0)], configs), model, calls), torch.no_grad():
-        model.eval()._encode(catalogue, chosen, configs)
-    return {"part": calls.counted()}
-
-
-def scored_padded(
-    model: GraphSegmentTraining, data: list[SegmentedGraph], calls: DeviceCalls
-) -> dict[str, dict[str, int]]:
-    """Count the second part of fixed shapes."""
-    part = FixedBatch(model.eval(), Sizes.of(data[:1], 1, 1, CONFIGS, model.encoder), {})
-    configs = torch.arange(CONFIGS)
-    counts = dict[str, dict[str, int]]()
-    for segment_number in range(2):
-        calls.forget()
-        part.fill(part.load(assemble(data[:1], [(0, segment_number)], configs[None])))
-        counts["before"] = calls.counted()
-        with torch.no_grad():
-            part.compute()
-        counts["recorded"] = calls.counted()
-    return counts
-
-
 CASES: dict[str, Any] = {
     "published network, eager, rows found on the host": (published, eager, "host"),
     "published network, eager, rows found on the device": (published, eager, "device"),
@@ -216,10 +189,19 @@ CASES: dict[str, Any] = {
     "GraphSAGE, eager, rows found on the host": (sage, eager, "host"),
     "GraphSAGE, eager, rows found on the device": (sage, eager, "device"),
     "GraphSAGE, padded": (sage, padded, "auto"),
-    "GraphSAGE, a part of scoring, eager, rows found on the host": (sage, scored, "host"),
-    "GraphSAGE, a part of scoring, eager, rows found on the device": (sage, scored, "device"),
-    "GraphSAGE, a part of scoring, padded": (sage, scored_padded, "auto"),
 }
+
+
+def run(progress: Progress = no_progress) -> dict[str, Any]:
+    """Count the calls of each of `CASES`."""
+    cases: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "counts.json"
+        for done, case in enumerate(CASES):
+            progress(case, done, len(CASES))
+            run_described(partial(count, case, path))
+            cases[case] = json.loads(path.read_text())
+    return {"cases": cases}
 
 
 def count(case: str, path: Path) -> None:
@@ -234,24 +216,5 @@ def count(case: str, path: Path) -> None:
         model(data, configs).sum().backward()
     model.zero_grad()
     with described_streams(), (calls := DeviceCalls()):
-        found = steps(model.to(DEVICE), data, calls)
-    write_json(path, found | {"places_of_waits": sorted(set(calls.waits))})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file of the result")
-    options = parser.parse_args()
-    found: dict[str, Any] = {"command": "python -m experiments.bench.step_calls", "cases": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "counts.json"
-        for case in CASES:
-            run_described(partial(count, case, path))
-            found["cases"][case] = json.loads(path.read_text())
-    print(json.dumps(found, indent=2))
-    if options.json:
-        write_json(options.json, found)
-
-
-if __name__ == "__main__":
-    main()
+        counts = steps(model.to(DEVICE), data, calls)
+    write_json(path, counts | {"places_of_waits": sorted(set(calls.waits))})

@@ -35,9 +35,6 @@ LARGE = 25  # and of what takes milliseconds
 def run(progress: Progress = no_progress) -> dict[str, Any]:
     """Measure tables on the host.
 
-    Args:
-        progress: called with what is done, and how much of how much.
-
     Returns:
         pull_ms_9216x1, push_ms_1024x128: medians, float32 rows in ordinary memory, 100,000 keys.
         pull_gb_s, copy_gb_s, pull_over_copy: of 65,536 rows of 1 KiB out of 256 MiB, and of a copy of as many
@@ -46,8 +43,6 @@ def run(progress: Progress = no_progress) -> dict[str, Any]:
         pull_over_copy_fastest: the fastest pull and the fastest copy instead, which other load disturbs less.
         parallel_copy_gb_s, pull_over_parallel_copy: medians, the copy with all threads.
         copies: the same for each number of rows and bytes of a row.
-        background: of 16,384 rows of 4 KiB, `push_ms`, and `write_back_ms` until the caller goes on; `pull_ms`, and
-            `prefetch_ms` until the caller goes on.
         tiers: for each tier and dtype `pull_ms` and `push_ms` of 1,024 rows x 128 channels, `push_capacity_ms` into a
             table that is full and evicts.
         machine: see `gst.machine.devices.machine_record`.
@@ -58,7 +53,6 @@ def run(progress: Progress = no_progress) -> dict[str, Any]:
     for done, (rows, row_bytes) in enumerate(SHAPES):
         progress(f"{rows} rows of {row_bytes} bytes", done, stages)
         copies[f"{rows}x{row_bytes}"] = _pull_against_copy(rows, row_bytes)
-    results["background"] = _background()
     tiers: dict[str, dict[str, dict[str, float]]] = {tier: {} for tier in TIERS}
     with tempfile.TemporaryDirectory() as directory:
         for done, (tier, dtype) in enumerate(itertools.product(TIERS, DTYPES), start=len(SHAPES)):
@@ -117,25 +111,6 @@ def _on_one_thread(function: Callable[[], object]) -> object:
         return function()
     finally:
         torch.set_num_threads(threads)
-
-
-def _background() -> dict[str, float]:
-    num_keys, channels = 1 << 15, 1 << 10
-    table = _full(num_keys, channels, torch.float32)
-    rows, out, step = torch.ones(num_keys // 2, channels), torch.empty(num_keys // 2, channels), itertools.count(1)
-    batches = _batches(num_keys, num_keys // 2)
-    medians = _medians(
-        {
-            "pull_ms": lambda: table.pull(next(batches), out=out),
-            "prefetch_ms": lambda: table.prefetch(next(batches), out=out),
-            "prefetched": table.wait,
-            "push_ms": lambda: table.push(next(batches), rows, next(step)),
-            "write_back_ms": lambda: table.write_back(next(batches), rows, next(step)),
-            "written_back": table.wait,
-        },
-        LARGE,
-    )
-    return {label: median for label, median in medians.items() if label.endswith("ms")}
 
 
 def _tier(tier: Any, dtype: torch.dtype, path: str | None) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """Annealing of giant tasks: windows of the schedule compared with whole plans in twice the time.
 
+    python -m experiments.bench windows --nodes 2000 --devices 2,4
+
 The tasks are generated, and the simulator judges every plan. All variants start from the plans of HEFT and ETF.
 """
 
@@ -14,25 +16,23 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.list_schedules import etf, heft
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search import annealing
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress
 
-DEVICES = (2, 4, 6, 8)
 WARM_UP = 50  # plans of a run that compiles
 TIMES = 2.0  # CPU time of annealing whole plans over that of windows, at least
 
 
+HELP = {"nodes": "of each task, about", "devices": "of each task", "budget": "simulated plans with windows"}
+
+
 def run(
-    num_nodes: int = 10_000, devices: tuple[int, ...] = DEVICES, budget: int = 200, progress: Progress = no_progress
+    nodes: int = 10_000, devices: tuple[int, ...] = (2, 4, 6, 8), budget: int = 200, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Anneal one task for each number of devices, its position being the seed of the task and of the search.
-
-    Args:
-        num_nodes: operations of a task, 1,000 at least; about so many are generated.
-        budget: simulated plans of annealing by windows.
 
     Returns:
         `tasks`: a row for each task with makespans in milliseconds (`heft_ms`, `etf_ms`, `windows_ms`, `whole_ms`, and
@@ -42,13 +42,13 @@ def run(
     Raises:
         ValueError: the tasks are too small for windows.
     """
-    if num_nodes < annealing.MANY:
-        raise ValueError(f"{num_nodes} operations; windows are annealed from {annealing.MANY} on")
+    if nodes < annealing.MANY:
+        raise ValueError(f"{nodes} operations; windows are annealed from {annealing.MANY} on")
     _compared(generated_task(0, num_nodes=2 * annealing.MANY, num_devices=2), WARM_UP, 0)  # compiles
     rows = []
     for seed, count in enumerate(devices):
         progress("annealing tasks", seed, len(devices))
-        rows.append(_compared(generated_task(seed, num_nodes=num_nodes, num_devices=count), budget, seed))
+        rows.append(_compared(generated_task(seed, num_nodes=nodes, num_devices=count), budget, seed))
     progress("annealing tasks", len(devices), len(devices))
     ratios = {
         f"{name}_over_windows": statistics.geometric_mean(row[f"{name}_ms"] / row["windows_ms"] for row in rows)

@@ -1,22 +1,22 @@
-"""Small generated graphs with a label for each: a class, in the manner of MalNet, or a number to regress."""
+"""Small generated graphs of five families, in the manner of MalNet (Freitas et al. 2021); the label is the family."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.drop_in import message_graph
 from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 NUM_FAMILIES = 5  # as MalNet-Tiny has types of software
-NUM_FEATURES = len(DEGREE_COLUMNS)  # of a node whose graph has a family
-NUM_KINDS = 3
+NUM_FEATURES = len(DEGREE_COLUMNS)
+NUM_TRAINING = 150  # graphs of a training; the others are held out
 
 Edges = np.ndarray
 """Pairs of nodes, int64, shape (2, edges), each once in one direction."""
@@ -26,9 +26,9 @@ class Example(NamedTuple):
     """A graph and its label, with the names that PyG's `Data` gives them.
 
     Args:
-        x: float32 (nodes, features).
+        x: float32 (nodes, features), the local degree profile of each node, since nodes have no features of their own.
         edge_index: int64 (2, edges), every edge in both directions.
-        y: the label, a tensor without axes: int64 for a class, float32 for a number.
+        y: int64 without axes, the family.
     """
 
     x: Tensor
@@ -37,10 +37,7 @@ class Example(NamedTuple):
 
 
 def families(num_graphs: int = 200, seed: int = 0) -> list[Example]:
-    """Generate graphs of five families; the label is the family.
-
-    As in MalNet (Freitas et al. 2021) nodes have no features of their own, so `x` is their local degree profile, its
-    columns brought to mean 0 and deviation 1 over all graphs."""
+    """Generate graphs; columns of `x` have mean 0 and deviation 1 over all of them."""
     generator = np.random.default_rng(seed)
     sizes = generator.integers(80, 160, size=num_graphs)
     labels = np.arange(num_graphs) % NUM_FAMILIES
@@ -53,45 +50,17 @@ def families(num_graphs: int = 200, seed: int = 0) -> list[Example]:
     ]
 
 
-def homophily(num_graphs: int = 200, seed: int = 0) -> list[Example]:
-    """Generate graphs whose label is their homophily.
-
-    Nodes are of three kinds, one-hot; `y` is the mean over nodes of the share of neighbours of the node's own kind
-    ("node homophily"; Pei et al. 2020, section 3.2.1)."""
-    generator = np.random.default_rng(seed)
-    examples = []
-    for _ in range(num_graphs):
-        nodes = int(generator.integers(80, 160))
-        edge_index = _both_ways(_small_world(nodes, generator))
-        starts = generator.random(nodes) < generator.uniform(0.05, 1.0)  # of a stretch of one kind
-        kinds = generator.integers(NUM_KINDS, size=nodes)[np.maximum.accumulate(np.where(starts, np.arange(nodes), 0))]
-        alike = kinds[edge_index[0]] == kinds[edge_index[1]]
-        share = np.bincount(edge_index[1], alike, nodes) / np.bincount(edge_index[1], minlength=nodes).clip(min=1)
-        x = np.eye(NUM_KINDS, dtype=np.float32)[kinds]
-        y = torch.tensor(share.mean(), dtype=torch.float32)
-        examples.append(Example(torch.from_numpy(x), torch.from_numpy(edge_index), y))
-    return examples
-
-
-def shuffled(examples: list[Example], seed: int = 0) -> list[Example]:
-    """The same graphs and the same labels, dealt anew: nothing is left to learn."""
-    order = np.random.default_rng(seed).permutation(len(examples))
-    return [example._replace(y=examples[i].y) for example, i in zip(examples, order, strict=True)]
-
-
 def as_pyg(examples: list[Example]) -> list[Data]:
-    """As a PyG user has them."""
+    """Return the graphs as PyG's `Data`."""
     from torch_geometric.data import Data
 
     return [Data(**example._asdict()) for example in examples]
 
 
-def as_message_graphs(examples: list[Example]) -> list[tuple[message_graph.Graph, Tensor]]:
-    """As a DGL user has them: graphs that carry their features, and labels."""
-    graphs = [message_graph.graph((e.edge_index[0], e.edge_index[1]), len(e.x)) for e in examples]
-    for graph, example in zip(graphs, examples, strict=True):
-        graph.ndata["x"] = example.x
-    return [(graph, example.y) for graph, example in zip(graphs, examples, strict=True)]
+def accuracy(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the share of graphs whose label has the largest output, over batches of outputs and labels."""
+    outputs, labels = map(torch.cat, zip(*pairs, strict=True))
+    return (outputs.argmax(1) == labels).float().mean().item()
 
 
 def _both_ways(edges: Edges) -> Edges:

@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import conv
 
 import gst
+from experiments.figures.documents import table
 
 WIDTH, MOST_HALO = 8, 4
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -54,7 +55,7 @@ class Encoder(nn.Module):
 def layers() -> dict[str, Callable[[], nn.Module]]:
     """Return makers of the convolutions whose `forward` needs `x` and `edge_index` alone."""
     makers = {}
-    for name in conv.classes if hasattr(conv, "classes") else conv.__all__:
+    for name in conv.__all__:
         kind = getattr(conv, name)
         parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
         required = [each.name for each in parameters if each.default is each.empty]
@@ -67,14 +68,12 @@ def _make(kind: type[nn.Module], settings: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
     taken = inspect.signature(kind.__init__).parameters
     widths = {name: WIDTH for name in ("in_channels", "out_channels") if name in taken}
-    given = {**widths, **settings}
-    if "nn" in given:
-        given["nn"] = nn.Sequential(nn.Linear(given["nn"] or WIDTH, WIDTH), nn.Tanh())
-    if "conv" in taken:
-        given["conv"] = pyg.SAGEConv(WIDTH, WIDTH)
-    if kind.__name__ == "AntiSymmetricConv":
-        given.pop("out_channels", None), given.pop("conv", None)
-    return kind(**given)
+    arguments = {**widths, **settings}
+    if "nn" in arguments:
+        arguments["nn"] = nn.Sequential(nn.Linear(arguments["nn"] or WIDTH, WIDTH), nn.Tanh())
+    if kind is conv.DirGNNConv:
+        arguments["conv"] = pyg.SAGEConv(WIDTH, WIDTH)
+    return kind(**arguments)
 
 
 def graph() -> Data:
@@ -109,20 +108,15 @@ def outcome(make: Callable[[], nn.Module], data: Data) -> str:
     return "differs: no halo is deep enough"
 
 
-def outcomes() -> dict[str, str]:
-    """Return the outcome of each layer."""
-    data = graph()
-    return {name: outcome(make, data) for name, make in layers().items()}
-
-
-def table() -> str:
-    """Return the outcomes as rows of a table of Markdown."""
-    by_outcome: dict[str, list[str]] = {}
-    for name, result in outcomes().items():
-        by_outcome.setdefault(result, []).append(name)
-    rows = [f"| {result} | {', '.join(names)} |" for result, names in sorted(by_outcome.items())]
-    return "\n".join(["| least halo, or reason | layers |", "|---|---|", *rows])
+def outcomes() -> str:
+    """Return the table of layers by outcome."""
+    data, by_outcome = graph(), dict[str, list[str]]()
+    for name, make in layers().items():
+        by_outcome.setdefault(outcome(make, data), []).append(name)
+    return table(
+        ("least halo, or reason", "layers"), [(each, ", ".join(by_outcome[each])) for each in sorted(by_outcome)]
+    )
 
 
 if __name__ == "__main__":
-    print(table())
+    print(outcomes())

@@ -15,22 +15,25 @@ import io
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import to_dense_batch
 
 import gst
 from gst.data.pyg import from_pyg, hetero_inputs
 from gst.machine.devices import machine_record
-from gst.util.progress import Bars
+from gst.util.progress import bar
 from gst.util.writing import atomic_write
 
 CHANNELS, FEATURES, EDGE_FEATURES, OPCODES = 8, 4, 3, 5
@@ -41,54 +44,73 @@ STEPS = 3
 
 
 class Convolutions(nn.Module):
-    """Two of PyG's convolutions, `forward(x, edge_index)`."""
+    """Two of PyG's convolutions. `forward` takes `(x, edge_index)`; subclasses take more."""
 
-    def __init__(self, make: Callable[[int, int], nn.Module]) -> None:
+    def __init__(self, make: Callable[[int, int], nn.Module] = pyg.SAGEConv) -> None:
         super().__init__()
         self.first, self.second = make(FEATURES, CHANNELS), make(CHANNELS, CHANNELS)
 
+    def layers(self, x: Tensor, *edges: Tensor | None) -> Tensor:
+        return self.second(self.first(x, *edges).relu(), *edges)
+
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.second(self.first(x, edge_index).relu(), edge_index)
+        return self.layers(x, edge_index)
 
 
 class WithEdges(Convolutions):
-    """`forward(x, edge_index, edge_attr)`."""
-
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:  # type: ignore[override]
-        return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+        return self.layers(x, edge_index, edge_attr)
 
 
 class OfData(Convolutions):
-    """`forward(data)`."""
-
     def forward(self, data: Any) -> Tensor:  # type: ignore[override]
-        return self.second(self.first(data.x, data.edge_index, data.edge_attr).relu(), data.edge_index, data.edge_attr)
+        return self.layers(data.x, data.edge_index, data.edge_attr)
 
 
-class Everything(WithEdges):
-    """`forward(x, edge_index, edge_attr, batch)`, with a GraphNorm that is told which rows belong together."""
+class Everything(Convolutions):
+    """With a GraphNorm, which is told which rows belong together."""
 
     def __init__(self, make: Callable[[int, int], nn.Module]) -> None:
         super().__init__(make)
         self.norm = pyg.GraphNorm(CHANNELS)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:  # type: ignore[override]
-        return self.norm(super().forward(x, edge_index, edge_attr), batch)
+        return self.norm(self.layers(x, edge_index, edge_attr), batch)
 
 
 class Weighted(Convolutions):
-    """`forward(x, edge_index, edge_weight=None)`."""
-
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        return self.second(self.first(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+        return self.layers(x, edge_index, edge_weight)
 
 
 class Pair(Convolutions):
     """Returns a tuple, of which the first entry is meant."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        hidden = super().forward(x, edge_index)
+        hidden = self.layers(x, edge_index)
         return hidden, hidden.square().mean()
+
+
+class OwnOpcodes(Convolutions):
+    """With an embedding of opcodes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(OPCODES, FEATURES)
+
+    def forward(self, x: Tensor, edge_index: Tensor, opcodes: Tensor) -> Tensor:  # type: ignore[override]
+        return self.layers(x + self.embedding(opcodes), edge_index)
+
+
+class Integers(Convolutions):
+    """Features that are integers, embedded by the encoder, as in molecules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, FEATURES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.layers(self.embedding(x).sum(1), edge_index)
 
 
 class Gps(nn.Module):
@@ -113,32 +135,8 @@ class DenseTransformer(nn.Module):
         self.layer = nn.TransformerEncoderLayer(CHANNELS, 2, 2 * CHANNELS, dropout=0.0, batch_first=True)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-        from torch_geometric.utils import to_dense_batch
-
         dense, mask = to_dense_batch(self.enter(x), batch)
         return self.layer(dense, src_key_padding_mask=~mask)[mask]
-
-
-class OwnOpcodes(Convolutions):
-    """An embedding of opcodes of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(pyg.SAGEConv)
-        self.embedding = nn.Embedding(OPCODES, FEATURES)
-
-    def forward(self, x: Tensor, edge_index: Tensor, opcodes: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x + self.embedding(opcodes), edge_index)
-
-
-class Integers(Convolutions):
-    """Features that are integers, embedded by the encoder, as in molecules."""
-
-    def __init__(self) -> None:
-        super().__init__(pyg.SAGEConv)
-        self.embedding = nn.Embedding(16, FEATURES)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return super().forward(self.embedding(x).sum(1), edge_index)
 
 
 class Heterogeneous(nn.Module):
@@ -161,22 +159,21 @@ class Heterogeneous(nn.Module):
 
 
 def graphs(kind: str = "plain", count: int = 4) -> list[Any]:
-    """PyG's `Data` or `HeteroData` as their owner holds them, each of two parts that no edge joins: a segment each."""
+    """Return PyG's `Data` or `HeteroData`, each of two parts that no edge joins: a segment each."""
     generator = torch.Generator().manual_seed(0)
-    return [_graph(kind, 12 + number, generator) for number in range(count)]
+    make = _typed if kind == "hetero" else partial(_plain, kind)
+    return [make(12 + number, generator) for number in range(count)]
 
 
-def _graph(kind: str, half: int, generator: torch.Generator) -> Any:
+def _plain(kind: str, half: int, generator: torch.Generator) -> Data:
     ring = torch.stack([torch.arange(half), (torch.arange(half) + 1) % half])
     chords = torch.randint(half, (2, half), generator=generator)
     edges = torch.cat([ring, chords, ring + half, chords + half], dim=1)
-    nodes = 2 * half
-    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    if kind == "hetero":
-        return _typed(half, generator)
-    x = torch.randint(16, (nodes, 2), generator=generator) if kind == "integers" else draw(nodes, FEATURES)
+    draw = partial(torch.randn, generator=generator)
+    is_integer = kind == "integers"
+    x = torch.randint(16, (2 * half, 2), generator=generator) if is_integer else draw(2 * half, FEATURES)
     data = Data(x=x, edge_index=edges, y=draw(1))
-    data.opcodes = torch.randint(OPCODES, (nodes,), generator=generator)
+    data.opcodes = torch.randint(OPCODES, (2 * half,), generator=generator)
     data.edge_attr = draw(edges.shape[1], EDGE_FEATURES)
     if kind == "weights":
         data.edge_weight = torch.rand(edges.shape[1], generator=generator)
@@ -184,96 +181,86 @@ def _graph(kind: str, half: int, generator: torch.Generator) -> Any:
 
 
 def _typed(half: int, generator: torch.Generator) -> HeteroData:
-    """Operations that feed each other and write buffers, in two parts."""
+    """Operations that feed each other and write buffers, two operations for each buffer, in two parts."""
     data = HeteroData()
     data["op"].x = torch.randn(2 * half, FEATURES, generator=generator)
     data["buffer"].x = torch.randn(half, 2, generator=generator)
-    ops = torch.arange(2 * half).view(half, 2)  # two for each buffer, neighbours in a chain within each part
-    inner = torch.cat([ops[: half // 2].flatten(), ops[half // 2 :].flatten()])
-    chain = torch.stack([inner[:-1], inner[1:]])
-    cut = len(ops[: half // 2].flatten()) - 1
-    chain = torch.cat([chain[:, :cut], chain[:, cut + 1 :]], dim=1)
-    data["op", "feeds", "op"].edge_index = chain
-    data["op", "writes", "buffer"].edge_index = torch.stack([ops.flatten(), torch.arange(2 * half) // 2])
-    data["buffer", "read_by", "op"].edge_index = torch.stack([torch.arange(half), ops[:, 0]])
+    ops, buffers = torch.arange(2 * half), torch.arange(half)
+    chain = torch.stack([ops[:-1], ops[1:]])
+    data["op", "feeds", "op"].edge_index = chain[:, ops[1:] != half // 2 * 2]
+    data["op", "writes", "buffer"].edge_index = torch.stack([ops, ops // 2])
+    data["buffer", "read_by", "op"].edge_index = torch.stack([buffers, 2 * buffers])
     data.y = torch.randn(1, generator=generator)
     return data
 
 
 def cut(data: Any) -> gst.SegmentedGraph:
-    """Segments along the two parts, so that no edge is cut."""
+    """Return the graph with a segment for each part, so that no edge is cut."""
     graph = from_pyg(data)
-    parts = np.arange(graph.num_nodes)
-    for _ in range(graph.num_nodes):  # the least label spreads over each part
-        before = parts.copy()
-        np.minimum.at(parts, graph.edges[1], parts[graph.edges[0]])
-        np.minimum.at(parts, graph.edges[0], parts[graph.edges[1]])
-        if (before == parts).all():
-            break
-    return gst.segment(graph, parts=np.unique(parts, return_inverse=True)[1])
+    ones = np.ones(graph.edges.shape[1])
+    adjacency = coo_array((ones, tuple(graph.edges)), shape=(graph.num_nodes, graph.num_nodes))
+    return gst.segment(graph, parts=connected_components(adjacency, directed=False)[1].astype(np.int64))
 
 
 # Rows and columns ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """An encoder.
+class Row(NamedTuple):
+    """An encoder: `make` builds it for graphs of one `kind`.
 
     Args:
-        make: makes it.
-        kind: of the graphs it is for.
-        inputs: `inputs` of `gst.GraphSegmentTraining`, made from a graph.
-        over_segments: its layers look at whole segments, so that only graphs of one segment have equal predictions.
-        warns: begins the warning that it brings.
+        inputs: function of a graph that gives `inputs` of `gst.GraphSegmentTraining`.
+        over_segments: its layers see whole segments, so that predictions are equal for graphs of one segment only.
+        warns: begin of the warning that it causes.
     """
 
     make: Callable[[], nn.Module]
     kind: str = "plain"
-    inputs: Callable[[Any], Any] = field(default=lambda data: None)
+    inputs: Callable[[Any], Any] = lambda data: None
     over_segments: bool = False
     warns: str = ""
 
 
-def _edges_known(layer: Callable[..., nn.Module], **settings: Any) -> Callable[[int, int], nn.Module]:
-    return lambda given, made: layer(given, made, edge_dim=EDGE_FEATURES, **settings)
+def _gine(width: int, channels: int) -> nn.Module:
+    return pyg.GINEConv(nn.Linear(width, channels), edge_dim=EDGE_FEATURES)
 
 
-def _gine(given: int, made: int) -> nn.Module:
-    return pyg.GINEConv(nn.Linear(given, made), edge_dim=EDGE_FEATURES)
+def _nnconv(width: int, channels: int) -> nn.Module:
+    return pyg.NNConv(width, channels, nn.Linear(EDGE_FEATURES, width * channels))
 
 
-def _nnconv(given: int, made: int) -> nn.Module:
-    return pyg.NNConv(given, made, nn.Linear(EDGE_FEATURES, given * made))
+def _sequential() -> nn.Module:
+    return pyg.Sequential("x, edge_index", [(pyg.SAGEConv(FEATURES, CHANNELS), "x, edge_index -> x"), nn.ReLU()])
+
+
+def _heterogeneous(transformer: bool) -> nn.Module:
+    return Heterogeneous(transformer, graphs("hetero", 1)[0].metadata())
 
 
 ROWS: dict[str, Row] = {
     "GCNConv": Row(lambda: Convolutions(pyg.GCNConv)),
     "GCNConv with edge weights": Row(lambda: Weighted(pyg.GCNConv), "weights"),
-    "SAGEConv": Row(lambda: Convolutions(pyg.SAGEConv)),
-    "GATv2Conv with edge features": Row(lambda: WithEdges(_edges_known(pyg.GATv2Conv))),
+    "SAGEConv": Row(Convolutions),
+    "GATv2Conv with edge features": Row(lambda: WithEdges(partial(pyg.GATv2Conv, edge_dim=EDGE_FEATURES))),
     "GINEConv": Row(lambda: WithEdges(_gine)),
-    "TransformerConv": Row(lambda: WithEdges(_edges_known(pyg.TransformerConv))),
+    "TransformerConv": Row(lambda: WithEdges(partial(pyg.TransformerConv, edge_dim=EDGE_FEATURES))),
     "NNConv": Row(lambda: WithEdges(_nnconv)),
     "GPSConv": Row(Gps, over_segments=True),
-    "HeteroConv": Row(lambda: Heterogeneous(False, graphs("hetero", 1)[0].metadata()), "hetero", hetero_inputs),
-    "HGTConv": Row(lambda: Heterogeneous(True, graphs("hetero", 1)[0].metadata()), "hetero", hetero_inputs),
+    "HeteroConv": Row(lambda: _heterogeneous(False), "hetero", hetero_inputs),
+    "HGTConv": Row(lambda: _heterogeneous(True), "hetero", hetero_inputs),
     "forward(data)": Row(lambda: OfData(_gine)),
     "forward(x, edge_index, edge_attr, batch)": Row(lambda: Everything(_gine), over_segments=True),
-    "returns a tuple": Row(lambda: Pair(pyg.SAGEConv)),
+    "returns a tuple": Row(Pair),
     "own opcode embedding": Row(OwnOpcodes),
     "integer features": Row(Integers, "integers"),
     "PyG's GraphSAGE": Row(lambda: pyg.GraphSAGE(FEATURES, CHANNELS, 2)),
-    "PyG's Sequential": Row(
-        lambda: pyg.Sequential("x, edge_index", [(pyg.SAGEConv(FEATURES, CHANNELS), "x, edge_index -> x"), nn.ReLU()])
-    ),
+    "PyG's Sequential": Row(_sequential),
     "BatchNorm": Row(lambda: pyg.GCN(FEATURES, CHANNELS, 2, norm="BatchNorm"), warns="the encoder holds BatchNorm"),
     "dense transformer": Row(DenseTransformer, over_segments=True),
 }
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Settings of the training of a row; the fields of one column differ from these."""
 
     task: str = "regression"
@@ -297,17 +284,14 @@ COLUMNS: dict[str, Setting] = {
     "compile(model)": Setting(compiled="model"),
     "no table": Setting(table="none"),
     "table on disk": Setting(table="disk"),
-    "regression estimate": Setting(estimate="regression"),
+    "composite estimate": Setting(estimate="composite"),
     "resumed": Setting(resumed=True),
 }
-
 OUTPUTS = {"regression": 1, "ranking": 1, "classes": 3, "binary": 1, "several targets": 2}
 
 
 def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The loss that goes with a task. `labels` are real numbers, one for each graph."""
-    if task == "regression":
-        return nn.functional.mse_loss(outputs, labels)
+    """Return the loss of a task. `labels` are real numbers, one for each graph."""
     if task == "ranking":
         better, worse = outputs[labels.argsort()][1:], outputs[labels.argsort()][:-1]
         return nn.functional.softplus(worse - better).mean()
@@ -315,7 +299,8 @@ def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, labels.argsort().argsort() % 3)
     if task == "binary":
         return nn.functional.binary_cross_entropy_with_logits(outputs, (labels > 0).to(outputs.dtype))
-    return nn.functional.mse_loss(outputs, torch.stack([labels, -labels], dim=1))
+    targets = torch.stack([labels, -labels], dim=1) if task == "several targets" else labels
+    return nn.functional.mse_loss(outputs, targets)
 
 
 class Training:
@@ -324,29 +309,24 @@ class Training:
     def __init__(self, row: Row, setting: Setting, disk: Path, backend: str) -> None:
         torch.manual_seed(0)
         torch.compiler.reset()
-        self.row, self.setting, self.data = row, setting, graphs(row.kind)
+        self.setting, self.data = setting, graphs(row.kind)
         self.cut = [cut(data) for data in self.data]
         self.labels = torch.tensor([float(graph.targets[0]) for graph in self.cut])
-        double = setting.precision == "fp64"
         encoder, head = row.make(), nn.Linear(CHANNELS, OUTPUTS[setting.task])
-        table = None
-        if setting.table == "memory":
-            table = gst.EmbeddingTable(1, CHANNELS)
-        elif setting.table == "disk":
-            table = gst.EmbeddingTable(1, CHANNELS, tier="disk", path=disk)
+        tiers: dict[str, dict[str, Any]] = {"memory": {}, "disk": {"tier": "disk", "path": disk}}
+        table = gst.EmbeddingTable(1, CHANNELS, **tiers[setting.table]) if setting.table in tiers else None
         self.model = gst.GraphSegmentTraining(
             torch.compile(encoder, backend=backend) if setting.compiled == "encoder" else encoder, head, table=table,
             keep_probability=0.5 if table is not None and setting.estimate == "dropout" else 1.0,
-            estimate=setting.estimate if table is not None else "dropout",  # type: ignore[arg-type]
+            estimate=setting.estimate if table is not None else "dropout",
             inputs=row.inputs(self.data[0]),
         )  # fmt: skip
         self.model(self.cut)  # widths of lazy layers
-        if double:
+        if setting.precision == "fp64":
             self.model.double()
             self.labels = self.labels.double()
-        self.step_model: Any = self.model
-        if setting.compiled == "model":
-            self.step_model = torch.compile(self.model, backend=backend)
+        is_compiled = setting.compiled == "model"
+        self.step_model: Any = torch.compile(self.model, backend=backend) if is_compiled else self.model
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.scaler = torch.amp.GradScaler("cpu", enabled=setting.precision == "fp16")
 
@@ -362,11 +342,9 @@ class Training:
         return loss.item()
 
     def state(self) -> bytes:
-        """A checkpoint, as bytes that `torch.load(weights_only=True)` reads."""
-        table = self.model.table
+        """Return a checkpoint, as bytes that `torch.load(weights_only=True)` reads."""
         file = io.BytesIO()
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "labels": self.labels}
-                   | ({"table": table.state_dict()} if table is not None else {}), file)  # fmt: skip
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
         return file.getvalue()
 
     def load(self, state: bytes) -> None:
@@ -377,52 +355,45 @@ class Training:
     def whole(self) -> Tensor:
         """Return the predictions of encoder and head for whole graphs, called directly."""
         encoder = getattr(self.model.encoder, "_orig_mod", self.model.encoder)
-        dtype = self.labels.dtype
-        pooled = [_embedded(encoder, data, dtype).mean(0) for data in self.data]
-        predictions = self.model.head(torch.stack(pooled))
+        predictions = self.model.head(torch.stack([self._embeddings(encoder, data).mean(0) for data in self.data]))
         return predictions[:, 0] if predictions.shape[1] == 1 else predictions
 
-
-def _embedded(encoder: nn.Module, data: Any, dtype: torch.dtype) -> Tensor:
-    """Embeddings of the nodes of a whole graph."""
-    data = data.clone().apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    names = [
-        name for name in inspect.signature(encoder.forward).parameters if name in ("data", "batch") or name in data
-    ]
-    if isinstance(data, HeteroData):
-        returned = encoder(data.x_dict, data.edge_index_dict)
-        return torch.cat([returned[kind] for kind in data.node_types])
-    if not names:  # PyG's Sequential
-        return encoder(data.x, data.edge_index)
-    data.batch = torch.zeros(data.num_nodes, dtype=torch.long)
-    returned = encoder(**{name: data if name == "data" else getattr(data, name) for name in names})
-    return returned[0] if isinstance(returned, tuple) else returned
+    def _embeddings(self, encoder: nn.Module, data: Any) -> Tensor:
+        """Return the embeddings of the nodes of a whole graph."""
+        data = data.clone().apply(lambda each: each.to(self.labels.dtype) if each.is_floating_point() else each)
+        if isinstance(data, HeteroData):
+            by_type = encoder(data.x_dict, data.edge_index_dict)
+            return torch.cat([by_type[kind] for kind in data.node_types])
+        data.batch = torch.zeros(data.num_nodes, dtype=torch.long)
+        values = {"data": data, **data.to_dict()}
+        named = {name: values[name] for name in inspect.signature(encoder.forward).parameters if name in values}
+        result = encoder(**named) if named else encoder(data.x, data.edge_index)  # PyG's Sequential names none
+        return result[0] if isinstance(result, tuple) else result
 
 
 def run(name: str, column: str, backend: str = "aot_eager") -> str:
-    """Run a cell; "" if it runs, else why not."""
+    """Run a cell; return "" if it runs, else the reason."""
     row, setting = ROWS[name], COLUMNS[column]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         training = Training(row, setting, Path(folder) / "table", backend)
-        told = [str(each.message) for each in caught if str(each.message).startswith("the encoder")]
-        if bool(told) != bool(row.warns) or not all(each.startswith(row.warns) for each in told):
-            return f"warnings {told}, want {row.warns!r}"
+        warned = [str(each.message) for each in caught if str(each.message).startswith("the encoder")]
+        if bool(warned) != bool(row.warns) or not all(each.startswith(row.warns) for each in warned):
+            return f"warnings {warned}, want {row.warns!r}"
         before = [parameter.detach().clone() for parameter in training.model.parameters()]
         losses = [training.step() for _ in range(STEPS)]
         if not np.isfinite(losses).all():
             return f"losses {losses}"
         moved = [not torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True)]
-        if not all(moved) and sum(moved) < len(moved) / 2:
+        if sum(moved) < len(moved) / 2:
             return f"only {sum(moved)} of {len(moved)} parameters have moved"
         if setting.resumed:
             state = training.state()
             expected = [training.step() for _ in range(2)]
             again = Training(row, setting, Path(folder) / "other", backend)
             again.load(state)
-            found = [again.step() for _ in range(2)]
-            if found != expected:
-                return f"resumed losses {found}, uninterrupted {expected}"
+            if (resumed := [again.step() for _ in range(2)]) != expected:
+                return f"resumed losses {resumed}, uninterrupted {expected}"
         training.model.eval()
         with torch.no_grad():
             exact, whole = training.model(training.cut), training.whole()
@@ -432,22 +403,15 @@ def run(name: str, column: str, backend: str = "aot_eager") -> str:
     return ""
 
 
-def cells() -> Iterator[tuple[str, str]]:
-    return ((row, column) for row in ROWS for column in COLUMNS)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the cells here too")
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Mapping[str, str]] = {}
-    with Bars() as bars:
-        for done, row in enumerate(ROWS):
-            bars.show("encoders", done, len(ROWS))
-            results[row] = {column: run(row, column, arguments.backend) for column in COLUMNS}
-        bars.show("encoders", len(ROWS), len(ROWS))
+    results: dict[str, dict[str, str]] = {}
+    for row in bar(ROWS, desc="encoders"):
+        results[row] = {column: run(row, column, arguments.backend) for column in COLUMNS}
     for row, outcomes in results.items():
         failed = {column: outcome for column, outcome in outcomes.items() if outcome}
         print(f"{row}: {len(outcomes) - len(failed)} of {len(outcomes)}", *(f"\n  {c}: {o}" for c, o in failed.items()))

@@ -10,7 +10,7 @@ from torch_geometric.loader import DataListLoader as DataLoader
 from torch_geometric.nn import GCNConv
 
 import gst
-from experiments.drop_in.graphs import NUM_FAMILIES, NUM_FEATURES, as_pyg, families
+from experiments.drop_in.graphs import NUM_FAMILIES, NUM_FEATURES, NUM_TRAINING, accuracy, as_pyg, families
 
 
 class GCN(torch.nn.Module):
@@ -49,12 +49,9 @@ def fit(graphs: list[Data], epochs: int = 5) -> torch.nn.Module:
 
 @torch.no_grad()
 def score(model: torch.nn.Module, graphs: list[Data]) -> float:
-    """Accuracy."""
-    pairs = [outputs_and_labels(model, batch) for batch in batches(graphs)]
-    outputs, labels = map(torch.cat, zip(*pairs, strict=True))
-    return (outputs.argmax(1) == labels).float().mean().item()
+    return accuracy(outputs_and_labels(model, batch) for batch in batches(graphs))
 
 
 if __name__ == "__main__":
     examples = as_pyg(families())
-    print(score(fit(examples[:150]), examples[150:]))
+    print(score(fit(examples[:NUM_TRAINING]), examples[NUM_TRAINING:]))

@@ -1,5 +1,5 @@
-"""Make every table, number and picture of README.md, docs/ and experiments/**/README.md anew, from
-experiments/results and from the code alone.
+"""Make every table and picture of README.md, docs/ and experiments/**/README.md anew, from experiments/results and from
+the code alone.
 
 python -m experiments.figures
 """
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 
-from experiments.figures import architecture, overview
-from experiments.figures.catalogue import NUMBERS, TABLES
-from experiments.figures.documents import ROOT, documents, up_to_date
+from experiments.figures import architecture
+from experiments.figures.catalogue import TABLES
+from experiments.figures.documents import ROOT, documents, fill
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for path in documents():
-        before, after = path.read_text(), up_to_date(path, TABLES, NUMBERS)
+        before, after = path.read_text(), fill(path.read_text(), TABLES)
         path.write_text(after)
         print(f"{path.relative_to(ROOT)}: {'as it was' if before == after else 'written'}")
-    for each in (architecture, overview):
-        each.PICTURE.write_text(each.picture())
-        print(f"{each.PICTURE.relative_to(ROOT)}: drawn")
+    architecture.PICTURE.write_text(architecture.picture())
     try:
         from experiments.figures.pictures import PICTURES, draw
     except ModuleNotFoundError as error:

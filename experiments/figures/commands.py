@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import argparse
 from functools import cache, partial
+from unittest.mock import patch
 
 from experiments.figures.documents import table
 from gst.cli.command_line import COMMANDS, TRAINING, _parser
+from gst.placement.methods import METHODS
 
 
 @cache
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command that takes options of its own, without the trainings."""
-    (commands,) = [each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction)]
-    return {name: commands.choices[name] for name in COMMANDS}
+def _commands() -> argparse._SubParsersAction:
+    """Return the commands, with the placement methods of the product alone in their help."""
+    own = {name: method for name, method in METHODS.items() if method.make.__module__.startswith("gst.")}
+    with patch.dict(METHODS, own, clear=True):
+        (commands,) = [each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    return commands
 
 
 def summaries() -> str:
     """Return the table of all commands."""
-    (commands,) = [each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction)]
-    about = {each.dest: each.help or "" for each in commands._choices_actions}
+    about = {each.dest: each.help or "" for each in _commands()._choices_actions}
     return table(("command", "purpose"), [(f"`gst {name}`", _cell(about[name])) for name in (*COMMANDS, *TRAINING)])
 
 
 def options(name: str) -> str:
     """Return the table of arguments and options of one command, its subcommands included."""
-    return table(("option", "meaning"), _rows(parsers()[name]))
+    return table(("option", "meaning"), _rows(_commands().choices[name]))
 
 
 def _rows(parser: argparse.ArgumentParser, before: str = "") -> list[tuple[str, str]]:

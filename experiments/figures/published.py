@@ -1,14 +1,14 @@
-"""ColocRL, HDP and GO compared with the baselines of their papers and with list schedules: tables and numbers."""
+"""Reproductions of published systems: the table of all, and those of ColocRL, HDP and GO with list schedules beside."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from experiments.figures.documents import Number, result, table
+from experiments.figures.documents import result, table
 
 Columns = Mapping[str, tuple[str, ...]]
 
@@ -25,8 +25,6 @@ COLUMNS: dict[str, Columns] = {
     },
 }  # fmt: skip
 NAMES = {"colocrl": "ColocRL", "hdp": "HDP", "go": "GO"}
-FOLDER = "experiments/reproductions"
-BESIDE = "{{:.2f}} times as fast as the expert, {{:.2f}} times as {} and {{:.2f}} times as the list"
 
 
 def milliseconds(each: Mapping[str, Any], names: Iterable[str]) -> list[float]:
@@ -41,14 +39,15 @@ def system(learner: str) -> str:
     lines = []
     for key, each in result(learner)["rows"].items():
         others = [statistics.median(milliseconds(each, names)) for names in COLUMNS[learner].values()]
-        found = statistics.median(milliseconds(each, (learner,)))
-        times = [f"{ms:.2f}" for ms in [*others, found]]
-        lines.append([key, f"{each['lower_bound_ms']:.2f}", *times, f"{min(others) / found:.2f}x"])
+        own = statistics.median(milliseconds(each, (learner,)))
+        times = [f"{ms:.2f}" for ms in [each["lower_bound_ms"], *others, own]]
+        lines.append([key, *times, f"{min(others) / own:.2f}x"])
     head = ["simulated ms", "lower bound", *COLUMNS[learner], f"**{NAMES[learner]}**", f"best other / {NAMES[learner]}"]
     return table(head, lines)
 
 
 def generalize() -> str:
+    """Return a line for each family of programs that was left out when GO learned."""
     rows = result("go_generalize")["rows"].values()
     families = {each["family"]: [one for one in rows if one["family"] == each["family"]] for each in rows}
 
@@ -59,8 +58,7 @@ def generalize() -> str:
     def plans(few: list[dict[str, Any]], after: str) -> str:
         asked = [each[after] or math.inf for each in few]
         numbers = (statistics.median_low(asked), min(asked), max(asked))
-        middle, least, most = ("never" if number == math.inf else f"{number}" for number in numbers)
-        return f"{middle} ({least}..{most})"
+        return "{} ({}..{})".format(*("never" if number == math.inf else number for number in numbers))
 
     return table(
         ["family left out", "programs and machines", "best baseline / one pass", "best baseline / fine-tuned",
@@ -79,48 +77,65 @@ def over(learner: str, other: tuple[str, ...]) -> float:
     return statistics.geometric_mean(theirs / ours for theirs, ours in times)
 
 
-def _beside(learner: str, other: str) -> list[float]:
-    return [over(learner, ("expert",)), over(learner, (other,)), over(learner, LISTS)]
+# All reproductions ------------------------------------------------------------------------------------------------
 
 
-def _sooner() -> float:
-    """Return the median ratio of HDP's plans to GO's until GO is as good as HDP; runs where it never is count as 0."""
-    each = [ratio or 0.0 for row in result("go")["rows"].values() for ratio in row["sooner"]["hdp"]]
-    return statistics.median(each)
+def _segments() -> str:
+    form = "tau {gst_tau:.2f}, whole graphs {full_tau:.2f}; {gst_peak_mib:.0f} MiB against {full_peak_mib:,.0f}"
+    return form.format(**result("against_full"))
 
 
-def _zero_shot() -> list[float]:
-    found = result("go_generalize")
-    return [found["summary"]["zero_shot_over_portfolio"], len(found["rows"]), found["summary"]["zero_shot_worst"]]
+def _alexnet() -> str:
+    form = "tau {tau_mean:.2f}, ridge regression {ridge_tau:.2f}, perfect {ceiling:.2f}"
+    return form.format(**result("tpugraphs_alexnet")["labels"]["all"])
 
 
-def _transferred() -> list[float]:
-    """Return the ratio of HDP's plans to those of a pretrained policy until it is as good: median, least, and the
-    median without list schedules."""
-    found = result("go_generalize")["summary"]
-    return [found["sooner"], found["sooner_least"], found["drawn_sooner"]]
+def _ablation() -> str:
+    best = max(each["difference"] for each in result("tpugraphs_ablation")["techniques"].values())
+    return f"the best single technique changes tau by {best:+.3f}"
 
 
-def _never() -> list[float]:
-    """Return the number of cases where the policy without list schedules is never as good as HDP, and of all cases."""
-    rows = result("go_generalize")["rows"].values()
-    return [sum(each["drawn_as_good_as_hdp_after"] is None for each in rows), len(rows)]
+def _policy(name: str) -> str:
+    return f"{over(name, ('expert',)):.2f}x over the expert, {over(name, LISTS):.2f}x over list schedules"
 
 
-def _baseline_over_hdp() -> list[float]:
-    rows = result("go_generalize")["rows"].values()
-    return [sum(each["portfolio_ms"] < each["hdp_ms"] for each in rows), len(rows)]
+def _circuits() -> str:
+    variants = result("variants_circuits")["variants"]
+    ours, whole = (variants[name]["score_mean"] for name in ("GST+E, difference", "whole graph"))
+    return f"tau {ours:.2f} with GST+E, difference, {whole:.2f} with whole graphs, on unseen designs"
 
 
-TABLES = {**{name: partial(system, name) for name in COLUMNS}, "go generalize": generalize}
-NUMBERS: list[Number] = [
-    (f"{FOLDER}/colocrl/README.md", BESIDE.format("METIS"), lambda: _beside("colocrl", "metis")),
-    (f"{FOLDER}/hdp/README.md", BESIDE.format("ColocRL"), lambda: _beside("hdp", "colocrl")),
-    (f"{FOLDER}/go/README.md", BESIDE.format("HDP"), lambda: _beside("go", "hdp")),
-    (f"{FOLDER}/go/README.md", "{:.1f} times as soon as HDP", lambda: [_sooner()]),
-    (f"{FOLDER}/go/README.md", "{:.3f} times as fast over {} cases, never below {:.3f}", _zero_shot),
-    (f"{FOLDER}/go/README.md", "with {:.0f} times fewer plans (median; at least {:.0f}), and with {:.1f} times",
-     _transferred),
-    (f"{FOLDER}/go/README.md", "never as good in {:.0f} of {:.0f} cases", _never),
-    (f"{FOLDER}/go/README.md", "faster than HDP's best in {:.0f} of {:.0f} cases", _baseline_over_hdp),
-]  # fmt: skip
+def _binaries() -> str:
+    scores = {name: each["score_mean"] for name, each in result("variants_elf-language")["variants"].items()}
+    return f"accuracy {scores['GST']:.2f} with GST, {scores['whole graph']:.2f} with whole graphs"
+
+
+def _certificates() -> str:
+    rows = result("public_graphs")["graphs"].values()
+    gaps = [each["annealing"] / max(each["chains"], each["branches"]) - 1 for each in rows]
+    proved = sum(each["proved"] for each in rows)
+    return f"{proved} of {len(gaps)} plans proved optimal, median gap {100 * statistics.median(gaps):.1f} %"
+
+
+REPRODUCTIONS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
+    ("Graph Segment Training (2023)", "bench step --against full", _segments, "2026-11-21"),
+    ("TpuGraphs (2023), AlexNet's layouts", "reproductions.tpugraphs.alexnet --seeds 5", _alexnet, "2026-11-22"),
+    ("Kaggle 2023 and TGraph (2024)", "reproductions.kaggle.ablation --seeds 5", _ablation, "2026-11-22"),
+    ("ColocRL (2017), simulated GPUs", "reproductions.colocrl", partial(_policy, "colocrl"), "2026-11-23"),
+    ("HDP (2018), simulated GPUs", "reproductions.hdp", partial(_policy, "hdp"), "2026-11-23"),
+    ("GO (2020), simulated GPUs", "reproductions.go --evaluations 500 --seeds 2", partial(_policy, "go"), "2026-11-22"),
+    ("OpenABC-D (2021), circuits", "variants.compare --tasks circuits", _circuits, "2026-11-25"),
+    ("call graphs of ELF binaries", "variants.compare --tasks elf-language", _binaries, "2026-11-24"),
+    ("MSR's cost graphs, certificates", "reproductions.public_problems.table", _certificates, "2026-11-29"),
+)
+
+
+def reproductions() -> str:
+    """Return the table: system, command, figure, date."""
+    rows = [(system, f"`{command}`", figure(), date) for system, command, figure, date in REPRODUCTIONS]
+    return table(("system", "`python -m experiments.`", "figure", "date"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    **{name: partial(system, name) for name in COLUMNS}, "go generalize": generalize, "reproductions": reproductions,
+}  # fmt: skip

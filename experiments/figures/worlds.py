@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.figures.documents import Number, result, table
-from experiments.worlds.study import ratio_of
+from experiments.figures.documents import result, table
+from experiments.worlds.rows import ratio_of
 
-PAGE = "docs/results.md"
 WORLDS = {
     "streams": "kernels on four streams",
     "eight": "eight accelerators of three speeds, slow links",
@@ -38,10 +37,6 @@ PROPOSERS = {
     "pretrained go at 50, go at 50": "GO that has learned on other programs, fine-tuned / GO",
     "zero-shot go at 50, go at 50": "GO that has learned on other programs and learns no more / GO",
     "zero-shot go at 50, untrained go at 50": "the same / GO not trained",
-    "policy at 50, fitted at 50": "constructive policy / annealing",
-    "annealing and policy at 50, fitted at 50": "half the questions to annealing, half to the policy / annealing",
-    "annealing and policy at 50, half as long as fitted at 50": "the same / half the questions to annealing alone",
-    "annealing and policy at 50, annealing and untrained policy at 50": "the same / that with the policy not trained",
 }
 
 
@@ -77,7 +72,7 @@ def worlds() -> str:
 
 
 def proposers() -> str:
-    """Return the table of annealing from list schedules, GO, and the constructive policy against other proposers."""
+    """Return the table of annealing from list schedules, and GO, compared with other proposers."""
     found = {name: result("worlds")["over_none"][name] for name in ("eight", "giant")}
     listed = [_interval(_with_list_starts(name), 0) for name in found]
     rows = [["annealing that starts from HEFT by fitted costs, too / without", *listed]]
@@ -151,4 +146,3 @@ def _over(rows: list[dict[str, Any]], name: str, way: str) -> str:
 
 
 TABLES = {"worlds": worlds, "proposers in worlds": proposers, "sequence": sequence, "unseen programs": unseen}
-NUMBERS: list[Number] = []

@@ -68,12 +68,3 @@ def dataset_files(path: Path, wanted: re.Pattern[str], dataset: str) -> Iterator
                 yield match[1], content.read()
     except (tarfile.TarError, lzma.LZMAError, EOFError, OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable archive ({plain(error)}); fetch or copy it again") from error
-
-
-def files_below(path: str, archive: str) -> list[Path]:
-    """Return the archive, or the files of a folder at any depth; raise ValueError if there is none."""
-    place = Path(path)
-    files = sorted(each for each in place.rglob("*") if each.is_file()) if place.is_dir() else [place]
-    if not place.exists() or not files:
-        raise ValueError(f"{path}: there is no such file; give {archive} or the folder unpacked from it")
-    return files

@@ -56,7 +56,7 @@ HALOS: dict[str, dict[str, Any]] = {
     "halo as deep as the encoder": {"table": True, "halo": -1},
 }
 COMPARED, BASELINES = {"variants": VARIANTS, "halos": HALOS}, {"variants": "GST+EFD", "halos": "no halo"}
-LOSS = {"runtime": "pairwise_hinge", "time": "squared_error", "number": "squared_error", "class": "cross_entropy"}
+LOSS = {"runtime": "pairwise_hinge", "number": "squared_error", "class": "cross_entropy"}
 FINETUNING = 1 / 8  # of the time
 LEAST_TARGETS = 8  # of a graph that is scored
 RESULTS, RUNS = Path("experiments/results"), Path("runs/variants")
@@ -79,12 +79,11 @@ def train(task: Task, variant: str, seed: int, seconds: float) -> dict[str, floa
         **{"num_fresh": task.num_fresh, "seed": seed} | settings,
     )  # fmt: skip
     model.embed([held_out[0][0]], torch.zeros(1, 1, dtype=torch.long))
-    is_number = task.kind in ("number", "time")
-    mean, deviation = mean_and_deviation(loader.selections, task.kind == "time") if is_number else (0.0, 1.0)
+    mean, deviation = mean_and_deviation(loader.selections) if task.kind == "number" else (0.0, 1.0)
     optimizer = torch.optim.AdamW(model.parameters(), task.learning_rate)
     times = [time.process_time()]
     for step in (step for _ in itertools.count() for step in loader):
-        loss = LOSSES[LOSS[task.kind]](model(step.graphs, step.configs), (scale(step.targets, task) - mean) / deviation)
+        loss = LOSSES[LOSS[task.kind]](model(step.graphs, step.configs), (step.targets - mean) / deviation)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -96,28 +95,12 @@ def train(task: Task, variant: str, seed: int, seconds: float) -> dict[str, floa
         if finetune and share >= 1 - FINETUNING and not model.encoder_frozen:
             model.freeze_encoder()
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-    result = {"score": score(model.eval(), held_out, task)}
-    if task.kind == "time":
-        result["median_error"] = median_error(model, held_out, mean, deviation)
-    return result | {
+    return {
+        "score": score(model.eval(), held_out, task),
         "steps": len(times) - 1,
         "step_ms": 1e3 * statistics.median(b - a for a, b in itertools.pairwise(times)),
         "peak_mib": peak,
     }
-
-
-def scale(targets: Tensor, task: Task) -> Tensor:
-    """Return the targets that a model learns: logarithms if they are times."""
-    return targets.log() if task.kind == "time" else targets
-
-
-def median_error(model: GraphSegmentTraining, held_out: list[Selection], mean: float, deviation: float) -> float:
-    """Median relative error of predicted times, over all configurations of all graphs."""
-    errors = []
-    for graph, configs in held_out:
-        logs = model.scores(graph, configs).double().numpy() * deviation + mean
-        errors.append(np.abs(np.exp(logs) / graph.targets[configs.numpy()] - 1))
-    return float(np.median(np.concatenate(errors)))
 
 
 def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) -> float:
@@ -129,9 +112,6 @@ def score(model: GraphSegmentTraining, held_out: list[Selection], task: Task) ->
                 scores = model.scores(graph, configs)
                 taus.append(kendall_tau(scores.double().numpy(), graph.targets[configs.numpy()]))
         return float(np.mean(taus))
-    if task.kind == "time":
-        times = np.concatenate([graph.targets[configs.numpy()] for graph, configs in held_out])
-        return kendall_tau(torch.cat([model.scores(*each) for each in held_out]).double().numpy(), times)
     predicted: Tensor = torch.cat([model.exact([graph]) for graph, _ in held_out])
     targets = np.array([graph.targets[0] for graph, _ in held_out])
     if task.kind == "class":
@@ -155,13 +135,12 @@ def run(task: str, variant: str, seed: int, seconds: float) -> dict[str, float]:
 def row(runs: list[dict[str, float]], baseline: list[dict[str, float]]) -> dict[str, Any]:
     """Of one variant; `over_baseline` are the differences of scores, seed by seed."""
     scores = [run["score"] for run in runs]
-    keys = [key for key in ("median_error", "steps", "step_ms", "peak_mib") if key in runs[0]]
     return {
         "score_mean": statistics.mean(scores),
         "score_deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0,
         "scores": scores,
         "over_baseline": [each["score"] - other["score"] for each, other in zip(runs, baseline, strict=True)],
-        **{key: statistics.median(run[key] for run in runs) for key in keys},
+        **{key: statistics.median(run[key] for run in runs) for key in ("steps", "step_ms", "peak_mib")},
     }
 
 

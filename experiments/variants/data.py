@@ -1,60 +1,23 @@
-"""Datasets for comparing variants: seven kinds, cut into segments and whole."""
+"""Datasets for comparing variants, cut into segments and whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from experiments.reproductions.circuits.compare import labelled_files
-from experiments.reproductions.circuits.features import circuit_graph
-from experiments.reproductions.circuits.files import SHARED
-from experiments.reproductions.circuits.labels import read_labels
+from experiments.reproductions.circuits.source import Circuits
 from experiments.reproductions.elf import ElfBinaries
-from experiments.reproductions.hlsyn.source import HlSyn
-from experiments.reproductions.timm.dataset import TimmStepTimes
 from gst.data import TpuGraphs, group_of
 from gst.data.loader import Selection, StepLoader, split
-from gst.data.source import GraphSource, fingerprint_of_files
 from gst.data.synthetic import SyntheticPrograms
-from gst.graphs.graph import Graph
 from gst.graphs.store import open_store, prepare
 
 STORES = Path("runs/stores")
 ALEXNET = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"
 TILE = "../shared/data/tpugraphs/tile/xla/train/*.npz"
-LABELS = Path("experiments/results/circuits_labels.jsonl.xz")
-HLSYN = "../shared/data/hlsyn.tar.xz"
-TIMM, MODELS = "../shared/data", 64  # image models, evenly from all
-
-
-@dataclass(frozen=True)
-class CircuitShrinkage(GraphSource):
-    """And-inverter graphs and output cones of them; the target is the mean over synthesis recipes of log(ANDs that are
-    left / ANDs), from `experiments.reproductions.circuits`. Names begin with the design.
-
-    Args:
-        most_nodes: larger circuits are left out.
-    """
-
-    most_nodes: int = 30_000
-
-    def __iter__(self) -> Iterator[Graph]:
-        ratios: dict[str, list[float]] = {}
-        for (digest, _), counts in read_labels(LABELS).items():
-            if counts is not None:
-                ratios.setdefault(digest, []).append(np.log(max(counts[-1][0], 1) / max(counts[0][0], 1)))
-        for file in labelled_files(SHARED):
-            values = ratios.pop(file.digest, [])  # of files with the same content the first
-            graph = circuit_graph(file.read()) if len(values) > 1 else None
-            if graph is not None and graph.num_nodes <= self.most_nodes:
-                yield replace(graph, name=f"{file.design}/{file.name}", targets=np.array([np.mean(values)]))
-
-    def fingerprint(self) -> str:
-        return fingerprint_of_files([SHARED, LABELS], f"CircuitShrinkage 1 {self.most_nodes}")
 
 
 @dataclass(frozen=True)
@@ -63,8 +26,7 @@ class Task:
 
     Args:
         kind: what a target is, which decides the loss and the score: a `runtime` to rank by (Kendall's tau on held-out
-            configurations), a `time` (tau and relative error over all configurations of held-out families), a `number`
-            (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
+            configurations), a `number` (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
         encoder: arguments of the encoder.
         num_fresh: segments with gradient per graph and step.
         held_out: configurations of each graph that are held out, of a `runtime`; of others a quarter of the groups.
@@ -72,7 +34,7 @@ class Task:
     """
 
     name: str
-    kind: Literal["runtime", "time", "number", "class"]
+    kind: Literal["runtime", "number", "class"]
     max_nodes: int
     pooling: Literal["sum", "mean"]
     encoder: dict[str, Any]
@@ -90,12 +52,8 @@ class Task:
             return TpuGraphs([ALEXNET])
         if self.name == "tile":
             return TpuGraphs([TILE])
-        if self.name == "hlsyn":
-            return HlSyn(HLSYN, "v18")
-        if self.name == "timm":
-            return TimmStepTimes(TIMM, "infer", MODELS)
         if self.name == "circuits":
-            return CircuitShrinkage()
+            return Circuits()
         if self.name == "synthetic":
             return SyntheticPrograms(num_nodes=100_000, num_configs=128)
         label: Any = self.name.removeprefix("elf-")
@@ -115,9 +73,8 @@ class Task:
         return loader, validation
 
 
-def mean_and_deviation(selections: list[Selection], of_logarithms: bool = False) -> tuple[float, float]:
+def mean_and_deviation(selections: list[Selection]) -> tuple[float, float]:
     targets = np.concatenate([graph.targets[configs.numpy()] for graph, configs in selections])
-    targets = np.log(targets) if of_logarithms else targets
     return float(targets.mean()), float(targets.std())
 
 
@@ -128,15 +85,9 @@ TASKS = {
              lists_per_graph=100, held_out=500),
         Task("tile", "runtime", 8, "sum", {"channels": 64, "num_layers": 3}, 1, 2, 32, 1e-3, lists_per_graph=16,
              held_out=20, least_configs=60),
-        Task("hlsyn", "runtime", 32, "sum", {"channels": 48, "num_layers": 3, "num_opcodes": 64}, 2, 4, 16, 2e-3,
-             lists_per_graph=8, held_out=64, least_configs=300),
-        Task("timm", "time", 128, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 512, "log_config": False}, 2,
-             8, 4, 3e-3, lists_per_graph=2),
         Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3),
         Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
              1e-2, classes=3),
-        Task("elf-call_depth", "number", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             1e-2),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
              "config_symbols": 7}, 2, 1, 8, 1e-2, held_out=32),
     )

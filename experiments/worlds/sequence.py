@@ -14,9 +14,8 @@ the first correct the simulator, whose error they learn.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,12 +26,11 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.bootstrap import mean_interval
-from experiments.worlds.study import or_none, ratio_of
+from experiments.worlds.rows import Row, collect, listed, main, or_none, parser_of, ratio_of
 from experiments.worlds.world import WORLDS, World, world
 from gst.cost import CostModel
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
-from gst.machine.devices import machine_record
 from gst.placement.cost_models import LinearSurrogate
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
@@ -43,8 +41,6 @@ from gst.placement.reward import Learned
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES
-from gst.util.progress import bar
-from gst.util.writing import write_json
 
 NUM_PREDICTED = 100  # plans drawn at random
 PENALTY = 1.0  # of the regression on standardised sums
@@ -76,7 +72,7 @@ def searches(name: str, seed: int, budgets: Sequence[int], evaluations: int) -> 
         program = programs[(seed + place) % len(programs)]
         task = WORLDS[name][0](program)
         hidden = world(task, len(programs) * seed + place, machine=seed)
-        here = {"world": name, "seed": seed, "place": place, "program": program, "nodes": task.num_nodes}
+        here = {"place": place, "program": program, "nodes": task.num_nodes}
         if place == len(programs) - 1:
             plans = [plan for _, plan in islice(random_plans(task, seed), NUM_PREDICTED)]
             ms = np.array([each.median_ms for each in hidden.measure(plans)])
@@ -167,39 +163,18 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
     return found
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> Row:
     """Search on all machines; those that the file has are kept."""
-    names, budgets = options.worlds.split(","), [int(each) for each in options.budgets.split(",")]
-    if unknown := set(names) - WORLDS.keys():
-        raise ValueError(f"there is no {min(unknown)!r}; worlds are {', '.join(WORLDS)}")
-    path: Path = options.json
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    budgets = [int(each) for each in options.budgets.split(",")]
     command = f"python -m experiments.worlds.sequence --worlds {options.worlds} --seeds {options.seeds} "
     command += f"--budgets {options.budgets} --evaluations {options.evaluations}"
-    result: dict[str, Any] = {}
-    for name, seed in bar([(name, seed) for name in names for seed in range(options.seeds)]):
-        if any((row["world"], row["seed"]) == (name, seed) for row in rows):
-            continue
-        rows += searches(name, seed, budgets, options.evaluations)
-        result = {"command": command, "rows": rows, "compared": compared(rows), "machine": machine_record()}
-        write_json(path, result)
-    return result
 
+    def rows_of(case: Row, own: Sequence[Row]) -> Iterable[Row]:
+        return () if own else searches(case["world"], case["seed"], budgets, options.evaluations)
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", default="streams,eight,memory", help="of %(default)s")
-    parser.add_argument("--seeds", type=int, default=10, help="machines of each world (default: %(default)s)")
-    parser.add_argument("--budgets", default="20,50", help="numbers of measurements (default: %(default)s)")
-    help_text = "plans of each annealing in each round (default: %(default)s)"
-    parser.add_argument("--evaluations", type=int, default=500, help=help_text)
-    results = Path("experiments/results/worlds_sequence.json")
-    parser.add_argument("--json", type=Path, default=results, help="(default: %(default)s)")
-    try:
-        run(parser.parse_args())
-    except ValueError as error:
-        parser.exit(2, f"sequence: {error}\n")
+    cases = [{"world": name, "seed": seed} for name in listed(options.worlds) for seed in range(options.seeds)]
+    return collect(options.json, command, cases, rows_of, "compared", compared)
 
 
 if __name__ == "__main__":
-    main()
+    main(run, parser_of(__doc__, "worlds_sequence", "streams,eight,memory", "20,50"))

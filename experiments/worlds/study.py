@@ -13,10 +13,9 @@ eight plans were measured, but not how devices slow down when all are busy. All 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,29 +24,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.bootstrap import mean_interval
-from experiments.reproductions.public_problems.weights import initial_weights
 from experiments.worlds.fitted import TenParameters
+from experiments.worlds.rows import Row, collect, listed, main, or_none, parser_of, ratio_of
 from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
-from gst.machine.devices import machine_record
 from gst.placement.cost_models import COST_MODELS
 from gst.placement.fitted import FittedSimulator
-from gst.placement.loop import Loop
+from gst.placement.loop import Loop, Trial, tau
+from gst.placement.methods import METHODS, Learned, Method, Trained
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.policies.constructive.fine_tuning import FineTuning
-from gst.placement.policies.decisions import draw, plans_of
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
-from gst.placement.proposers import COSTS, MAKERS, Constructed, Learned, Proposer
+from gst.placement.policies.ppo import draw, plans_of
 from gst.placement.reward import Answers, Surrogate
 from gst.placement.task import Task
-from gst.placement.trial import Trial, tau
-from gst.util.progress import Progress, bar
-from gst.util.writing import write_json
+from gst.util.progress import Progress
 
 AT_ONCE = 50  # plans drawn from an untrained policy
 GAPS = ("switch_us", "hand_over_us")
@@ -86,18 +80,13 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
     "pretrained go": (believed("fitted"), "pretrained go", 1),
     "zero-shot go": (believed("fitted"), "zero-shot go", 1),
     "as long as go": (believed("fitted"), "annealing", 10),
-    "policy": (believed("fitted"), "policy", 1),
-    "annealing and policy": (believed("fitted"), "annealing,policy", 0.5),
-    "annealing and untrained policy": (believed("fitted"), "annealing,untrained policy", 0.5),
-    "half as long as fitted": (believed("fitted"), "annealing", 0.5),
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
 without the time between operations; the GST network on top of these, and they alone with as few questions; none for as
 long as fitted costs. Proposers: GO, with fitted costs in the loop or none; GO that learns nothing; plans drawn
-uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; the
-constructive policy, which learned on generated programs, alone or with annealing; the same before it learned; half as
-many questions for annealing alone; and mutation of measured plans always."""
+uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; and
+mutation of measured plans always."""
 COST_WAYS = ("none", "random", "true costs", "linear", "ten parameters", "fitted", "fitted without gaps", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
@@ -107,11 +96,6 @@ CONTROLS = (
     (("go", 50), ("as long as go", 50)),
     *(((way, 50), ("go", 50)) for way in ("pretrained go", "zero-shot go")),
     (("zero-shot go", 50), ("untrained go", 50)),
-    (("policy", 50), ("fitted", 50)),
-    *(
-        (("annealing and policy", 50), (way, 50))
-        for way in ("fitted", "half as long as fitted", "annealing and untrained policy")
-    ),
 )
 """Pairs of a way with its measurements, compared besides."""
 
@@ -148,15 +132,18 @@ class Untrained:
             objective(plans_of(self._task, self._inputs, drawn))
 
 
-def makers(name: str, program: str) -> dict[str, Callable[[Task, int, Sequence[str]], Proposer]]:
-    """Makers of proposers for a program of a world, besides those of the loop."""
+def methods_of(name: str, program: str) -> dict[str, Method]:
+    """Return methods for a program of a world, besides those of the product."""
     return {
-        "uniform": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
-        "untrained go": lambda task, seed, tasks: Learned(Untrained(GO(tasks, seed=seed), task, seed)),
-        "untrained policy": lambda task, seed, tasks: Constructed(FineTuning(task, seed, initial_weights(seed))),
-        "zero-shot go": lambda task, seed, tasks: Learned(Untrained(pretrained(name, program), task, seed)),
-        "pretrained go": lambda task, seed, tasks: Learned(fine_tuning(pretrained(name, program), task, seed, tasks)),
+        "uniform": _learned(lambda task, seed, tasks: Untrained(GO(tasks, seed=seed), task, seed, uniform=True)),
+        "untrained go": _learned(lambda task, seed, tasks: Untrained(GO(tasks, seed=seed), task, seed)),
+        "zero-shot go": _learned(lambda task, seed, tasks: Untrained(pretrained(name, program), task, seed)),
+        "pretrained go": _learned(lambda task, seed, tasks: fine_tuning(pretrained(name, program), task, seed, tasks)),
     }
+
+
+def _learned(make: Callable[[Task, int, Sequence[str]], Trained]) -> Method:
+    return Method(lambda task, seed, tasks: Learned(make(task, seed, tasks)), "")
 
 
 def searched(
@@ -195,18 +182,16 @@ def curve(hidden: World, trials: Sequence[Trial]) -> list[list[float]]:
     return points
 
 
-def rows_of(
-    name: str, program: str, seed: int, missing: Sequence[tuple[int, str]], evaluations: int, is_new: bool
-) -> Iterable[dict[str, Any]]:
+def searches(case: Row, missing: Sequence[tuple[int, str]], evaluations: int, is_new: bool) -> Iterator[Row]:
     """Yield rows of one program in the world of one seed, for pairs of budget and way."""
+    name, program, seed = case["world"], case["program"], case["seed"]
     task = WORLDS[name][0](program)
-    MAKERS.update(makers(name, program))
-    COSTS["untrained policy"] = COSTS["policy"]
+    METHODS.update(methods_of(name, program))
     if {way for _, way in missing} & {"pretrained go", "zero-shot go"}:
         pretrained(name, program)  # its time is not that of a search
     hidden = world(task, seed)
     starts = plans_by_name(plan_all(task, SimulatedObjective(task), ("annealing",), evaluations, seed=seed))
-    here = {"world": name, "program": program, "seed": seed, "nodes": task.num_nodes}
+    here = {"nodes": task.num_nodes}
     if is_new:
         plans = list(starts.values())
         fastest = plans[int(np.nanargmin(SimulatedObjective(task)(plans)))]
@@ -240,64 +225,28 @@ def _ratio(ms: Mapping[Any, float], one: tuple[str, int], other: tuple[str, int]
     return ratio_of(pairs)
 
 
-def ratio_of(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
-    """Return the geometric mean of the first runtime of each pair / the second; both ends of its 95 % bootstrap
-    interval; and the number of pairs that ran. Nothing without pairs."""
-    logs = [math.log(mine / its) for mine, its in pairs if mine and its]
-    return [*np.exp(mean_interval(logs)).tolist(), len(logs)] if logs else []
-
-
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> Row:
     """Search in all worlds; rows that the file has are kept."""
-    names, ways = options.worlds.split(","), options.ways.split(",")
-    budgets = [int(each) for each in options.budgets.split(",")]
-    if unknown := [*(set(names) - WORLDS.keys()), *(set(ways) - WAYS.keys())]:
-        raise ValueError(f"there is no {min(unknown)!r}; worlds are {', '.join(WORLDS)}, ways {', '.join(WAYS)}")
+    names, ways = listed(options.worlds), listed(options.ways, WAYS)
+    pairs = list(product([int(each) for each in options.budgets.split(",")], ways))
     command = f"python -m experiments.worlds.study --worlds {options.worlds} --seeds {options.seeds} "
     command += f'--budgets {options.budgets} --ways "{options.ways}" --evaluations {options.evaluations}'
     command += f" --programs {' '.join(options.programs)}" if options.programs else ""
-    path: Path = options.json
-    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "command": command}
-    rows: list[dict[str, Any]] = before["rows"]
-    command = "; ".join(dict.fromkeys([*before["command"].split("; "), command]))
-    result: dict[str, Any] = {}
-    seeds = range(options.seeds)
-    cases = [(name, each, seed) for name in names for seed in seeds for each in options.programs or WORLDS[name][1]]
-    for case in bar(cases):
-        own = {(row["budget"], row["way"]) for row in rows if _case(row) == case}
-        missing = [pair for pair in product(budgets, ways) if pair not in own]
-        if not missing:
-            continue
-        rows += rows_of(*case, missing, options.evaluations, not own)
-        result = {"command": command, "rows": rows, "over_none": compared(rows), "machine": machine_record()}
-        write_json(path, result)
-    return result
 
+    def rows_of(case: Row, own: Sequence[Row]) -> Iterable[Row]:
+        done = {(row["budget"], row["way"]) for row in own}
+        missing = [pair for pair in pairs if pair not in done]
+        return searches(case, missing, options.evaluations, not own) if missing else []
 
-def or_none(ms: float) -> float | None:
-    return None if math.isnan(ms) else float(ms)
-
-
-def _case(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["world"], row["program"], row["seed"]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", default=",".join(WORLDS), help="of %(default)s")
-    parser.add_argument("--programs", nargs="*", help="by name; those of the world if none is named")
-    parser.add_argument("--seeds", type=int, default=10, help="worlds of each program (default: %(default)s)")
-    parser.add_argument("--budgets", default="20,50,200", help="numbers of measurements (default: %(default)s)")
-    help_text = "plans of each annealing in each round, of the network's a quarter (default: %(default)s)"
-    parser.add_argument("--evaluations", type=int, default=500, help=help_text)
-    parser.add_argument("--ways", default=",".join(COST_WAYS), help="of %(default)s")
-    results = Path("experiments/results/worlds.json")
-    parser.add_argument("--json", type=Path, default=results, help="(default: %(default)s)")
-    try:
-        run(parser.parse_args())
-    except ValueError as error:
-        parser.exit(2, f"study: {error}\n")
+    cases = [
+        {"world": name, "program": program, "seed": seed}
+        for name in names for seed in range(options.seeds) for program in options.programs or WORLDS[name][1]
+    ]  # fmt: skip
+    return collect(options.json, command, cases, rows_of, "over_none", compared)
 
 
 if __name__ == "__main__":
-    main()
+    parser = parser_of(__doc__, "worlds", ",".join(WORLDS), "20,50,200")
+    parser.add_argument("--programs", nargs="*", help="by name; those of the world if none is named")
+    parser.add_argument("--ways", default=",".join(COST_WAYS), help="of %(default)s")
+    main(run, parser)

@@ -14,7 +14,7 @@ from experiments.reproductions.go.generalize import learned
 from experiments.reproductions.go.imitation import Example
 from experiments.reproductions.go.pretraining import examples, load_policy
 from experiments.worlds.world import WORLDS
-from gst.placement.policies.generated_tasks import generated_task
+from gst.placement.machines import generated_task
 from gst.placement.policies.go import GO, GoTraining
 from gst.placement.policies.ppo import PPO
 from gst.placement.task import Task

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from experiments.bench.gpu.kernel_task import kernel_task
+from experiments.worlds.kernel_task import kernel_task
 from gst.execution.measure import Measurement, median_interval
 from gst.execution.on_accelerator import module_on
 from gst.kernels.recording import kernel_program
@@ -24,9 +24,8 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import kinds_of
-from gst.placement.machines import Chip, Machine
+from gst.placement.machines import Chip, Machine, generated_task
 from gst.placement.objectives import Batches, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.task import Task
 from gst.programs import capture, resolve, traced
 from gst.programs.features import KINDS
@@ -53,7 +52,7 @@ FITS = 0.6  # share of what a program needs on one accelerator that fits there
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A task as a search believes it, and the machine that it is measured on.
+    """A task as a search believes it, and the machine that measures its plans.
 
     Args:
         task: what a search may know.

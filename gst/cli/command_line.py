@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gst.util.process import Stopped, import_from_here, stoppable, version
+from gst.util.imports import import_from_here, import_torchmetrics
+from gst.util.process import Stopped, stoppable, version
 from gst.util.progress import Verbosity, saying, verbosity
 from gst.util.writing import directory_lock, write_json
 
@@ -28,12 +29,10 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = {
-    "place": "add_place", "demo": "add_demo", "sweep": "add_sweep", "measure": "add_measure",
-    "prepare": "add_data", "data": "add_data", "rank": "add_rank", "trace": "add_trace",
-    "devices": "add_devices", "doctor": "add_doctor",
+    "place": "place", "demo": "demo", "sweep": "sweep", "measure": "measure", "prepare": "data", "data": "data",
+    "rank": "training", "trace": "programs", "devices": "devices", "doctor": "doctor",
 }  # fmt: skip
-"""Function that adds each subcommand, in the module of `gst.cli` that `MODULES` names, or of the command's name."""
-MODULES = {"prepare": "data", "rank": "training", "trace": "programs"}
+"""Module of `gst.cli` whose function `add` adds each subcommand."""
 GO_ON = dict.fromkeys(("place", "demo", "measure", "sweep"), "the same command with --resume goes on") | {
     "prepare": "the same command goes on where this one stopped",
     "fit": "the same command with --ckpt_path last goes on from the last checkpoint, if there is one",
@@ -130,8 +129,7 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     named = arguments[0] if arguments and arguments[0] in COMMANDS else None
     for name in COMMANDS if named is None else (named,):
         if name not in commands.choices:  # some modules add two
-            module = import_module(f"gst.cli.{MODULES.get(name, name)}")
-            getattr(module, COMMANDS[name])(commands, add_command)
+            import_module(f"gst.cli.{COMMANDS[name]}").add(commands, add_command)
     return parser
 
 
@@ -160,9 +158,10 @@ def add_command(
 
 
 def _train(arguments: list[str]) -> int:
+    import_from_here()
+    import_torchmetrics()
     from gst.training.cli import run
 
-    import_from_here()
     taken = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     taken.add_argument("--json", type=Path)
     ours, rest = taken.parse_known_args(arguments)

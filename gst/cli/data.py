@@ -16,7 +16,7 @@ DATASETS = "synthetic:NODES, tpugraphs, TpuGraphs npz files and patterns of them
 OPTIONS = ("collection", "eval_indices", "part", "root")  # of tpugraphs alone
 
 
-def add_data(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `prepare` and `data`; `command(commands, name, run, summary, examples)` makes one as all of `gst` are."""
     prepare = command(
         commands, "prepare", _prepare, "cut graphs into segments and write the segment store",
@@ -172,7 +172,7 @@ def _of_class(name: str, module_name: str, class_name: str, arguments: Sequence[
     from jsonargparse import ArgumentError, ArgumentParser
 
     from gst.data.source import GraphSource
-    from gst.util.process import import_from_here
+    from gst.util.imports import import_from_here
 
     import_from_here()
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-def add_demo(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand; `command(commands, name, run, summary, examples)` makes it like all those of `gst`."""
     demo = command(
         commands,

@@ -35,7 +35,6 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.programs import kind_for
 from gst.programs.traces import pinned, traced
-from gst.reporting.headline import headline
 from gst.util.progress import Progress
 
 SAMPLE = Path(__file__).parent.parent / "data" / "samples" / "alexnet.npz"
@@ -101,16 +100,8 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
             started = time.perf_counter()
             store = prepare(programs, scratch, most_nodes)
             prepare_s = time.perf_counter() - started
-            command = [
-                sys.executable,
-                "-m",
-                "gst.cli.demo_parts",
-                str(store),
-                mode,
-                str(steps),
-                str(held_out),
-                str(seed),
-            ]
+            arguments = [str(store), mode, *map(str, (steps, held_out, seed))]
+            command = [sys.executable, "-m", "gst.cli.demo_parts", *arguments]
             child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             entries.append({"prepare_s": prepare_s, **json.loads(child.stdout)})
     progress("training on segments and whole graphs", len(tasks), len(tasks))
@@ -156,7 +147,6 @@ def own_peak_mib() -> float:
 
 def train(model: GraphSegmentTraining, loader: Any, steps: int, rate: float) -> Iterator[float]:
     """Train by the pairwise hinge loss, the learning rate falling along a cosine; yield the seconds after each step."""
-
     started, step_number, optimizer = time.perf_counter(), 0, None
     while True:
         for step in loader:
@@ -172,9 +162,7 @@ def train(model: GraphSegmentTraining, loader: Any, steps: int, rate: float) -> 
                 return
 
 
-def scores_of(
-    model: GraphSegmentTraining, selection: Selection
-) -> tuple[Float64[np.ndarray, " configs"], Float64[np.ndarray, " configs"]]:
+def scores_of(model: GraphSegmentTraining, selection: Selection) -> tuple[Values, Values]:
     """Return predicted scores and measured runtimes of the configurations of a selection."""
     graph, configs = selection
     return model.eval().scores(graph, configs, CONFIGS).double().numpy(), graph.targets[configs.numpy()]
@@ -187,11 +175,9 @@ def ranking(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress
     """Train a cost model on measured layouts of AlexNet (TpuGraphs, on a TPU v3) and rank layouts that it never saw.
 
     Returns:
-        `tau` of `GST` and of two linear regressions on the same configurations, the numbers of configurations, the
-        `predicted` and `measured` places of the held-out ones in percent, and `slowdown`, by how much the layout that
-        the model puts first is slower than the best held-out one, with the same of the median layout.
+        `tau` of `GST` and of two linear regressions on the same configurations, the numbers of configurations, and
+        `held_out`, the scores and runtimes of those held out, as in the record of a training.
     """
-
     progress("ranking layouts of AlexNet", 0, sizes.ranking_steps)
     graph = read(SAMPLE)
     training, (held_out,), _ = split([segment(graph, 128)], "configs", LAYOUTS, 0, seed)
@@ -205,18 +191,12 @@ def ranking(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress
     taus = {"GST": kendall_tau(scores, runtimes)}
     for name, features in linear_features(graph).items():
         taus[name] = kendall_tau(linear(features, graph.targets, known)[unseen], runtimes)
-    places = [100 * (rankdata(values) - 1) / (len(values) - 1) for values in (scores, runtimes)]
-    fastest = runtimes.min()
+    layouts = {"graph": "AlexNet in training, TPU v3", "tau": taus["GST"]}
+    layouts |= {"predicted": scores.tolist(), "measured": runtimes.tolist()}
     return {
-        "tau": taus,
-        "num_train": len(known),
-        "num_held_out": len(unseen),
-        "predicted": places[0].round(2).tolist(),
-        "measured": places[1].round(2).tolist(),
-        "slowdown": float(runtimes[scores.argmin()] / fastest - 1),
-        "median_slowdown": float(np.median(runtimes) / fastest - 1),
-        "nodes": graph.num_nodes,
-    }
+        "tau": taus, "num_train": len(known), "num_held_out": len(unseen), "nodes": graph.num_nodes,
+        "held_out": {"kind": "order", "unit": "ns", "graphs": [layouts]},
+    }  # fmt: skip
 
 
 def linear_features(graph: Graph) -> dict[str, Features]:
@@ -224,7 +204,6 @@ def linear_features(graph: Graph) -> dict[str, Features]:
 
     The sums count the values of each feature over all nodes. The features of each node are those of this program alone.
     """
-
     values = graph.config_features.astype(int) - int(graph.config_features.min())
     one_hot = np.eye(values.max() + 1)[values]  # (configs, nodes, features, values)
     return {
@@ -235,7 +214,6 @@ def linear_features(graph: Graph) -> dict[str, Features]:
 
 def linear(features: Features, runtimes: Values, known: Int64[np.ndarray, " known"]) -> Values:
     """Return scores of all configurations by ridge regression on the ranks of the `known` runtimes."""
-
     design = np.c_[features, np.ones(len(features))]
     x = design[known]
     weights = np.linalg.solve(x.T @ x + np.eye(x.shape[1]), x.T @ rankdata(runtimes[known]))
@@ -249,7 +227,7 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
     """Place a bundled program on the devices of this machine, the search guided by the GST cost model.
 
     Returns:
-        The result of `gst.placement.measured.place_measured`, with `headline` and the trials of the search.
+        The result of `gst.placement.measured.place_measured`, with the trials of the search.
     """
     from gst.placement.measured import place_measured
     from gst.placement.planning import Settings
@@ -264,8 +242,7 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
         compile_s=sizes.compile_s, finals_s=3.0,
     )  # fmt: skip
     placed = place_measured(program, pinned(sizes.program, program), devices, out / "place", settings, progress)
-    trials = placed.drawing.get("measurements", [])
-    return {**placed.result, "name": sizes.program, "headline": headline(placed.result), "measurements": trials}
+    return {**placed.result, "name": sizes.program, "measurements": placed.drawing.get("measurements", [])}
 
 
 def main() -> None:

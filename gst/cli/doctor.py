@@ -44,7 +44,7 @@ def _noted(what: str, found: str, advice: str) -> Finding:
     return Finding(what, "note" if advice else "well", found, advice)
 
 
-def add_doctor(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     summary = "check the installation, devices, threads, disk and W&B, and advise (exit 1 if something will fail)"
     command(commands, "doctor", _doctor, summary, "gst doctor\ngst doctor --json doctor.json")
@@ -81,9 +81,9 @@ def findings() -> Iterator[Finding]:
 
 def _python() -> Finding:
     found = f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
-    if (3, 11) <= sys.version_info[:2] <= (3, 12):
+    if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return Finding("python", "well", found)
-    return Finding("python", "problem", found, "make a virtual environment with Python 3.11 or 3.12")
+    return Finding("python", "problem", found, "make a virtual environment with Python 3.11 to 3.14")
 
 
 def _packages() -> Finding:

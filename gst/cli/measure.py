@@ -12,7 +12,7 @@ from gst.util.progress import Bars
 USUAL_NUMBER = 500
 
 
-def add_measure(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     measure = command(
         commands, "measure", _measure, "run plans of a program in a child process, and make a dataset of them",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gst.placement.methods import METHODS, registered
 from gst.util.process import wait_briefly
 from gst.util.progress import Bars
 
@@ -14,11 +15,11 @@ BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
 USUAL_SECONDS = 60.0
 
 
-def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     place = command(
         commands, "place", _place,
-        "find the fastest plan of a program on devices: baselines, annealing, learned policies, real measurements",
+        "find the fastest plan of a program on devices: baselines, search methods, real measurements",
         "gst place rnnlm --devices cpu:0,cpu:1,cpu:0-1 --out runs/place/rnnlm\n"
         "gst place mymodule:step --memory-limit 2GiB --budget 30 --out runs/place/mine\n"
         "gst place inception --machine gpus:4 --out runs/place/gpus         # simulated\n"
@@ -31,8 +32,9 @@ def add_place(commands: Any, command: Callable[..., argparse.ArgumentParser]) ->
     add("--memory-limit", metavar="BYTES", help="of each device, such as 512MiB or 2GiB")
     runtimes = ("measured", "simulated")
     add("--runtime", choices=runtimes, default="measured", help="judge plans at the end by (default: %(default)s)")
-    known = "what proposes plans, of annealing, colocrl, hdp, go, policy (default: %(default)s)"
-    add("--methods", default="annealing", help=known)
+    known = ", ".join(f"{name} ({method.words})" for name, method in METHODS.items()).replace("%", "%%")
+    methods = f"names with commas of {known}, or MODULE:NAME, where MODULE registers it (default: %(default)s)"
+    add("--methods", default="annealing", help=methods)
     number = f"plans to measure in the search; 0 = baselines alone (default: up to {BUDGET})"
     add("--budget", type=int, metavar="N", help=number)
     evaluations = "plans that each method asks about, and again in each round of measurements (%(default)s)"
@@ -66,7 +68,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     here = measured and not options.workers
     if options.seconds is not None and not here:
         raise ValueError("--seconds is for plans measured on this machine; give --evaluations")
-    methods = _names(options.methods)
+    methods = registered(_names(options.methods))
     if options.seconds is None and options.budget is None and here:
         options.seconds = USUAL_SECONDS
     options.budget = BUDGET if options.budget is None else options.budget

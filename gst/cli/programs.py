@@ -11,7 +11,7 @@ KINDS = ("cpu", "cuda")  # of gst.programs.operation, which imports torch
 ACCELERATOR = KINDS[1]
 
 
-def add_trace(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     trace = command(
         commands, "trace", _trace,

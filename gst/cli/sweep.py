@@ -19,7 +19,7 @@ USUAL_NUMBER = 20
 SHOWN = 10  # trials of the table
 
 
-def add_sweep(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     sweep = command(
         commands, "sweep", _sweep,

@@ -18,7 +18,7 @@ AS_IT_SHOULD_BE = (
 """Warnings of Lightning about loading a checkpoint that do not apply here."""
 
 
-def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     rank = command(
         commands, "rank", _rank, "order the configurations of a program with a trained model",
@@ -34,6 +34,9 @@ def add_rank(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> 
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
+    from gst.util.imports import import_torchmetrics
+
+    import_torchmetrics()
     from gst.training.rank import rank
 
     for expected in AS_IT_SHOULD_BE:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gst.util.lazy import lazy_names
+from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from gst.cost.losses import LOSSES

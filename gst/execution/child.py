@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.costs import Costs, measure_costs, profile, profiled_costs
-from gst.execution.executor import AnyExecutor, executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.costs import measure_costs, measured_links, profile
+from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.execution.groups import group_records
-from gst.execution.links import measured_links
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor, runs_in_turns
 from gst.execution.on_accelerator import ReferenceOutputs, reference
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import ExecutionError, Plan, Timeline, says_no_memory
 from gst.machine.devices import least_memory_limit, limit_memory
 from gst.programs import Program, kind_for
@@ -136,22 +135,19 @@ class Runner:
     def _limited(self) -> Iterator[None]:
         """Limit the bytes of intermediate values, or, where they are not counted, of each accelerator."""
         accelerators = {device.torch_device for device in self.executor.devices if device.is_accelerator}
-        if self.limit is None:
-            yield
-        elif isinstance(self.executor, NativeExecutor):
-            self.executor.memory_limit = self.limit
-            try:
-                yield
-            finally:
-                self.executor.memory_limit = None
-        else:
-            for device in accelerators:
-                limit_memory(device, self.limit)
-            try:
-                yield
-            finally:
+
+        def limit(num_bytes: int | None) -> None:
+            if isinstance(self.executor, NativeExecutor):
+                self.executor.memory_limit = num_bytes
+            elif self.limit is not None:
                 for device in accelerators:
-                    limit_memory(device, None)
+                    limit_memory(device, num_bytes)
+
+        limit(self.limit)
+        try:
+            yield
+        finally:
+            limit(None)
 
 
 def profile_devices(executor: GraphExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:

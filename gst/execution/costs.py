@@ -1,162 +1,48 @@
-"""Costs of a program on devices for the simulator: time and memory of each operation alone, and links."""
+"""Measurement of costs: times of operations alone on each device, and of copies between devices.
+
+A copy takes latency + bytes / bandwidth, fitted to copies of several sizes, which `Lane` makes as those of plans.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from time import perf_counter_ns
-from typing import Any
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from time import perf_counter, perf_counter_ns
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64
+from scipy.optimize import nnls
 
 from gst.execution.event_times import event_times_us
+from gst.execution.lanes import Lane, synchronise
 from gst.execution.native import NativeExecutor
-from gst.lowering.calls import Call, Step, Storages, Values, bind, fixed_values, steps_in_order, storages
+from gst.lowering.calls import Call, Step, Values, bind, fixed_values, steps_in_order
+from gst.lowering.costs import Costs, Links, profiled_costs, shortest_us
 from gst.lowering.plan import Plan, Timeline
 from gst.machine.devices import Device
-from gst.programs import Program, Reference
+from gst.programs import Program
 
-Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
-COPY_US = 20.0  # from memory to memory where no link was measured
-COPY_BYTES_PER_US = 5_000.0  # 5 GB/s, likewise
+SIZES = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+"""Bytes of copies that are timed."""
+REPETITIONS = 5  # of each, of which the median counts
 
-
-@dataclass(frozen=True, eq=False)
-class Costs:
-    """Costs of each operation of a program on each device, alone, and of the links between devices.
-
-    Args:
-        edges: producer -> consumer.
-        computed: false for inputs and constants, which take no time and no memory.
-        kept: True for outputs, which are never freed.
-        times_us: of each operation alone; infinite where it cannot run.
-        output_bytes: of the value of each node.
-        own_bytes: the most that each operation takes while it runs, its result included.
-        storages: allocations, and the values that keep them.
-        latency_us: fixed part of a transfer's time, from device (row) to device (column); 0 within a memory.
-        bytes_per_us: of a copy; infinite within a memory.
-        copies_queue: True if each memory sends one copy after the other, as a stream program does; otherwise links
-            never queue.
-        load: share of the cores that other processes took during the measurement, 0 .. 1; None if unknown.
-    """
-
-    devices: tuple[Device, ...]
-    edges: Int64[np.ndarray, "2 edges"]
-    computed: Bool[np.ndarray, " nodes"]
-    kept: Bool[np.ndarray, " nodes"]
-    times_us: Float64[np.ndarray, "devices nodes"]
-    output_bytes: Int64[np.ndarray, " nodes"]
-    own_bytes: Int64[np.ndarray, "devices nodes"]
-    storages: Storages
-    latency_us: Float64[np.ndarray, "devices devices"]
-    bytes_per_us: Float64[np.ndarray, "devices devices"]
-    copies_queue: bool = False
-    load: float | None = None
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.computed)
-
-    @property
-    def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
-        return traffic_bytes(self.edges, self.output_bytes) * self.computed
-
-
-def traffic_bytes(
-    edges: Int64[np.ndarray, "2 edges"], output_bytes: Int64[np.ndarray, " nodes"]
-) -> Float64[np.ndarray, " nodes"]:
-    """Return the bytes that each node reads and writes: of its result, and of each value it reads.
-
-    Examples:
-        >>> traffic_bytes(np.array([[0], [1]]), np.array([4, 8])).tolist()
-        [4.0, 12.0]
-    """
-    size = output_bytes.astype(np.float64)
-    return np.bincount(edges[1], size[edges[0]], len(size)) + size
+MOST_GB_PER_S = 1e6  # where larger copies take no longer, by chance: JSON knows no infinite speed
+LEAST_US = 1e-3  # latency of a copy whose time is all bandwidth: none is free
 
 
 def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
     """Run the program of an entered executor on each device alone; devices with as many threads share their times. The
     shortest of `repetitions` times of each operation counts."""
-    program, devices = executor.program, executor.devices
-    by_threads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for device in devices:
+    by_threads: dict[int, list[Timeline]] = {}
+    for device in executor.devices:
         if device.threads not in by_threads:
-            by_threads[device.threads] = _measured(executor, device, repetitions)
-    times, own = (np.stack([by_threads[device.threads][part] for device in devices]) for part in (0, 1))
-    return Costs(
-        devices, program.graph.edges, _computed(program), _kept(program), times, program.output_bytes, own,
-        storages(program), np.zeros((len(devices),) * 2), np.full((len(devices),) * 2, np.inf),
-    )  # fmt: skip
-
-
-def profiled_costs(
-    program: Program,
-    devices: Sequence[Device],
-    times_us: Float64[np.ndarray, "devices nodes"],
-    links: Links | None = None,
-) -> Costs:
-    """Return costs of a program whose memory was not measured: an operation takes no more than its result.
-
-    Args:
-        times_us: of each operation alone; infinite where it cannot run.
-        links: from `gst.execution.links.measured_links`; if None, `COPY_US` and `COPY_BYTES_PER_US` between memories.
-
-    Raises:
-        ValueError: an operation can run on none of the devices.
-    """
-    if (stuck := np.flatnonzero(np.isinf(times_us).all(0))).size:
-        names = ", ".join(device.name for device in devices)
-        what = program.operations[stuck[0]].target
-        raise ValueError(f"operation {stuck[0]} of {program.name} ({what}) can run on none of {names}")
-    apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
-    own_bytes = np.tile(program.output_bytes, (len(devices), 1))
-    latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
-    return Costs(
-        tuple(devices), program.graph.edges, _computed(program), _kept(program), times_us, program.output_bytes,
-        own_bytes, storages(program), latency_us, bytes_per_us,
-    )  # fmt: skip
-
-
-def links_record(costs: Costs) -> dict[str, list[list[float]]]:
-    """Return the links of costs for JSON, which has no infinite speed; `links_of` reads it."""
-    return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
-
-
-def links_of(record: Mapping[str, Any]) -> Links:
-    """Return links of a record of `links_record`."""
-    with np.errstate(divide="ignore"):
-        return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
-
-
-def _computed(program: Program) -> Bool[np.ndarray, " nodes"]:
-    return np.array([each.kind == "operation" for each in program.operations])
-
-
-def _kept(program: Program) -> Bool[np.ndarray, " nodes"]:
-    kept = np.zeros(program.num_nodes, bool)
-    kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
-    return kept
-
-
-def _measured(executor: NativeExecutor, device: Device, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
-    runs = alone(executor, device.name, repetitions)
-    return shortest_us(runs), np.min([each.own_bytes for each in runs], axis=0)
-
-
-def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:
-    """Return the shortest time of each operation over several runs of a plan, in microseconds: other processes
-    interrupt some operations of every run, but seldom the same one in all.
-
-    Examples:
-        >>> begins = np.zeros(2)
-        >>> runs = [Timeline(np.zeros(2, np.int64), begins, np.array(ends)) for ends in ([9.0, 2.0], [1.0, 3.0])]
-        >>> shortest_us(runs).tolist()
-        [1.0, 2.0]
-    """
-    return np.min([each.end_us - each.begin_us for each in runs], axis=0)
+            by_threads[device.threads] = alone(executor, device.name, repetitions)
+    runs = [by_threads[device.threads] for device in executor.devices]
+    own_bytes = np.stack([np.min([each.own_bytes for each in mine], axis=0) for mine in runs])
+    costs = profiled_costs(executor.program, executor.devices, np.stack([shortest_us(mine) for mine in runs]))
+    return replace(costs, own_bytes=own_bytes)
 
 
 def alone(executor: NativeExecutor, device: str, repetitions: int) -> list[Timeline]:
@@ -201,3 +87,84 @@ def _timed_pass(steps: Sequence[Step], values: Values, times: Float64[np.ndarray
         times[node] = (perf_counter_ns() - start) / 1e3
         for each in dead:
             values[each] = None
+
+
+def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float, float]:
+    """Fit latency and bandwidth to times of copies: least squares of relative errors, neither negative.
+
+    Args:
+        num_bytes: of each copy; at least two sizes.
+        times_us: of each, all above 0.
+
+    Returns:
+        latency_us; gb_per_s, at most `MOST_GB_PER_S`.
+
+    Raises:
+        ValueError: there are fewer than two sizes, a size or time is impossible, or their numbers differ.
+
+    Examples:
+        >>> latency_us, gb_per_s = fitted([0, 1_000_000, 10_000_000], [20.0, 120.0, 1020.0])
+        >>> round(latency_us, 3), round(gb_per_s, 3)
+        (20.0, 10.0)
+    """
+    size, time = np.asarray(num_bytes, np.float64), np.asarray(times_us, np.float64)
+    if size.shape != time.shape or len(np.unique(size)) < 2:
+        raise ValueError(f"a link is fitted to times of at least two sizes, got {len(size)} sizes, {len(time)} times")
+    if not (np.isfinite(time).all() and (time > 0).all() and np.isfinite(size).all() and (size >= 0).all()):
+        raise ValueError("a link is fitted to times above 0 of sizes that are not negative")
+    largest = size.max()
+    (latency, slope), _ = nnls(np.stack([1 / time, size / largest / time], axis=1), np.ones(len(time)))
+    gb_per_s = largest / slope / 1e3 if slope > 0 else MOST_GB_PER_S
+    return max(float(latency), LEAST_US), min(float(gb_per_s), MOST_GB_PER_S)
+
+
+def copy_rate(source: torch.device, destination: torch.device, is_pinned: bool = False) -> tuple[float, float]:
+    """Measure copies from one device to another, and return the latency in microseconds and GB per second.
+
+    Args:
+        source, destination: the CPU, or accelerators of this process.
+        is_pinned: memory of the host is pinned.
+    """
+    return fitted(SIZES, [_copy_us(each, source, destination, is_pinned) for each in SIZES])
+
+
+def _copy_us(size: int, source: torch.device, destination: torch.device, is_pinned: bool) -> float:
+    """Return median microseconds of a copy of `size` bytes.
+
+    A value arrives in a pageable tensor that exists, as PyTorch returns pinned ones.
+    """
+    lane = Lane(source, 0)
+    value = torch.zeros(size, dtype=torch.uint8, device=source)
+    buffer = torch.zeros(size, dtype=torch.uint8, device=destination)
+    if is_pinned:
+        value, buffer = (each.pin_memory() if each.device.type == "cpu" else each for each in (value, buffer))
+    times = []
+    for _ in range(REPETITIONS + 1):
+        synchronise([source, destination])
+        start = perf_counter()
+        with lane.stream or nullcontext():
+            if is_pinned or source.type != destination.type == "cpu":
+                lane.refill(buffer, value)
+            else:
+                lane.copy(value, destination)
+        synchronise([source, destination])
+        times.append((perf_counter() - start) * 1e6)
+    return float(np.median(times[1:]))
+
+
+def measured_links(devices: Sequence[Device]) -> Links:
+    """Return latency in microseconds and bytes per microsecond from each device (row) to each (column); 0 and infinite
+    within a memory. Links to a host are those to pinned memory."""
+    count = len(devices)
+    latency_us, bytes_per_us = np.zeros((count, count)), np.full((count, count), np.inf)
+    rates: dict[tuple[torch.device, torch.device], tuple[float, float]] = {}
+    for a, source in enumerate(devices):
+        for b, destination in enumerate(devices):
+            ends = source.torch_device, destination.torch_device
+            if source.memory == destination.memory or (ends[0] == ends[1] and ends[0].type != "cpu"):
+                continue
+            if ends not in rates:
+                rates[ends] = copy_rate(*ends, is_pinned=ends[1].type == "cpu" != ends[0].type)
+            latency_us[a, b], gb_per_s = rates[ends]
+            bytes_per_us[a, b] = gb_per_s * 1e3
+    return latency_us, bytes_per_us

@@ -65,24 +65,16 @@ def span_us(function: Callable[[], object], device: torch.device, before: Callab
 
 
 class Graphs:
-    """Recorder of graphs on one device, one after the other in the same memory, and in new memory after a failure. A
-    graph is invalid once the next is recorded.
-
-    Args:
-        device: of the current stream.
-        make: makes an empty graph.
-    """
+    """Recorder of graphs on the device of the current stream, one after the other in the same memory, and in new memory
+    after a failure. A graph is invalid once the next is recorded."""
 
     def __init__(self, device: torch.device, make: NewGraph) -> None:
         self.device, self._make = device, make
         self._first: Graph | None = None  # it lives as long as this: with its last graph the memory would go
 
     def record(self, function: Callable[[], object]) -> Graph | None:
-        """Return a graph of the work that a function launches on the current stream; None if it cannot be recorded.
-
-        The function ran before, so that libraries have chosen their kernels. Where memory is short, cached memory is
-        released, and recording is tried once more.
-        """
+        """Return a graph of the work that a function launches, which ran before; None if it cannot be recorded. Where
+        memory is short, cached memory is released, and recording is tried once more."""
         for gives_back in (False, True):
             try:
                 graph = self._make(self.device, None if self._first is None else self._first.pool())
@@ -124,19 +116,16 @@ def call_us(
         synchronise([device])
         graph = graphs.record(several)
         if graph is not None:
-            return graph_us(graph, device, min(repetitions, max(int(BUDGET_US / (2 * size * once_us)), 1))) / size
+            graph.replay()
+            count = min(repetitions, max(int(BUDGET_US / (2 * size * once_us)), 1))
+            spans = [span_us(graph.replay, device, before=graph.replay) for _ in range(count)]  # it hides the launch
+            return float(np.median(spans)) / size
     return float(np.median([span_us(several, device) for _ in range(repetitions)])) / size
 
 
-def graph_us(graph: Graph, device: torch.device, repetitions: int) -> float:
-    """Return the median microseconds of a replay, each timed behind another replay that hides the launch."""
-    graph.replay()
-    return float(np.median([span_us(graph.replay, device, before=graph.replay) for _ in range(repetitions)]))
-
-
 def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph | None:
-    """Return a function that makes empty graphs for a device: `graph` if given, otherwise `new_graph` on an accelerator
-    of this process. None on a CPU, and with a warning on an accelerator without graphs."""
+    """Return `graph` if given, otherwise `new_graph` on an accelerator of this process. None on a CPU, and with a
+    warning on an accelerator without graphs."""
     if graph is not None or not is_here(device):
         return graph
     try:
@@ -282,12 +271,11 @@ def _described(value: Any) -> Hashable:
 
 def _on_host(program: Program, node: int, values: Values, device: torch.device, reason: str) -> Any:
     """Return the value of an operation that failed on a device, computed on the host and copied to the device."""
-    call, second_reason = bind(program, HOST)[node], reason
-    assert call is not None, f"node {node} is no operation"
+    second_reason = reason
     if device != HOST:
         try:
             arguments = {each: _moved(values[each], HOST) for each in program.operations[node].producers}
-            return _moved(call(arguments), device)  # type: ignore[arg-type]
+            return _moved(bind(program, HOST)[node](arguments), device)  # type: ignore[misc, arg-type]
         except Exception as error:  # whatever operators raise
             second_reason = first_line(error)
             if says_no_memory(str(error)):

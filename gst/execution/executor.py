@@ -1,16 +1,43 @@
-"""Choice of the executor that runs plans on given devices. Read this file first, then `native.py`, then `lanes.py`."""
+"""Execution of plans: by the compiled interpreter on the cores of one memory, by recorded graphs elsewhere.
+
+`executor` returns the executor for given devices: `GraphExecutor`, below, or `gst.execution.native.NativeExecutor`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext, suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
 
-from gst.execution.graph_executor import GraphExecutor
+import torch
+from torch import Tensor
+
+from gst.execution.groups import LaneGroups
+from gst.execution.lane_graphs import LaneGraph
+from gst.execution.lanes import LaneExecutor
+from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor
-from gst.machine.devices import Device, supports
+from gst.execution.on_accelerator import num_weights
+from gst.execution.residents import Residents
+from gst.lowering.calls import copied
+from gst.lowering.lower import ProvenLowering
+from gst.lowering.plan import ExecutionError, Plan, says_no_memory
+from gst.machine.devices import Device, select, supports
 from gst.programs import Program
-from gst.util.recording import is_here
+from gst.util.recording import Graph, is_here, new_graph
+from gst.util.untrusted import plain
 
-AnyExecutor = GraphExecutor | NativeExecutor
+MAX_PLANS = 64  # that stay lowered, and recorded as far as memory allows
+HOST = Device("host", "cpu", (), 1, "host", "the thread that launches graphs")
+
+Result = TypeVar("Result")
 
 
 def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
@@ -36,3 +63,235 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
     if missing := [each.name for each in devices if each.is_accelerator and not is_here(each.torch_device)]:
         raise ValueError(f"this process has no accelerator {missing[0]!r}; run plans on its own devices (gst devices)")
     return GraphExecutor(program, devices)
+
+
+class GraphExecutor:
+    """Runs plans of one program. Use it as a context manager.
+
+    A plan is lowered, its fusion groups are compiled where that is faster (`LaneGroups`), and its lanes are recorded as
+    graphs of their accelerators (`LaneGraph`). Elsewhere the lanes run eagerly. One thread launches everything and
+    computes the CPU's part. All recorded plans read inputs, weights and constants in the same memory (`Residents`).
+
+    Args:
+        program: the program that plans place.
+        devices: those that plans may name.
+        recorded, graph: see `LaneGraph`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
+        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
+        >>> with GraphExecutor(program, [core]) as executor:
+        ...     executor.run(Plan(("cpu:0",), np.zeros(2, np.int64)))
+        [tensor([0., 2.])]
+    """
+
+    def __init__(
+        self, program: Program, devices: Sequence[Device], recorded: Collection[int] | None = None,
+        graph: Callable[[torch.device, Any], Graph] = new_graph,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
+        self._recorded, self._new_graph = recorded, graph
+        here = [
+            device.torch_device for device in self.devices if device.is_accelerator and is_here(device.torch_device)
+        ]
+        self._home = next(iter(here), None)
+        self._worker: Worker | None = None
+        self._lower = ProvenLowering(program, self.devices)
+        self._groups = LaneGroups(program, self.devices)
+        self._residents = Residents(program)
+        self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
+        self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
+        self._given: list[Tensor] | None = None  # inputs of runs that are timed
+
+    def __enter__(self) -> Self:
+        self._worker = Worker(next((device for device in self.devices if not device.is_accelerator), HOST))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._worker is not None and not sys.is_finalizing():  # the worker goes on no more then
+            self._on_worker(self._graphs.clear)
+            self._worker.close()
+        self._worker = None
+
+    def submit(self, device: str, function: Callable[[], Result]) -> Result:
+        """Call `function` on the thread that launches, and wait for it.
+
+        Raises:
+            ValueError: there is no such device.
+        """
+        select([device], self.devices)
+        return self._on_worker(function)
+
+    def compile(self, plan: Plan) -> LaneExecutor:
+        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are kept.
+
+        Raises:
+            ValueError: the plan does not fit the program or the devices.
+        """
+        return self._on_worker(partial(self._compile, plan))
+
+    def record(self, plan: Plan) -> LaneGraph:
+        """Record a plan, which runs it a few times. Where memory is short, the least recently used recordings are
+        dropped.
+
+        Raises:
+            ValueError: as `compile`.
+        """
+        return self._on_worker(partial(self._record, plan))
+
+    def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
+        """Run the program once under a plan, and wait for all of it.
+
+        Args:
+            plan: for this program, on this executor's devices.
+            inputs: flat inputs, which are not changed; the examples if None.
+            num_steady: of the inputs, see `LaneGraph.run`.
+
+        Returns:
+            Flat outputs, which no later run overwrites: in the memory of the first accelerator, on the caller's current
+            stream; without an accelerator each where it was made.
+
+        Raises:
+            ValueError: the plan or the inputs do not fit the program.
+            ExecutionError: an operation failed, or memory is short.
+        """
+        run = partial(self._run, plan, inputs, num_steady, self._callers_stream())
+        return self._on_worker(partial(self._with_memory, plan, run))
+
+    def time_ms(self, plan: Plan) -> float:
+        """Return the milliseconds of a run as callers make it: inputs that are no weights are copied from the first
+        accelerator, and outputs to it. A plan that runs eagerly has its inputs in place.
+
+        Raises:
+            ValueError, ExecutionError: as `run`.
+        """
+        graph, steady = self.record(plan), num_weights(self.program)
+
+        def time() -> float:
+            inputs = None if graph.reason else self._calls_inputs(steady)
+            return timed(partial(self._run, plan, inputs, steady, self._callers_stream()))
+
+        return self._on_worker(partial(self._with_memory, plan, time))
+
+    def _callers_stream(self) -> torch.Stream | None:
+        return None if self._home is None else torch.accelerator.current_stream(self._home)
+
+    def _run(
+        self, plan: Plan, inputs: Sequence[Tensor] | None, num_steady: int, stream: torch.Stream | None
+    ) -> list[Any]:
+        graph = self._record(plan)
+        outputs = graph.run(inputs, num_steady)
+        if graph.reason and stream is None:
+            return outputs
+        with stream or nullcontext():  # the memory is the caller's, who may free it while work of that stream reads it
+            outputs = [self._handed_over(each) if isinstance(each, Tensor) else each for each in outputs]
+        graph.executor.synchronise()
+        return outputs
+
+    def _handed_over(self, value: Tensor) -> Tensor:
+        return value.clone() if self._home is None else value.to(self._home, copy=True)
+
+    def _calls_inputs(self, steady: int) -> list[Tensor]:
+        """Return inputs of a caller who has all but the weights on the first accelerator."""
+        if self._given is None:
+            inputs, home = self.program.inputs, self._home
+            others = inputs[steady:] if home is None else [copied(value, home) for value in inputs[steady:]]
+            self._given = [*inputs[:steady], *others]
+        return self._given
+
+    def group_shares(self, plan: Plan) -> dict[int, float]:
+        """See `LaneGroups.shares`."""
+        return self._on_worker(partial(self._groups.shares, plan))
+
+    def _compile(self, plan: Plan) -> LaneExecutor:
+        key = plan.key
+        if key not in self._lanes:
+            streams = self._lower(plan)
+            groups = {} if plan.fusion is None else self._with_memory(plan, partial(self._groups.calls, plan))
+            self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
+            if len(self._lanes) > MAX_PLANS:
+                oldest, _ = self._lanes.popitem(last=False)
+                self._graphs.pop(oldest, None)
+        self._lanes.move_to_end(key)
+        return self._lanes[key]
+
+    def _record(self, plan: Plan) -> LaneGraph:
+        lanes, key = self._compile(plan), plan.key
+        if key not in self._graphs:
+            while True:
+                graph = LaneGraph(lanes, self._recorded, self._new_graph, self._residents)
+                if not (says_no_memory(graph.reason) and self._forget_another(key)):
+                    break
+            self._graphs[key] = graph
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _with_memory(self, plan: Plan, function: Callable[[], Result]) -> Result:
+        """Return the result of a function; where memory is short it is called again, with fewer recorded plans."""
+        while True:
+            try:
+                return function()
+            except RuntimeError as error:  # `ExecutionError` is one too
+                if not says_no_memory(str(error)):
+                    raise
+                if not self._forget_another(plan.key):
+                    raise ExecutionError(f"out of memory: {plain(error)}") from error
+
+    def _forget_another(self, key: str) -> bool:
+        """Drop the least recently used recording other than that of `key`; True if there was one."""
+        other = next((each for each in self._graphs if each != key), None)
+        if other is not None:
+            del self._graphs[other]
+        return other is not None
+
+    def _on_worker(self, function: Callable[[], Result]) -> Result:
+        if self._worker is None:
+            raise ValueError("the executor is closed; use it inside `with GraphExecutor(program, devices) as run:`")
+        return self._worker.submit(function).result()
+
+
+AnyExecutor = GraphExecutor | NativeExecutor
+
+
+class Worker:
+    """One thread for the life of an executor, bound to a device's cores, with its number of threads. New threads would
+    lose the primitive caches of oneDNN."""
+
+    def __init__(self, device: Device) -> None:
+        threads = torch.get_num_threads()  # also fixes this thread's own number before the worker sets another
+        self._device = device
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=device.name, daemon=True)
+        self._thread.start()
+        self.submit(lambda: None).result()
+        torch.set_num_threads(threads)
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        """Run `job` on the thread, after those submitted before."""
+        future: Future[Any] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread."""
+        if not sys.is_finalizing():
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        if self._device.cores and hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):  # not allowed here: the device works, unbound
+                os.sched_setaffinity(threading.get_native_id(), self._device.cores)
+        torch.get_num_threads()  # a thread takes the process's number when first asked: now, not later
+        torch.set_num_threads(self._device.threads)
+        with torch.no_grad():
+            while (item := self._jobs.get()) is not None:
+                job, future = item
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+                del item, job, future  # nothing of a finished run stays alive while the thread waits

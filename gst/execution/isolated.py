@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from gst.execution.costs import Costs
 from gst.execution.measure import Measurement, measure
+from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, select
 from gst.machine.load import LoadGate, LoadMeter, lock_devices
@@ -57,11 +57,8 @@ class IsolatedExecutor:
         self._stop()
 
     def costs(self, repetitions: int = 5) -> Costs:
-        """Measure the costs of each operation alone on each device; no memory limit holds.
-
-        Raises:
-            ValueError: the program does not run on a device alone.
-        """
+        """Measure the costs of each operation alone on each device, without a memory limit; raise ValueError if the
+        program does not run on one alone."""
         try:
             with lock_devices(self.devices):
                 meter = LoadMeter()  # here, where the time of the child is not that of others
@@ -72,11 +69,7 @@ class IsolatedExecutor:
             raise ValueError(f"the program does not run on each of {names} alone: {failure}") from failure
 
     def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
-        """Return the begin and end of each operation in each run of each plan.
-
-        Raises:
-            ExecutionError: a plan fails.
-        """
+        """Return the begin and end of each operation in each run of each plan; raise ExecutionError if one fails."""
         with lock_devices(self.devices):
             meter = LoadMeter()
             runs = self._request(START_LIMIT_S, "timelines", list(plans), repetitions)
@@ -84,21 +77,13 @@ class IsolatedExecutor:
 
     def groups(self, plan: Plan) -> dict[int, float]:
         """Return compiled time / time of its operations for each group that a plan fuses, by its first node; 1 for a
-        group that runs one by one. New structures are compiled first, which takes seconds each.
-
-        Raises:
-            ExecutionError, ValueError: as `check`.
-        """
+        group that runs one by one. New structures are compiled first, which takes seconds each. Raises as `check`."""
         with lock_devices(self.devices):
             shares: dict[int, float] = self._request(START_LIMIT_S, "groups", plan)
             return shares
 
     def compile(self, plan: Plan) -> None:
-        """Lower a plan, and compile groups of new structures.
-
-        Raises:
-            ExecutionError, ValueError: as `check`.
-        """
+        """Lower a plan, and compile groups of new structures. Raises as `check`."""
         self._request(START_LIMIT_S, "compile", plan)
 
     def check(self, plan: Plan) -> None:
@@ -115,11 +100,7 @@ class IsolatedExecutor:
             self._eager_reasons.add(reason)
 
     def time(self, plan: Plan) -> tuple[float, int | None]:
-        """Return milliseconds of one run, and the most bytes of intermediate values, if that is counted.
-
-        Raises:
-            ExecutionError, ValueError: as `check`.
-        """
+        """Return milliseconds of one run, and the most bytes of intermediate values, if counted. Raises as `check`."""
         elapsed_ms, peak_bytes = self._request(self.time_limit_s, "time", plan)
         return elapsed_ms, peak_bytes
 
@@ -132,20 +113,14 @@ class IsolatedExecutor:
         self._child = Child("gst.execution.child", (), {**os.environ, **WAITING})
         self.num_started += 1
         try:
-            self._greet()
-        except ValueError as error:
-            self._stop()
-            self.lost = error
-            raise
-
-    def _greet(self) -> None:
-        """Send a new child the program and the devices, and receive the program's key."""
-        try:
             key = self._ask(START_LIMIT_S, self._program, self.devices)
-        except ExecutionError as failure:
-            raise ValueError(f"the program does not run, or the process for it does not start: {failure}") from failure
-        if self.program_key not in ("", key):
-            raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
+            if self.program_key not in ("", key):
+                raise ValueError("the program is another one than at the start; was its source changed meanwhile?")
+        except (ExecutionError, ValueError) as error:
+            self._stop()
+            words = "the program does not run, or the process for it does not start: "
+            self.lost = ValueError(words * isinstance(error, ExecutionError) + str(error))
+            raise self.lost from error
         self.program_key = key
 
     def _stop(self) -> None:
@@ -204,14 +179,16 @@ def measure_plans(
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
         keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
-        seen = measure(
+        measurements = measure(
             {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
             seconds=seconds,
         )  # fmt: skip
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost
-    measured = [replace(seen[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)]
-    return measured + [seen[label] for label in beside]
+    measured = [
+        replace(measurements[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)
+    ]
+    return measured + [measurements[label] for label in beside]
 
 
 def _in_use(isolated: IsolatedExecutor, plans: Sequence[Plan]) -> list[Device]:

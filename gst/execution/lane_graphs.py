@@ -1,14 +1,14 @@
 """A stream program recorded as graphs of its accelerators, one for each stretch of one memory.
 
-All lanes of one accelerator are one graph. With several accelerators, or with the CPU, graphs end where values are
-exchanged (`gst.lowering.happens_before.stretches`); the CPU computes and copies between them. PyTorch's allocator keeps
-a graph's memory apart only on the device that records it, so one recording over several is impossible.
+All lanes of one accelerator are one graph. With several memories, graphs end where values are exchanged
+(`gst.lowering.happens_before.stretches`): PyTorch's allocator keeps a graph's memory apart on one device alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gst.execution.lanes import Lane, LaneExecutor, Turns, Values, outputs_of
+from gst.execution.lanes import Lane, LaneExecutor, Turns, Values
 from gst.execution.residents import Resident, Residents
 from gst.lowering.happens_before import Stretches, inner_steps, stretches
 from gst.lowering.stream_program import COPY, RUN
@@ -114,7 +114,7 @@ class LaneGraph:
             done.append(part.lane.record())
         executor.synchronise()
         self._forget_written()
-        return outputs_of(executor.program, executor.streams, memories)
+        return executor.outputs(memories)
 
     def _fill(self, inputs: Sequence[Tensor] | None, num_steady: int) -> None:
         """Copy inputs, or the examples, to where graphs read them, unless they are there."""
@@ -127,11 +127,11 @@ class LaneGraph:
                 each.hold_example()
             self._num_fills = shared.num_fills
         else:
-            given = executor.program.check_inputs(inputs)
+            values = executor.program.check_inputs(inputs)
             shared.num_fills += 1
             for (node, _), each in self._residents.items():
-                if node < len(given):
-                    each.hold(given[node], node < num_steady)
+                if node < len(values):
+                    each.hold(values[node], node < num_steady)
         executor.synchronise()
 
     def _forget_written(self) -> None:
@@ -156,11 +156,12 @@ class LaneGraph:
         self._values = executor.residents(placed=placed)
         hosts = [memory for memory in range(len(executor.devices)) if memory not in self._recorded]
         cut = stretches(executor.streams, np.array(hosts, np.int64))
-        lanes = {key: Lane(executor.devices[key[0]], key[0]) for key in _keys(cut)}
+        keys = list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))  # stretches of one key share a lane
+        lanes = {key: Lane(executor.devices[key[0]], key[0]) for key in keys}
         for lane in executor.lanes:
             lane.forget_arrivals()
         memories, done = self._memories(), list[Sequence[torch.Event]]()
-        for stretch, (key, needs) in enumerate(zip(_keys(cut), cut.needs.lists(), strict=True)):
+        for stretch, (key, needs) in enumerate(zip(keys, cut.needs.lists(), strict=True)):
             part = _Part(lanes[key], needs, lambda memories: None)
             part.wait(done)
             part.run = self._prepared(cut, stretch, part.lane, memories)
@@ -230,9 +231,8 @@ class LaneGraph:
         continues; None beyond the budget."""
         if isinstance(buffer, list):
             return [self._staging(each) for each in buffer]
-        if not isinstance(buffer, Tensor) or 0 in buffer.stride():
-            return None
-        if self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
+        is_dense = isinstance(buffer, Tensor) and 0 not in buffer.stride()
+        if not is_dense or self._pinned_bytes + buffer.nbytes > PINNED_BYTES:
             return None
         self._pinned_bytes += buffer.nbytes
         return torch.empty_like(buffer, device="cpu", pin_memory=True)
@@ -268,17 +268,14 @@ def draws_on_host(program: Program) -> bool:
     return any(getattr(each.target, "namespace", "") == "gst" for each in program.operations)
 
 
+@dataclass
 class _Part:
     """One stretch: its lane, the stretches that it waits for, and the function that runs it."""
 
-    def __init__(self, lane: Lane, needs: Sequence[int], run: Callable[..., None]) -> None:
-        self.lane, self.needs, self.run = lane, needs, run
+    lane: Lane
+    needs: Sequence[int]
+    run: Callable[[list[Values]], object]
 
     def wait(self, done: Sequence[Sequence[torch.Event]]) -> None:
         for stretch in self.needs:
             self.lane.wait(done[stretch])
-
-
-def _keys(cut: Stretches) -> list[tuple[int, bool]]:
-    """Return the memory of each stretch, and True if it copies: stretches of one key share a lane."""
-    return list(zip(cut.memory.tolist(), cut.is_copy.tolist(), strict=True))

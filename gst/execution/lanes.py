@@ -6,7 +6,7 @@ does a lane of an accelerator that is not here, with fake tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from types import MappingProxyType
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from gst.lowering.calls import bind, copied, laid_out, unexpanded
+from gst.lowering.calls import bind, copied, fixed_values, laid_out, unexpanded
 from gst.lowering.plan import ExecutionError
 from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, StreamProgram
 from gst.machine.devices import Device
@@ -27,46 +28,6 @@ Values = dict[int, Any]  # of nodes, in one memory
 GroupCall = Callable[[Values], Iterable[tuple[int, Any]]]  # outputs of a fusion group: node and value of each
 Turns = list[tuple[int, list[int]]]  # lane, and steps that it takes one after the other
 Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
-
-
-def residents_of(
-    program: Program, streams: StreamProgram, places: Sequence[torch.device], inputs: Sequence[Tensor] | None,
-    placed: Placed,
-) -> Iterator[tuple[int, int, Tensor]]:  # fmt: skip
-    """Yield node, memory and value of each input and constant that lies in a memory when a run begins.
-
-    Args:
-        places: device of each memory.
-        inputs: flat inputs; the examples if None.
-        placed: examples and constants that are on devices already; new ones are added.
-
-    Raises:
-        ValueError: the inputs do not fit the program.
-    """
-    given = program.check_inputs(inputs)
-    if inputs is not None:
-        given = [laid_out(value, like) for value, like in zip(given, program.inputs, strict=True)]
-    for node, memory in streams.residents.T.tolist():
-        key = node, places[memory]
-        if inputs is not None and node < len(given):
-            yield node, memory, _at(given[node].detach(), places[memory])
-            continue
-        if key not in placed:
-            value = given[node] if node < len(given) else program.operations[node].constant
-            assert value is not None, f"node {node} is no constant"
-            placed[key] = _at(value.detach(), places[memory])
-        yield node, memory, placed[key]
-
-
-def _at(value: Tensor, device: torch.device) -> Tensor:
-    """Return the value on a device with its strides; itself if it is there."""
-    return value if value.device == device else copied(value, device)
-
-
-def outputs_of(program: Program, streams: StreamProgram, memories: Sequence[Any]) -> list[Any]:
-    """Return flat outputs of the program, from the values of nodes in each memory at the end."""
-    where = dict(streams.results.T.tolist())
-    return [memories[where[each.node]][each.node] if isinstance(each, Reference) else each for each in program.outputs]
 
 
 def synchronise(devices: Iterable[torch.device]) -> None:
@@ -184,9 +145,17 @@ class LaneExecutor:
     def residents(self, inputs: Sequence[Tensor] | None = None, placed: Placed | None = None) -> list[Values]:
         """Return the values in each memory when a run begins; see `run`."""
         memories: list[Values] = [{} for _ in self.devices]
-        where = self._placed if placed is None else placed
-        for node, memory, value in residents_of(self.program, self.streams, self.devices, inputs, where):
-            memories[memory][node] = value
+        placed, examples = self._placed if placed is None else placed, fixed_values(self.program)
+        values = self.program.check_inputs(inputs) if inputs is not None else []
+        values = [laid_out(value, like) for value, like in zip(values, examples, strict=False)]
+        for node, memory in self.streams.residents.T.tolist():
+            device = self.devices[memory]
+            if node < len(values):
+                memories[memory][node] = _at(values[node].detach(), device)
+                continue
+            if (node, device) not in placed:
+                placed[node, device] = _at(examples[node].detach(), device)
+            memories[memory][node] = placed[node, device]
         return memories
 
     def turns(self, order: Ints) -> Turns:
@@ -239,8 +208,9 @@ class LaneExecutor:
                 del values[node]
 
     def outputs(self, memories: Sequence[Values]) -> list[Any]:
-        """Return flat outputs of the program, see `outputs_of`."""
-        return outputs_of(self.program, self.streams, memories)
+        """Return flat outputs of the program, from the values of nodes in each memory at the end."""
+        where, outputs = dict(self.streams.results.T.tolist()), self.program.outputs
+        return [memories[where[each.node]][each.node] if isinstance(each, Reference) else each for each in outputs]
 
     def synchronise(self) -> None:
         """Wait for all work on the accelerators of the lanes."""
@@ -265,10 +235,8 @@ class Lane:
         both streams."""
         if isinstance(value, list | tuple):
             return [self.copy(each, device) for each in value]
-        if not isinstance(value, Tensor):
-            return value
         with self._arrival(device):
-            return copied(value, device, non_blocking=True)
+            return copied(value, device, non_blocking=True) if isinstance(value, Tensor) else value
 
     def refill(self, buffer: Any, value: Any) -> None:
         """Copy a value into a buffer that `copy` returned for one like it."""
@@ -306,18 +274,17 @@ class Lane:
     def free(self, value: Any) -> None:
         """Release memory once this lane gets here. The allocator knows only the stream that took the memory."""
         if self.stream is not None:
-            _each_tensor(value, lambda tensor: tensor.record_stream(self.stream))  # type: ignore[arg-type]
+            for each in [value] if isinstance(value, Tensor) else pytree.tree_leaves(value):
+                if isinstance(each, Tensor):
+                    each.record_stream(self.stream)
+
+
+def _at(value: Tensor, device: torch.device) -> Tensor:
+    """Return the value on a device with its strides; itself if it is there."""
+    return value if value.device == device else copied(value, device)
 
 
 def _write(values: Values, node: int, value: Any) -> None:
     if node in values:
         raise LookupError(f"value {node} is there already")
     values[node] = value
-
-
-def _each_tensor(value: Any, function: Callable[[Tensor], object]) -> None:
-    if isinstance(value, Tensor):
-        function(value)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _each_tensor(each, function)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from gst.machine.load import LoadGate, LoadMeter
 from gst.util.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
+SPIN_S = 0.01  # for which idle OpenMP threads may go on spinning, at the cost of whatever runs next
+LONG_MS = 500.0  # of a step for which the caches and threads that it finds matter little
 LEAST_ROUNDS = 7  # that are timed, however long they take
 
 
@@ -70,9 +72,7 @@ class Measurement:
     def from_dict(record: Mapping[str, Any]) -> Measurement:
         """Read a record of `to_dict`; earlier versions had `clocks` too."""
         record = {key: value for key, value in record.items() if key != "clocks"}
-        times = {
-            key: float("nan") if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")
-        }
+        times = {key: math.nan if record[key] is None else record[key] for key in ("median_ms", "low_ms", "high_ms")}
         return Measurement(**{**record, **times, "samples_ms": tuple(record["samples_ms"])})
 
 
@@ -174,6 +174,20 @@ def timed(function: Callable[[], object]) -> float:
     elapsed_ms = (time.perf_counter() - start) * 1e3
     del result  # freed outside the clock
     return elapsed_ms
+
+
+def rested(step: Callable[[], object]) -> float:
+    """Return the milliseconds of a step, after an untimed one unless it is long; then sleep until idle threads do."""
+    elapsed_ms = timed(step)
+    if elapsed_ms < LONG_MS:
+        elapsed_ms = timed(step)
+    time.sleep(SPIN_S)
+    return elapsed_ms
+
+
+def failing(reason: str) -> NoReturn:
+    """Raise `ExecutionError` with the reason why something cannot run."""
+    raise ExecutionError(reason)
 
 
 # Log ------------------------------------------------------------------------------------------------------------------

@@ -31,13 +31,13 @@ class Scheduled:
         schedule: the interpreter's form of it.
         home: position of the device of each node of the program.
         outputs: of the program that runs.
-        node_of: node of that program that computes each node, if groups are compiled; None if there are none.
+        node_of: node of that program that computes each node; another one where groups are compiled.
     """
 
     schedule: Any
     home: Int64[np.ndarray, " nodes"]
     outputs: tuple[Any, ...]
-    node_of: Int64[np.ndarray, " nodes"] | None
+    node_of: Int64[np.ndarray, " nodes"]
 
 
 class NativeExecutor:
@@ -90,8 +90,8 @@ class NativeExecutor:
         """
         key = plan.key
         if key not in self._schedules:
-            home = positions_of_nodes(plan, self.program, self.devices)
-            program, lowered, node_of, homes = self.program, self._lowered, None, home
+            home, node_of = positions_of_nodes(plan, self.program, self.devices), np.arange(self.program.num_nodes)
+            program, lowered, homes = self.program, self._lowered, home
             if plan.fusion is not None:
                 made = fused(program, plan, self.devices)
                 if made.num_groups:
@@ -122,12 +122,12 @@ class NativeExecutor:
         if self._machine is None:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
         self._last = scheduled = self.compile(plan)
-        given = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
+        values = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
         if inputs is not None:
-            given = [laid_out(value, like) for value, like in zip(given, self.program.inputs, strict=True)]
-        self._machine.run(scheduled.schedule, given, self.memory_limit or 0)
+            values = [laid_out(value, like) for value, like in zip(values, self.program.inputs, strict=True)]
+        self._machine.run(scheduled.schedule, values, self.memory_limit or 0)
         if (failed := self._machine.failed_node()) >= 0:
-            node = failed if scheduled.node_of is None else int(np.flatnonzero(scheduled.node_of == failed)[0])
+            node = int(np.flatnonzero(scheduled.node_of == failed)[0])
             raise ExecutionError(self._machine.reason(), self.devices[scheduled.home[node]].name, node)
         made = iter(self._machine.results([each.node for each in scheduled.outputs if isinstance(each, Reference)]))
         return [next(made) if isinstance(each, Reference) else each for each in scheduled.outputs]
@@ -136,16 +136,9 @@ class NativeExecutor:
     def last_timeline(self) -> Timeline:
         """Timeline of the last run. Operations that ran as one have the times and bytes of that one."""
         assert self._last is not None, "nothing has run"
-        ran = self._machine
-        node_of = slice(None) if self._last.node_of is None else self._last.node_of
-        return Timeline(
-            self._last.home,
-            np.array(ran.begins())[node_of],
-            np.array(ran.ends())[node_of],
-            np.array(ran.live())[node_of],
-            np.array(ran.within())[node_of],
-            ran.peak(),
-        )
+        ran, node_of = self._machine, self._last.node_of
+        columns = (np.array(each)[node_of] for each in (ran.begins(), ran.ends(), ran.live(), ran.within()))
+        return Timeline(self._last.home, *columns, ran.peak())
 
 
 def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:

@@ -7,10 +7,12 @@ same accelerator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
@@ -19,7 +21,7 @@ from torch.utils import _pytree as pytree
 from gst.execution.event_times import NewGraph, graph_maker
 from gst.execution.lanes import synchronise
 from gst.lowering.calls import HOST, copied, eager, unexpanded
-from gst.machine.devices import Device
+from gst.machine.devices import Device, usable_cores
 from gst.programs import Program, Reference, Step, as_module, differ_beyond_rounding, outputs_differ
 from gst.programs.program import distances
 from gst.util.recording import WARM_RUNS, is_here, no_garbage, recorded
@@ -89,6 +91,24 @@ def without_cached_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(was_enabled)
 
 
+@contextmanager
+def compiled_by_threads() -> Iterator[None]:
+    """Let Inductor run as many C++ compilers as this process has cores, without a pool of processes. Jobs that still
+    wait at the end, as after Ctrl-C, are dropped."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    count = len(usable_cores())
+    threads = ThreadPoolExecutor(count)
+    pool = patch.object(AsyncCompile, "pool", staticmethod(lambda: threads))
+    no_processes = patch.object(AsyncCompile, "use_process_pool", classmethod(lambda cls: False))
+    try:
+        with config.patch(compile_threads=count), pool, no_processes:
+            yield
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
 def whole(program: Program, device: torch.device, mode: str | None = None) -> Run:
     """Return a function that runs all operations of a program on a device, one by one or compiled together.
 
@@ -100,15 +120,26 @@ def whole(program: Program, device: torch.device, mode: str | None = None) -> Ru
     module = module_on(program, device)
     function = module if mode is None else torch.compile(module, mode=mode)
     inputs = [value.detach().to(device) for value in program.inputs]
-    if mode is not None:
+    on_cpu = device.type == "cpu"
+    if mode is not None and not on_cpu:
         for value in inputs:  # else modes that record graphs copy all of them in every run
             torch._dynamo.mark_static_address(value)
+    compiling: AbstractContextManager[None] = compiled_by_threads() if mode is not None and on_cpu else nullcontext()
 
     def run() -> list[Any]:
-        with torch.no_grad():
+        nonlocal compiling
+        with torch.no_grad(), compiling:
+            compiling = nullcontext()
             return list(function(*inputs))
 
     return run
+
+
+def are_weights(program: Program) -> list[bool]:
+    """Return for each input True if it is a weight that the program does not renew."""
+    homes = program.parameter_home
+    renews = any(isinstance(each, Reference) and homes[each.node] >= 0 for each in program.outputs)
+    return [not renews and homes[number] >= 0 for number in range(len(program.inputs))]
 
 
 def num_weights(program: Program) -> int:
@@ -119,10 +150,7 @@ def num_weights(program: Program) -> int:
         >>> num_weights(capture_module(torch.nn.Linear(2, 3), (torch.ones(1, 2),)))
         2
     """
-    homes = program.parameter_home
-    if any(isinstance(each, Reference) and homes[each.node] >= 0 for each in program.outputs):
-        return 0  # it renews them
-    return next((number for number in range(len(program.inputs)) if homes[number] < 0), len(program.inputs))
+    return [*are_weights(program), False].index(False)
 
 
 def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
@@ -133,11 +161,11 @@ def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
         run: reads `inputs` where it was recorded.
         inputs: those that change from call to call, on the device.
     """
-    given = [copied(value, value.device) for value in inputs]
+    sources = [copied(value, value.device) for value in inputs]
 
     def call() -> list[Any]:
         with torch.no_grad():
-            for old, new in zip(inputs, given, strict=True):
+            for old, new in zip(inputs, sources, strict=True):
                 unexpanded(old).copy_(unexpanded(new))
         outputs = run()
         with torch.no_grad():

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import dlpack
 
+from gst.kernels import inductor
+from gst.kernels.inductor import NotUnderstoodError
 from gst.kernels.program import KernelProgram, View
-from gst.kernels.recording import SETTINGS, NotUnderstoodError, recorded_calls
+from gst.kernels.recording import recorded_calls
 from gst.kernels.run import Run
 from gst.kernels.streams import OnStreams
 from gst.util.recording import is_here
@@ -37,18 +39,15 @@ def inner_compile(search: Search, record: Record | None = None) -> Callable[...,
             if None.
     """
 
-    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **settings: Any) -> Any:
-        from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx_inner
-
-        meta = graph.graph.output_node().meta
-        kept = () if settings.get("is_backward") else meta.get("user_visible_output_idxs", ())
-        with config.patch(SETTINGS):
-            compiled = compile_fx_inner(graph, examples, **settings)
-        if hasattr(compiled, "current_callable"):
-            compiled.current_callable = GraphOnStreams(
-                compiled, settings.get("static_input_idxs", ()), kept, search, record
-            )
+    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+        meta = graph.graph.output_node().meta  # read before Inductor changes the graph
+        visible = () if options.get("is_backward") else meta.get("user_visible_output_idxs", ())
+        compiled = inductor.compiled_graph(graph, examples, options)
+        if reason := inductor.unsupported():
+            log.info("graphs run as Inductor compiled them: %s", reason)
+        elif inductor.has_code(compiled):
+            static = options.get("static_input_idxs", ())
+            compiled.current_callable = GraphOnStreams(compiled, static, visible, search, record)
         return compiled
 
     return compile_graph
@@ -63,7 +62,7 @@ class GraphOnStreams:
     Args:
         compiled: Inductor's `CompiledFxGraph`.
         static: inputs that are to be read where they lie, such as parameters.
-        kept: outputs that a user may keep for longer; they are cloned.
+        visible: outputs that a user may keep for longer; they are cloned.
         search, record: see `inner_compile`.
 
     Attributes:
@@ -72,12 +71,12 @@ class GraphOnStreams:
     """
 
     def __init__(
-        self, compiled: Any, static: Iterable[int], kept: Collection[int], search: Search, record: Record | None
+        self, compiled: Any, static: Iterable[int], visible: Collection[int], search: Search, record: Record | None
     ) -> None:
         self._compiled, self._whole = compiled, compiled.current_callable
-        self._wanted, self._kept, self._search, self._record = frozenset(static), frozenset(kept), search, record
+        self._wanted, self._visible, self._search, self._record = frozenset(static), frozenset(visible), search, record
         self._program: KernelProgram | None = None
-        self._found: OnStreams | None = None
+        self._result: OnStreams | None = None
         self._call: Callable[[], list[Any]] | None = None
         self._moves: dict[int, int] = {}
         self._turn = threading.Lock()
@@ -111,7 +110,7 @@ class GraphOnStreams:
         if self._call is None:
             self._build(values)
         assert self._call is not None
-        if self._lane is not None and torch.accelerator.current_stream() != self._lane:
+        if self._stream is not None and torch.accelerator.current_stream() != self._stream:
             return None
         for number, place in self._copied:
             place.copy_(values[number], non_blocking=True)
@@ -152,24 +151,24 @@ class GraphOnStreams:
     def _build(self, values: Sequence[Tensor]) -> None:
         """Make a run that reads the inputs where they lie now. What it writes is undone."""
         assert self._program is not None
-        if strange := self._written - self._static:
-            raise NotUnderstoodError(f"it writes to input {min(strange)}, which may lie elsewhere in the next call")
-        given = [_borrowed(each) if number in self._static else _copy(each) for number, each in enumerate(values)]
+        if others := self._written - self._static:
+            raise NotUnderstoodError(f"it writes to input {min(others)}, which may lie elsewhere in the next call")
+        inputs = [_borrowed(each) if number in self._static else _copy(each) for number, each in enumerate(values)]
         before = {number: values[number].clone() for number in self._written}
         program, device = self._program.without_inputs(), self._program.device
         on = [device.index] if is_here(device) else []
         with torch.random.fork_rng(devices=on), torch.no_grad():
-            if self._found is None:
-                self._found = self._search(program, given)
-                self._call = self._found.call
+            if self._result is None:
+                self._result = self._search(program, inputs)
+                self._call = self._result.call
             else:
-                record = self._record or (Run.recorded if on else _as_it_is)
-                self._call = record(Run(program, self._found.run.streams, given))
+                record = self._record or (Run.recorded if on else lambda run: run)
+                self._call = record(Run(program, self._result.run.streams, inputs))
             self._alias(self._call())
             for number, value in before.items():
                 values[number].copy_(value)
-        self._copied = [(number, each) for number, each in enumerate(given) if number not in self._static]
-        self._lane = torch.accelerator.current_stream() if is_here(device) else None
+        self._copied = [(number, each) for number, each in enumerate(inputs) if number not in self._static]
+        self._stream = torch.accelerator.current_stream() if is_here(device) else None
 
     def _alias(self, outputs: Sequence[Any]) -> None:
         """Give outputs storages of their own in the same memory, whose users can be counted."""
@@ -184,13 +183,13 @@ class GraphOnStreams:
                 if address not in storages:
                     storages[address] = dlpack.from_dlpack(dlpack.to_dlpack(flat)).untyped_storage()
                 self._own[number] = View.of(value, 0).on(storages[address], value.device)
-        self._users = [(each, torch._C._storage_Use_Count(each._cdata)) for each in storages.values()]
+        self._users = [(each, inductor.num_users(each)) for each in storages.values()]
 
     def _is_in_use(self) -> bool:
         """True if a tensor that an earlier call returned is still there."""
         if self._call is None:
             return False
-        return any(torch._C._storage_Use_Count(each._cdata) > idle for each, idle in self._users)
+        return any(inductor.num_users(each) > idle for each, idle in self._users)
 
     def _returned(self, values: Sequence[Tensor], outputs: Sequence[Any]) -> list[Any]:
         assert self._program is not None
@@ -198,16 +197,12 @@ class GraphOnStreams:
         for number, (view, value) in enumerate(zip(self._program.outputs, outputs, strict=True)):
             own = self._own.get(number)
             if own is not None and own.data_ptr() == value.data_ptr():
-                result.append(own.clone() if number in self._kept else own.detach())
+                result.append(own.clone() if number in self._visible else own.detach())
             elif isinstance(view, View) and (of := self._input_of.get(view.storage)) is not None:
                 result.append(_of_input(view, self._program.inputs[of], values[of]))
             else:
                 result.append(value)
         return result
-
-
-def _as_it_is(run: Run) -> Callable[[], list[Any]]:
-    return run
 
 
 def _of_input(view: View, of: View, value: Tensor) -> Tensor:
@@ -221,7 +216,7 @@ def _of_input(view: View, of: View, value: Tensor) -> Tensor:
 def _borrowed(value: Tensor) -> Tensor:
     """Return a tensor in the memory of another, which does not keep it: it is used only while the other is there."""
     _, start, stop = View.of(value, 0).region
-    storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, stop - start)
+    storage = inductor.borrowed_storage(value.data_ptr(), value.device, stop - start)
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
 
 

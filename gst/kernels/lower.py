@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64
 from gst.kernels.program import KernelProgram
 from gst.lowering.calls import Storages
 from gst.lowering.common_order import Work
-from gst.lowering.happens_before import Clocks, happens_before
+from gst.lowering.happens_before import happens_before
 from gst.lowering.lower import lowered
 from gst.lowering.stream_program import RUN, Ints, StreamProgram
 
@@ -132,21 +132,17 @@ def _never_together(
     clocks, steps = happens_before(streams), run_steps(streams)
     lanes, count = len(streams.lanes), len(users)
     last = np.full((count, lanes), -1)  # position of the last user on each stream
-    known = np.full((count, lanes), np.iinfo(np.int64).max)  # steps of each stream before every user
+    ended = np.full((count, lanes), np.iinfo(np.int64).max)  # steps of each stream before every user
     for each, calls in enumerate(users):
         at = steps[calls]
         np.maximum.at(last[each], clocks.lane[at], clocks.position[at])
-        known[each] = _known(clocks, at, lanes).min(0, initial=np.iinfo(np.int64).max)
+        steps_before = np.stack([clocks.taken(at, lane) for lane in range(lanes)], axis=1)
+        ended[each] = steps_before.min(0, initial=np.iinfo(np.int64).max)
     before = np.ones((count, count), bool)
     for lane in range(lanes):
-        before &= last[:, None, lane] < known[None, :, lane]
+        before &= last[:, None, lane] < ended[None, :, lane]
     before[stays] = False
     return before | before.T
-
-
-def _known(clocks: Clocks, steps: Ints, lanes: int) -> Int64[np.ndarray, "steps lanes"]:
-    """Return the number of steps of each lane that surely ended before each of some steps begins."""
-    return np.stack([clocks.taken(steps, lane) for lane in range(lanes)], axis=1)
 
 
 def _live_bytes(num_kernels: int, users: list[list[int]], stays: Bool[np.ndarray, " placed"], size: Ints) -> int:

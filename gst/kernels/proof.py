@@ -63,13 +63,13 @@ def check(program: KernelProgram, streams: StreamProgram, places: Layout) -> int
 
 def _accesses(program: KernelProgram) -> tuple[Ints, Ints, Ints, Ints, np.ndarray]:
     """Return call, storage, first byte, byte behind the last, and kind of each access."""
-    found = [
+    accesses = [
         (call, *region, is_write)
         for call, kernel in enumerate(program.kernels)
         for regions, is_write in ((kernel.reads, False), (kernel.writes, True))
         for region in regions
     ]
-    call, storage, start, stop, writes = np.array(found, np.int64).reshape(-1, 5).T
+    call, storage, start, stop, writes = np.array(accesses, np.int64).reshape(-1, 5).T
     return call, storage, start, stop, writes.astype(bool)
 
 

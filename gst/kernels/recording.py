@@ -2,8 +2,8 @@
 
 The generated module runs under a dispatch mode, which sees calls of ATen, cuBLAS, cuDNN and oneDNN with the mutations
 that their schemas declare. Its own kernels (Triton, C++) are replaced by recorders for that run; their signatures say
-which arguments they write. Code is found this way in PyTorch 2.11 to 2.13, on CPUs and on CUDA, without a change to
-Inductor. A recorded program counts only if a run of it from the same inputs, in other memory, gives the same outputs.
+which arguments they write. Inductor itself is not changed (`gst.kernels.inductor`). A recorded program counts only if a
+run of it from the same inputs, in other memory, gives the same outputs.
 """
 
 from __future__ import annotations
@@ -18,25 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx
-from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gst.kernels import inductor
+from gst.kernels.inductor import NotUnderstoodError
 from gst.kernels.program import GENERATOR, Kernel, KernelProgram, Region, View, key_of
 
-SETTINGS: dict[str, Any] = {
-    "allow_buffer_reuse": False,  # one buffer for two values would make calls wait that need not
-    "memory_planning": False, "cpp_wrapper": False, "graph_partition": False, "triton.cudagraphs": False,
-}  # fmt: skip
 GENERATORS = {"cpp_pybinding": "C++", "triton": "Triton"}
 READ_ALONE = re.compile(r"(in_ptr|arg_)\w+")  # names of arguments of Triton kernels that Inductor generates
-
-
-class NotUnderstoodError(ValueError):
-    """A compiled step does something that calls on several streams could not repeat; the message names it."""
 
 
 def kernel_program(
@@ -51,7 +42,7 @@ def kernel_program(
         settings: further settings of Inductor.
 
     Raises:
-        NotUnderstoodError: a call cannot be moved to another stream safely.
+        NotUnderstoodError: a call cannot be moved to another stream safely, or this version of PyTorch is unknown.
         Exception: any exception of the compiler.
 
     Examples:
@@ -60,27 +51,15 @@ def kernel_program(
         >>> [kernel.name for kernel in kernel_program(as_module(step), step.inputs).kernels]
         ['cpp_fused_relu_0']
     """
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-    compiled: list[Any] = []
-
-    def caught(*args: Any, **kwargs: Any) -> Any:
-        compiled.append(compile_fx_inner(*args, **kwargs))
-        return compiled[-1]
-
-    given = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
-    with torch.no_grad(), config.patch({**SETTINGS, **(settings or {})}):
-        # Inductor keeps its code by content where a shape environment is known; sizes are numbers all the same.
-        fake = FakeTensorMode(shape_env=ShapeEnv())
-        examples = [fake.from_tensor(each, static_shapes=True) for each in given]
-        with tracing(TracingContext(fake)), torch._functorch.config.patch(enable_autograd_cache=False):
-            function: Callable[..., Any] = compile_fx(module, examples, inner_compile=caught)  # type: ignore[assignment]
-        if any(each.device.type != "cpu" for each in given):  # Triton kernels tune themselves in their first run
-            function(*[each.clone(memory_format=torch.preserve_format) for each in given])
-        recordings = [_Recording(each, given) for each in compiled]
+    inductor.require()
+    own = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
+    function, graphs = inductor.compiled(module, own, settings or {})
+    with torch.no_grad():
+        if any(each.device.type != "cpu" for each in own):  # Triton kernels tune themselves in their first run
+            function(*[each.clone(memory_format=torch.preserve_format) for each in own])
+        recordings = [_Recording(each, own) for each in graphs]
         try:
-            outputs = pytree.tree_leaves(function(*given))
+            outputs = pytree.tree_leaves(function(*own))
         finally:
             for each in recordings:
                 each.restore()
@@ -118,7 +97,8 @@ class _Recording:
     """
 
     def __init__(self, compiled: Any, inputs: Sequence[Tensor]) -> None:
-        self._compiled, self._before, self._call = compiled, compiled.current_callable, _code_of(compiled)
+        self._compiled, self._before = compiled, compiled.current_callable
+        self._call = inductor.code_of(compiled)
         compiled.current_callable = self
         self._inputs = inputs
         self._kernels: list[Kernel] = []
@@ -148,9 +128,9 @@ class _Recording:
         }
         if len(devices) != 1:
             raise NotUnderstoodError(f"its tensors are on {', '.join(sorted(map(str, devices))) or 'no device'}")
-        known = set(self._storages)
-        if strange := [each for each in outputs if isinstance(each, Tensor) and _address(each) not in known]:
-            raise NotUnderstoodError(f"an output of shape {tuple(strange[0].shape)} lies in memory that no call wrote")
+        for each in outputs:
+            if isinstance(each, Tensor) and _address(each) not in self._storages:
+                raise NotUnderstoodError(f"an output of shape {tuple(each.shape)} lies in memory that no call wrote")
         inputs = tuple(map(self._view, self._inputs))
         return KernelProgram(
             name, tuple(self._kernels), np.array(self._bytes, np.int64), self._given, inputs,
@@ -261,17 +241,6 @@ def require_movable(function: Any) -> None:
 # Generated code ------------------------------------------------------------------------------------------------------
 
 
-def _code_of(compiled: Any) -> Any:
-    """Return the function of the generated module, without what Inductor puts around it, such as copies of inputs that
-    are not aligned."""
-    from torch._inductor.codecache import PyCodeCache
-
-    for module in reversed(PyCodeCache.modules):
-        if getattr(module, "key", None) == compiled.cache_key and hasattr(module, "call"):
-            return module.call
-    raise NotUnderstoodError(f"the code of the step is a {type(compiled).__name__} without a module")
-
-
 def generated(source: str) -> dict[str, tuple[str, list[str]]]:
     """Return for each kernel of a generated module its generator, and the C types of its arguments.
 
@@ -279,7 +248,7 @@ def generated(source: str) -> dict[str, tuple[str, list[str]]]:
         >>> generated("a = async_compile.cpp_pybinding(['const float*', 'float*'], 'code')")
         {'a': ('cpp_pybinding', ['const float*', 'float*'])}
     """
-    found = {}
+    kernels = {}
     for line in ast.parse(source).body:
         if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
             continue
@@ -289,8 +258,8 @@ def generated(source: str) -> dict[str, tuple[str, list[str]]]:
         if isinstance(function.value, ast.Name) and function.value.id == "async_compile":
             arguments = [_literal(each) for each in line.value.args]
             types = next((each for each in arguments if isinstance(each, list)), [])
-            found[target.id] = function.attr, types
-    return found
+            kernels[target.id] = function.attr, types
+    return kernels
 
 
 def _literal(value: ast.expr) -> Any:

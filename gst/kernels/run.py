@@ -1,4 +1,4 @@
-"""Runs of a kernel program: one call after the other, by a thread for each stream, or recorded as one graph.
+"""Runs of a kernel program: one call after the other, or recorded as one graph.
 
 All buffers lie in one piece of memory (`Layout`), and all arguments of generated kernels are made once. Tensors that an
 operator allocates itself are passed on in each run.
@@ -6,7 +6,6 @@ operator allocates itself are passed on in each run.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -23,7 +22,7 @@ from gst.kernels.lower import Layout, layout, run_steps, stream_program
 from gst.kernels.program import KernelProgram, View, filled, views_in
 from gst.kernels.proof import check
 from gst.lowering.happens_before import happens_before
-from gst.lowering.stream_program import RECORD, RUN, WAIT, Ints, StreamProgram
+from gst.lowering.stream_program import RECORD, RUN, WAIT, StreamProgram
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 
 
@@ -79,50 +78,6 @@ class Run:
             for call in self._in_order:
                 call()
         return self._outputs or self.outputs()
-
-    def in_order(self, order: Ints) -> list[Any]:
-        """Run the calls one after the other in an order of the steps that the events allow; return the outputs."""
-        with torch.no_grad():
-            for call in self.streams.argument[order[self.streams.kind[order] == RUN]].tolist():
-                self._calls[call]()
-        return self.outputs()
-
-    def on_threads(self, before: Callable[[int], object] = lambda stream: None) -> list[Any]:
-        """Run each stream on a thread of its own, and return the outputs.
-
-        Args:
-            before: called in each thread first, with its number; it may bind the thread to cores, and set its
-                number of threads (`torch.set_num_threads`), which is that of the machine otherwise.
-        """
-        streams = self.streams
-        events = [threading.Event() for _ in range(streams.num_events)]
-        errors: list[BaseException] = []
-
-        def work(number: int) -> None:
-            try:
-                before(number)
-                with torch.no_grad():
-                    for step in range(streams.bounds[number], streams.bounds[number + 1]):
-                        kind, argument = int(streams.kind[step]), int(streams.argument[step])
-                        if kind == RUN:
-                            self._calls[argument]()
-                        elif kind == RECORD:
-                            events[argument].set()
-                        elif kind == WAIT:
-                            events[argument].wait()
-            except BaseException as error:
-                errors.append(error)
-                for event in events:
-                    event.set()
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(streams.lanes))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return self.outputs()
 
     def issue(self, lanes: Sequence[Stream]) -> None:
         """Launch all calls on streams, which begin after the first one and end before it goes on.
@@ -249,24 +204,24 @@ def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:
     (`gst.execution.event_times`).
     """
     program, device = run.program, run.program.device
+    least: dict[Any, float] = {}
     times = np.full(program.num_kernels, np.inf)
     if is_here(device):
         run()
         made = dict(run._made)
-        maker, known = graph_maker(device), dict[Any, float]()
+        maker = graph_maker(device)
         with timing_on(device):
             graphs = None if maker is None else Graphs(device, maker)
             for number, kernel in enumerate(program.kernels):
-                if kernel.signature not in known:
-                    known[kernel.signature] = call_us(run._calls[number], device, repetitions, 10, graphs)
+                if kernel.signature not in least:
+                    least[kernel.signature] = call_us(run._calls[number], device, repetitions, 10, graphs)
                     run._made.update(made)  # those of the recording go with its graph
-                times[number] = known[kernel.signature]
+                times[number] = least[kernel.signature]
         return times
     with torch.no_grad():
         for _ in range(repetitions + 1):
             now = [span_us(call, device) for call in run._calls]
             np.minimum(times, now, out=times)
-    least: dict[Any, float] = {}
     for kernel, time in zip(program.kernels, times.tolist(), strict=True):
         least[kernel.signature] = min(least.get(kernel.signature, np.inf), time)
     return np.array([least[kernel.signature] for kernel in program.kernels])

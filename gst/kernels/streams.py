@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,16 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from gst.execution.measure import is_faster, measure
-from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout, stream_program
 from gst.kernels.program import KernelProgram
-from gst.kernels.run import Run
+from gst.kernels.run import Run, kernel_times_us
 from gst.kernels.schedule import critical_path, list_schedule, reuse
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import StreamProgram
+from gst.machine.devices import machine_folder
 from gst.util.recording import is_here
-from gst.util.untrusted import first_line
+from gst.util.untrusted import first_line, read_object
+from gst.util.writing import atomic_write
 
 COUNTS = (2, 4, 8, 16)  # of streams that are tried
 MEMORY = 1.25  # times the memory of the step on one stream, at most, with its state and batch
@@ -42,14 +45,14 @@ def within_memory(
 ) -> tuple[Timeline, StreamProgram]:
     """Return the shortest list schedule whose buffers take no more than `most_bytes`; if none does, the one that takes
     least."""
-    found = [
+    schedules = [
         list_schedule(program, times_us, num_streams, share * most_bytes, -(-program.num_kernels // divisor))
         for share in LIMITS
         for divisor in WINDOWS
     ]
     least: tuple[Timeline, StreamProgram] | None = None
     least_bytes = math.inf
-    for schedule in sorted(found, key=lambda each: each.makespan_us):
+    for schedule in sorted(schedules, key=lambda each: each.makespan_us):
         streams = lowered(program, schedule)
         size = layout(program, streams).size
         if size < least_bytes:
@@ -60,11 +63,11 @@ def within_memory(
     return least
 
 
-def drawn(schedule: Timeline, path: Int64[np.ndarray, " path"]) -> dict[str, Any]:
+def bars_of(schedule: Timeline, path: Int64[np.ndarray, " path"]) -> dict[str, Any]:
     """Return the bars of a schedule for `gst.reporting.timeline`: stream, begin and end in ms, and kind of each call.
 
     Examples:
-        >>> drawn(Timeline(np.zeros(1, np.int64), np.zeros(1), np.array([500.0])), np.array([0]))
+        >>> bars_of(Timeline(np.zeros(1, np.int64), np.zeros(1), np.array([500.0])), np.array([0]))
         {'kinds': ['on the critical path', 'other kernels'], 'bars': [[0, 0.0, 0.5, 0]]}
     """
     is_other = np.ones(len(schedule.device), np.int64)
@@ -84,7 +87,7 @@ class OnStreams:
         figures: `kernels`, `critical_path_us`, `sum_us`, `times_are_kept` (they were measured in an earlier search),
             `given_bytes` of inputs and constants, `best` number of streams, by number of streams `ms`,
             `simulated_ms` and the `bytes` of buffers, or the `reason` why it was not tried; and `timeline`, the
-            schedule taken, by the times of kernels alone (`drawn`).
+            schedule taken, by the times of kernels alone (`bars_of`).
     """
 
     run: Run
@@ -107,8 +110,8 @@ def kernel_words(figures: Mapping[str, Any]) -> str:
     if "streams" not in figures:
         return f"{figures['kernels']} kernels, in order"
     least_ms = figures["critical_path_us"] / 1e3
-    kept = " (kernel times of an earlier search)" if figures.get("times_are_kept") else ""
-    lines = [f"{figures['kernels']} kernels on streams, no less than {least_ms:.2f} ms on any number of them{kept}:"]
+    source = " (kernel times of an earlier search)" if figures.get("times_are_kept") else ""
+    lines = [f"{figures['kernels']} kernels on streams, no less than {least_ms:.2f} ms on any number of them{source}:"]
     whole = [figures["given_bytes"] + each.get("bytes", 0) for each in figures["streams"].values()]
     for size, (count, each) in zip(whole, figures["streams"].items(), strict=True):
         if "ms" not in each:
@@ -120,7 +123,7 @@ def kernel_words(figures: Mapping[str, Any]) -> str:
 
 
 class StreamSearch:
-    """Puts kernels on streams by `on_streams`, and keeps what it found.
+    """Puts kernels on streams by `on_streams`, and keeps the result.
 
     Attributes:
         found: the last result; None before a call.
@@ -154,8 +157,8 @@ def on_streams(
     if record is None and not is_here(program.device):
         return OnStreams(single, single, figures={"kernels": program.num_kernels, "best": 1})
     record = record or Run.recorded
-    times_us, is_kept = kept_times_us(single)
-    found = {1: OnStreams(single, record(single))}
+    times_us, is_stored = stored_times_us(single)
+    results = {1: OnStreams(single, record(single))}
     ends_us = times_us.cumsum()
     schedules = {1: Timeline(np.zeros(program.num_kernels, np.int64), ends_us - times_us, ends_us)}
     streams: dict[int, dict[str, Any]] = {1: {"simulated_ms": times_us.sum() / 1e3, "bytes": single.places.size}}
@@ -174,22 +177,46 @@ def on_streams(
         least_ms = simulated_ms
         try:
             run = Run(program, issued, given)
-            found[count], schedules[count] = OnStreams(run, record(run)), schedule
+            results[count], schedules[count] = OnStreams(run, record(run)), schedule
             streams[count]["bytes"] = run.places.size
         except RuntimeError as error:  # memory is short
             streams[count]["reason"] = first_line(error)
-    measured = measure({str(count): each.call for count, each in found.items()}, RUNS, 2)
+    measured = measure({str(count): each.call for count, each in results.items()}, RUNS, 2)
     best = 1
-    for count in found:
+    for count in results:
         streams[count]["ms"] = measured[str(count)].median_ms
         if is_faster(measured[str(count)], measured[str(best)]):
             best = count
     path = critical_path(program, times_us)
     figures = {
-        "kernels": program.num_kernels, "sum_us": float(times_us.sum()), "times_are_kept": is_kept,
+        "kernels": program.num_kernels, "sum_us": float(times_us.sum()), "times_are_kept": is_stored,
         "critical_path_us": float(times_us[path].sum()), "given_bytes": given_bytes,
         "live_bytes": single.places.live_bytes, "streams": streams, "best": best,
-        "timeline": drawn(schedules[best], path),
+        "timeline": bars_of(schedules[best], path),
     }  # fmt: skip
-    chosen = found[best]
-    return OnStreams(chosen.run, chosen.call, figures)
+    return OnStreams(results[best].run, results[best].call, figures)
+
+
+def stored_times_us(run: Run, directory: Path | None = None) -> tuple[Float64[np.ndarray, " kernels"], bool]:
+    """Return the microseconds of each call alone, and True if this machine measured them before; else measure them.
+
+    Args:
+        directory: of the files, one for each program; below the cache of the user, by machine, if None.
+    """
+    path = (directory or machine_folder("kernels")) / f"{run.program.key}.json"
+    if (times_us := _read_times(path, run.program.num_kernels)) is not None:
+        return times_us, True
+    times_us = kernel_times_us(run)
+    with atomic_write(path) as file:
+        json.dump({"times_us": times_us.tolist()}, file)
+    return times_us, False
+
+
+def _read_times(path: Path, count: int) -> Float64[np.ndarray, " kernels"] | None:
+    """Read times; None without a file, and of one that holds anything else."""
+    try:
+        times_us = np.array(read_object(path)["times_us"], np.float64)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_sound = times_us.shape == (count,) and np.isfinite(times_us).all() and (times_us > 0).all()
+    return times_us if is_sound else None

@@ -16,13 +16,8 @@ from gst.util.compiled import compiled
 def transient_bytes(
     edges: Int64[np.ndarray, "2 edges"], group: Ints, results: Ints, allocated: Storages, own_bytes: Ints | None
 ) -> Ints:
-    """Return the bytes that each group takes while it runs, in addition to the buffers that it writes.
-
-    Args:
-        edges, group, results: as in `Work`.
-        allocated: storages, and the values in them.
-        own_bytes: the most that each operation takes while it runs; its results alone if None.
-    """
+    """Return the bytes that each group takes while it runs, in addition to the buffers that it writes. `own_bytes` is
+    the most that each operation takes while it runs, its results alone if None; others are as in `Work`."""
     made_bytes = np.bincount(allocated.made_by, allocated.num_bytes, len(group)).astype(np.int64)
     own = made_bytes if own_bytes is None else np.maximum(own_bytes, made_bytes)
     computed = np.flatnonzero(group >= 0)
@@ -127,20 +122,20 @@ def behind_readers(
     touched = together[np.concatenate([unread, value])]
     task = np.concatenate([writer[unread], reader])
 
-    def known(sets: Ints, tasks: Ints, frees: Bool[np.ndarray, " touches"]) -> Ints:
+    def first_after(sets: Ints, tasks: Ints, frees: Bool[np.ndarray, " touches"]) -> Ints:
         keys, inverse = np.unique(sets * lanes + lane[tasks], return_inverse=True)
         last = np.zeros(len(keys), np.int64)
         np.maximum.at(last, inverse.reshape(-1), 2 * tasks + frees)
         bounds = np.searchsorted(keys, np.arange(num_sets + 1) * lanes)
         return _first_that_knows(lane, by_task.bounds, by_task.items, lanes, bounds, last >> 1, last & 1)
 
-    behind = known(touched, task, np.zeros(len(task), bool))
+    behind = first_after(touched, task, np.zeros(len(task), bool))
     if is_several.any():
         before = behind[owner[is_several]]
         frees = np.arange(len(task) + len(before)) >= len(task)
         sets, tasks = np.append(touched, count + buffer[is_several]), np.append(task, before)
         in_buffer = sets >= count
-        later = known(sets[in_buffer], tasks[in_buffer], frees[in_buffer])
+        later = first_after(sets[in_buffer], tasks[in_buffer], frees[in_buffer])
         behind[count:] = later[count:]
     return behind[together]
 
@@ -228,13 +223,8 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
 
 
 def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2 needs"]:
-    """Return pairs (last free, other free) of the values of each buffer, so that one step gives the buffer back.
-
-    Args:
-        holds: buffers of each value.
-        free: action that frees each value; -1 for results, whose buffers are never given back.
-        count: number of buffers.
-    """
+    """Return pairs (last free, other free) of the values of each of `count` buffers, so that one step gives the buffer
+    back. `free` is the action that frees each value, -1 for results, whose buffers are never given back."""
     buffer, of_holder = holds.items, np.repeat(free, np.diff(holds.bounds))
     is_given_back = ~np.isin(buffer, buffer[of_holder < 0])
     buffer, of_holder = buffer[is_given_back], of_holder[is_given_back]
@@ -248,8 +238,7 @@ def frees_before_late(behind: Ints, free: Ints, late: Ints, awaited: Ints, tasks
     """Return pairs (copy, free after the task that it waits for) of copies that wait for memory.
 
     Args:
-        behind: the task after which each value is freed.
-        free: action that frees each value; -1 for results.
+        behind, free: the task after which each value is freed, and the action that frees it; -1 for results.
         late, awaited: task of each such copy, and the task that it waits for.
         tasks: their number.
     """

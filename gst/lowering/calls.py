@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -35,11 +35,8 @@ class Storages:
 
 
 def storages(program: Program) -> Storages:
-    """Find the values of a program that share memory, by fake tensors: nothing is computed or allocated.
-
-    Declared aliases are not enough: `_unsafe_view` and `contiguous` return their argument's memory. An operation that
-    fake tensors cannot compute is assumed to have memory of its own.
-    """
+    """Find the values of a program that share memory, by fake tensors: `_unsafe_view` and `contiguous` return their
+    argument's memory without declaring it. An operation that fake tensors cannot compute has memory of its own."""
     fake = FakeTensorMode()
     values: Values = [None if each is None else fake.from_tensor(each) for each in fixed_values(program)]
     fixed = {storage for value in values for storage, _ in _memory(value)}
@@ -121,13 +118,13 @@ def _lambda(node: int, operation: Operation, device: torch.device, names: dict[s
 
 def steps_in_order(program: Program, calls: Sequence[Call | None], order: Sequence[int]) -> list[Step]:
     """Return the operations in `order` with the values to free after each; outputs of the program are never freed."""
-    kept = {each.node for each in program.outputs if isinstance(each, Reference)}
+    results = {each.node for each in program.outputs if isinstance(each, Reference)}
     last_reader: dict[int, int] = {}
     for node in order:
         last_reader.update(dict.fromkeys((node, *program.operations[node].producers), node))
     dead: dict[int, list[int]] = {}
     for node, reader in last_reader.items():
-        if node not in kept:
+        if node not in results:
             dead.setdefault(reader, []).append(node)
     steps = []
     for node in order:
@@ -135,22 +132,6 @@ def steps_in_order(program: Program, calls: Sequence[Call | None], order: Sequen
         assert call is not None, f"node {node} is no operation"
         steps.append((node, call, tuple(dead.get(node, ()))))
     return steps
-
-
-def run_steps(steps: Iterable[Step], values: Values, device: str) -> None:
-    """Run operations one after the other on this thread; `values` holds inputs and constants, then outputs.
-
-    Raises:
-        ExecutionError: an operation failed; it names `device`.
-    """
-    node = -1
-    try:
-        for node, call, dead in steps:
-            values[node] = call(values)
-            for each in dead:
-                values[each] = None
-    except Exception as error:
-        raise ExecutionError(f"{type(error).__name__}: {error}", device, node) from error
 
 
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
@@ -203,17 +184,27 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torc
         inputs: in the memory of the host, or for an accelerator anywhere; those of the program if None.
         device: of all operations and of the outputs.
 
+    Raises:
+        ExecutionError: an operation failed.
+
     Examples:
         >>> from gst.programs import capture_module
         >>> eager(capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),)))
         [tensor([0., 2.])]
     """
     values: Values = [*program.check_inputs(inputs)]
-    values += [operation.constant for operation in program.operations[len(values) :]]
+    values += fixed_values(program)[len(values) :]
     if device != HOST:
         values = [None if value is None else copied(value.detach(), device) for value in values]
-    with torch.no_grad():
-        run_steps(in_program_order(program, device), values, "the calling thread")
+    node = -1
+    try:
+        with torch.no_grad():
+            for node, call, dead in in_program_order(program, device):
+                values[node] = call(values)
+                for each in dead:
+                    values[each] = None
+    except Exception as error:  # whatever operators raise
+        raise ExecutionError(f"{type(error).__name__}: {error}", "the calling thread", node) from error
     return [values[each.node] if isinstance(each, Reference) else each for each in program.outputs]
 
 

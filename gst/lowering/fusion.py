@@ -51,8 +51,8 @@ def legalise(
     """Return the nearest legal groups: each is part of a requested one, and a legal one stays as it is.
 
     A legal group holds at least two operations on one device; only tensors cross its border, and the graph of groups
-    has no circle. Groups on a circle are split by the number of borders on the longest path to each operation: this
-    number never falls along an edge, and rises at a border, so the result has no circle. The time is linear.
+    has no circle. Groups on a circle are split by the number of borders on the longest path to each operation, which
+    never falls along an edge and rises at a border.
 
     Args:
         program: the program.
@@ -139,17 +139,11 @@ LEAST = 3  # operations of a group
 
 
 def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Return maximal legal groups of at least three element-wise operations, with the views between them.
+    """Return maximal legal groups of three or more element-wise operations, with the views between them, as numbers for
+    `Plan.fusion`.
 
-    Groups along an edge are joined if both are on one device, have as many elements, and no other path leads from one
-    to the other. The rule about elements keeps the scalars of Adam from tying all parameters together.
-
-    Args:
-        program: the program.
-        placement: index of the device of each node.
-
-    Returns:
-        Numbers for `Plan.fusion`: 0, 1, ... in the order of first nodes, -1 for alone.
+    Groups along an edge are joined if both are on one device, have as many elements (else the scalars of Adam would tie
+    all parameters together), and no other path leads from one to the other.
     """
     quotient = Quotient(program)
     kinds = [_kind(operation, device) for operation, device in zip(program.operations, placement.tolist(), strict=True)]
@@ -183,8 +177,7 @@ class Quotient:
         return self._group[node]
 
     def join(self, first: int, second: int) -> bool:
-        """Make one group of those of two nodes, unless a path through others leads from one to the other; True if it
-        was made."""
+        """Join the groups of two nodes, unless a path through others leads from one to the other; True if joined."""
         a, b = sorted((self._group[first], self._group[second]))
         if a == b or self._leads(a, b) or self._leads(b, a):
             return False

@@ -41,8 +41,8 @@ class Clocks(NamedTuple):
     def before(self, first: Int64[np.ndarray, " pairs"], second: Int64[np.ndarray, " pairs"]) -> np.ndarray:
         """Return for pairs of steps True if the first happens before the second in every run."""
         same = self.lane[first] == self.lane[second]
-        seen = np.where(same, self.position[second], self.clocks[self.row[second], self.lane[first]])
-        return self.position[first] < seen
+        count = np.where(same, self.position[second], self.clocks[self.row[second], self.lane[first]])
+        return self.position[first] < count
 
     def taken(self, steps: Int64[np.ndarray, " steps"], lane: int) -> Int64[np.ndarray, " steps"]:
         """Return the number of steps of a lane that happen before each of `steps`."""
@@ -186,10 +186,8 @@ def _of_groups(lists: Rows, groups: Int64[np.ndarray, " runs"]) -> tuple[np.ndar
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """Every step of a stream program in one stretch; stretches are numbered in an order in which they can run.
-
-    A stretch is the work of one memory between two exchanges with others: all that its lanes compute between two rounds
-    of copies, or all copies that leave it in a round. There are as few rounds as the program allows.
+    """Stretches of a stream program, in an order in which they can run: the work of one memory between two rounds of
+    copies, or all copies that leave it in a round. There are as few rounds as the program allows.
 
     Args:
         of_step: stretch of each step.
@@ -267,14 +265,7 @@ def _parity(streams: StreamProgram) -> Ints:
 @no_type_check
 def _rounds(order, before, awaited, parity, memory):
     """Return the first round of its parity for each step in which its needs are done: the step before it on its lane,
-    and the record that it waits for.
-
-    Args:
-        order: of the steps, in which they can happen.
-        before: step before each on its lane, -1 for none.
-        awaited: record for which each step waits, -1 for none.
-        parity, memory: of each step.
-    """
+    and the record that it waits for; -1 for none. `order` is one in which the steps can happen."""
     turn = np.zeros(len(order), np.int64)
     for step in order:
         least = parity[step]

@@ -103,14 +103,8 @@ class ProvenLowering:
 
 
 def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]) -> StreamProgram:
-    """Lower arrays with copies as early as the memory limits of the devices allow. Limits that no delay of copies keeps
-    are exceeded by as little as possible.
-
-    Args:
-        work: the program to lower.
-        memories: names.
-        devices: the lanes that compute, with memory limits.
-    """
+    """Lower arrays with copies as early as the memory limits of the devices, the lanes that compute, allow. Limits that
+    no delay of copies keeps are exceeded by as little as possible."""
     lane_memory = np.array([memories.index(device.memory) for device in devices])
     names = [device.name for device in devices]
     best = lowered(work, memories, names, lane_memory)
@@ -171,9 +165,7 @@ def lowered(
     """Lower arrays, which `stream_program` makes of a program and a plan.
 
     Args:
-        work: the program to lower.
-        memories: names.
-        lanes: names of the lanes that compute.
+        memories, lanes: names, of lanes that compute.
         lane_memory: memory of each of these.
         ahead: for each memory the number of groups of a lane by which copies arrive before their first reader there; 0
             or None: as soon as they can.
@@ -210,10 +202,10 @@ def lowered(
     free = np.full(len(made), -1)
     free[freed] = number[num_tasks:]
     is_freed = free[value] >= 0
-    waiter, room = frees_before_late(behind, free, late, awaited, num_tasks)
+    waiter, freed_before = frees_before_late(behind, free, late, awaited, num_tasks)
     needs = np.concatenate([
         number[task_needs],
-        np.stack([number[waiter], room]),
+        np.stack([number[waiter], freed_before]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
         frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip

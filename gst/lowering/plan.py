@@ -97,13 +97,8 @@ class Plan:
     def to_dict(self) -> dict:
         """Return a record for JSON; `from_dict` reads it."""
         as_list = lambda values: None if values is None else values.tolist()  # noqa: E731
-        return {
-            "schema": SCHEMA,
-            "devices": list(self.devices),
-            "placement": self.placement.tolist(),
-            "priority": as_list(self.priority),
-            "fusion": as_list(self.fusion),
-        }
+        arrays = {name: as_list(getattr(self, name)) for name in ("placement", "priority", "fusion")}
+        return {"schema": SCHEMA, "devices": list(self.devices), **arrays}
 
     @staticmethod
     def from_dict(record: Any) -> Plan:
@@ -251,8 +246,7 @@ def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes
 
 
 def in_order_of(plan: Plan, run: Timeline) -> Plan:
-    """Return the plan whose priorities are the order in which operations began in a run of it. Lanes, which take
-    operations by priority, then wait no more than in that run.
+    """Return the plan whose priorities are the order in which operations began in a run of it.
 
     Examples:
         >>> plan = Plan(("cpu:0",), np.array([0, 0, 0]))
@@ -264,14 +258,8 @@ def in_order_of(plan: Plan, run: Timeline) -> Plan:
 
 
 def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:
-    """Return the plan of a program in which several nodes became one: it runs where they did, with the greatest of
-    their priorities, and fuses nothing more.
-
-    Args:
-        plan: of the old program; nodes that became one are on one device.
-        node_of: for each old node the new one that computes it.
-        origin: for each new node an old one that it stands for.
-    """
+    """Return the plan of a program in which several nodes of one device became one (`gst.lowering.rewrite.Rewritten`):
+    it runs where they did, with the greatest of their priorities, and fuses nothing more."""
     priority = None
     if plan.priority is not None:
         greatest = np.full(len(origin), np.iinfo(np.int64).min)

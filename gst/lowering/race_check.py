@@ -86,10 +86,10 @@ def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) ->
     if again.size:
         value, step = freed[again[0]], int(accesses.frees[again[0]])
         raise RaceError(f"{words(value)}: {place(step)} and {place(int(free_of[value]))} free it")
-    kept = np.flatnonzero(accesses.resident[freed])
-    if kept.size:
-        step = int(accesses.frees[kept[0]])
-        raise RaceError(f"{words(freed[kept[0]])}: {place(step)} frees it, which belongs to the caller")
+    inputs = np.flatnonzero(accesses.resident[freed])
+    if inputs.size:
+        step = int(accesses.frees[inputs[0]])
+        raise RaceError(f"{words(freed[inputs[0]])}: {place(step)} frees it, which belongs to the caller")
     with_free = np.flatnonzero(free_of[read] >= 0)
     late = with_free[~clocks.before(accesses.readers[with_free], free_of[read[with_free]])]
     if late.size:
@@ -110,13 +110,11 @@ def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) ->
 def peaks(program: StreamProgram, clocks: Clocks, accesses: Accesses) -> Int64[np.ndarray, " memories"]:
     """Return for each memory the most bytes taken there at any moment of any run that the events allow, exactly.
 
-    A moment is a set of steps that have begun or ended, with everything that happens before them. A step *requests* the
-    buffers that it makes, and the bytes that its group takes while it runs; these it *releases* when it ends. The last
-    free of a buffer releases that. Each request is served by bytes of releases that happen before it, each byte once,
-    as many bytes as possible. The peak is the volume of requests minus this volume (Dilworth's theorem with weights).
-
-    No moment has more, since a request is served by releases of the same moment. The requests that are not served in
-    full, and all that they reach through releases and their requests, are a moment that has as much.
+    A step *requests* the buffers that it makes, and the bytes that its group takes while it runs; these it *releases*
+    when it ends. The last free of a buffer releases that. Each request is served by bytes of releases that happen
+    before it, each byte once, as many as possible. The peak is the volume of requests minus this volume (Dilworth's
+    theorem with weights): the requests that are not served in full, and all that they reach, are a moment that has as
+    much.
 
     Raises:
         RaceError: the step that takes or gives back a buffer differs from run to run.
@@ -139,13 +137,13 @@ def peaks(program: StreamProgram, clocks: Clocks, accesses: Accesses) -> Int64[n
     last = _extreme(program, clocks, buffer[freed], free_of[value[freed]], "gives back", last=True)
     memory_of = np.zeros(len(program.buffer_bytes), np.int64)
     memory_of[buffer] = program.made[1][owner]
-    taken, given = np.flatnonzero(first >= 0), np.flatnonzero(last >= 0)
+    taken, returned = np.flatnonzero(first >= 0), np.flatnonzero(last >= 0)
     runs = np.flatnonzero(program.kind == RUN)
     transient = program.transient_bytes[program.argument[runs]]
     run_memory = program.lane_memory[clocks.lane[runs]]
     result = np.zeros(count, np.int64)
     for memory in range(count):
-        mine, theirs = taken[memory_of[taken] == memory], given[memory_of[given] == memory]
+        mine, theirs = taken[memory_of[taken] == memory], returned[memory_of[returned] == memory]
         here = run_memory == memory
         requests = np.zeros(program.num_steps, np.int64)
         np.add.at(requests, first[mine], program.buffer_bytes[mine])
@@ -204,24 +202,24 @@ def _peak(clocks: Clocks, requests: Int64[np.ndarray, " steps"], releases: Int64
 @compiled
 @no_type_check
 def _transport(requests, releases, usable, start, own):
-    """Serve requests by releases, as many bytes as possible.
+    """Serve requests by releases, as many bytes as possible. Return the bytes not served, and the requests and releases
+    that are reached from requests not served in full.
 
     Args:
-        requests: bytes of each, in an order that the events allow.
-        releases: bytes of each, lane by lane.
+        requests, releases: bytes of each, in an order that the events allow, and lane by lane.
         usable: (requests, lanes); the releases of a lane from `start` to here may serve the request.
-        start: of each lane among the releases.
         own: lane of each request.
-
-    Returns:
-        Bytes not served, and the requests and releases that are reached from requests not served in full.
     """
     num_requests, num_releases, lanes = len(requests), len(releases), usable.shape[1]
     unserved, left = requests.copy(), releases.copy()
     # Services: release, request, bytes; those of one release are a linked list.
-    room = 4 * (num_requests + num_releases) + 16
-    release_of, request_of, amount = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    following, head = np.empty(room, np.int64), np.full(num_releases, -1)
+    capacity = 4 * (num_requests + num_releases) + 16
+    release_of, request_of, amount = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
+    following, head = np.empty(capacity, np.int64), np.full(num_releases, -1)
     services = 0
     # At first the latest release serves: the earlier ones are of use to more requests. `earlier` skips what is used up.
     earlier = np.arange(-1, num_releases)
@@ -244,9 +242,9 @@ def _transport(requests, releases, usable, start, own):
                 moved = min(unserved[request], left[release])
                 unserved[request] -= moved
                 left[release] -= moved
-                if services == room:
+                if services == capacity:
                     release_of, request_of, amount, following = _twice(release_of, request_of, amount, following)
-                    room *= 2
+                    capacity *= 2
                 release_of[services], request_of[services], amount[services] = release, request, moved
                 following[services] = head[release]
                 head[release] = services
@@ -257,7 +255,7 @@ def _transport(requests, releases, usable, start, own):
     while True:
         # Search from all requests not served in full to releases that have bytes left.
         reached[:], used[:] = False, False
-        seen = start[:-1].copy()
+        next_release = start[:-1].copy()
         size = 0
         for request in range(num_requests):
             if unserved[request] > 0:
@@ -269,9 +267,9 @@ def _transport(requests, releases, usable, start, own):
             request = queue[at]
             at += 1
             for lane in range(lanes):
-                while seen[lane] < usable[request, lane]:
-                    release = seen[lane]
-                    seen[lane] += 1
+                while next_release[lane] < usable[request, lane]:
+                    release = next_release[lane]
+                    next_release[lane] += 1
                     used[release], by_request[release] = True, request
                     ends += left[release] > 0
                     service = head[release]
@@ -301,9 +299,9 @@ def _transport(requests, releases, usable, start, own):
             release = end
             while True:
                 request = by_request[release]
-                if services == room:
+                if services == capacity:
                     release_of, request_of, amount, following = _twice(release_of, request_of, amount, following)
-                    room *= 2
+                    capacity *= 2
                 release_of[services], request_of[services], amount[services] = release, request, moved
                 following[services] = head[release]
                 head[release] = services
@@ -319,7 +317,7 @@ def _transport(requests, releases, usable, start, own):
 @compiled
 @no_type_check
 def _twice(release_of, request_of, amount, following):
-    """Return the same arrays with room for as much again."""
+    """Return the same arrays with capacity for as much again."""
     return (
         np.concatenate((release_of, release_of)),
         np.concatenate((request_of, request_of)),

@@ -40,11 +40,11 @@ class Rewritten:
 def alone(program: Program, group: Group, inputs: Sequence[Tensor]) -> Program:
     """Return the operations of a group as a program of their own, with these values of its inputs."""
     number = {node: position for position, node in enumerate([*group.inputs, *group.nodes])}
-    given = [
+    placeholders = [
         Operation(f"input_{position}", "input", None, (), {}, (tuple(value.shape),), (value.dtype,))
         for position, value in enumerate(inputs)
     ]
-    operations = [*given, *(_renumbered(program.operations[node], number) for node in group.nodes)]
+    operations = [*placeholders, *(_renumbered(program.operations[node], number) for node in group.nodes)]
     outputs = tuple(Reference(number[node]) for node in group.outputs)
     colocation = np.zeros(len(operations), np.int64)
     spec = pytree.tree_structure(list(outputs))

@@ -1,7 +1,7 @@
 """Stream programs: the steps of each lane of each memory, as flat arrays, with their text.
 
-A lane is a thread or a stream: it takes its steps one after the other. Lanes wait for each other by events alone. Each
-memory has a lane for each device that computes there, and one for the copies that leave it.
+A lane is a thread or a stream of an accelerator. Each memory has a lane for each device that computes there, and one
+for the copies that leave it. Lanes wait for each other by events alone.
 """
 
 from __future__ import annotations

@@ -126,14 +126,14 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
         >>> [(device.name, device.threads) for device in select(["cpu:2", "cpu:0-1"], cores)]
         [('cpu:2', 1), ('cpu:0-1', 2)]
     """
-    found = {device.name: device for device in devices}
+    by_name = {device.name: device for device in devices}
     for name in names:
-        if name not in found and SET.fullmatch(name):
-            found[name] = _core_set(name, found)
-        if (stream := STREAM.fullmatch(name)) and name not in found and stream[1] in found:
-            found[name] = replace(found[stream[1]], name=name)
-        if name not in found:
-            here = ", ".join(found) or "none"
+        if name not in by_name and SET.fullmatch(name):
+            by_name[name] = _core_set(name, by_name)
+        if (stream := STREAM.fullmatch(name)) and name not in by_name and stream[1] in by_name:
+            by_name[name] = replace(by_name[stream[1]], name=name)
+        if name not in by_name:
+            here = ", ".join(by_name) or "none"
             lacks_cuda = name.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None
             why = f": this PyTorch, {torch.__version__}, is a build without CUDA" if lacks_cuda else ""
             raise ValueError(
@@ -141,7 +141,7 @@ def select(names: Sequence[str], devices: Sequence[Device]) -> list[Device]:
             )
     if len(set(names)) < len(names):
         raise ValueError(f"devices are named twice in {', '.join(names)}; name each once")
-    return [found[name] for name in names]
+    return [by_name[name] for name in names]
 
 
 def overlap(devices: Sequence[Device]) -> bool:
@@ -179,13 +179,8 @@ def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
 
 def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
     """Return sets of 2, 4, 8, ... neighbouring CPU devices of one memory and the set of all, smallest first; the
-    smallest sizes are left out beyond `MOST_SETS`.
-
-    Args:
-        devices: among them CPU devices of one core each.
-        domains: cores that share a cache or a NUMA node (`shared_domains`): each is a set, and no other set crosses its
-            border.
-    """
+    smallest sizes are left out beyond `MOST_SETS`. Each domain (`shared_domains`) is a set, and no other set crosses
+    its border."""
     cpus = {device.cores[0]: device for device in devices if SINGLE.fullmatch(device.name) and device.cores}
     if len(cpus) < 2 or len({device.memory for device in cpus.values()}) > 1:
         return []
@@ -206,24 +201,24 @@ def parse_bytes(text: str) -> int:
         >>> parse_bytes("2KiB"), parse_bytes("1.5 kB")
         (2048, 1500)
     """
-    found = BYTES.fullmatch(text.strip())
-    unit = (found[2] or "B").upper() if found else ""
-    power = "BKMGT".find(unit[:1])
-    size = int(float(found[1]) * (1024 if "I" in unit else 1000) ** power) if found else 0
+    size = 0
+    if match := BYTES.fullmatch(text.strip()):
+        unit = (match[2] or "B").upper()
+        size = int(float(match[1]) * (1024 if "I" in unit else 1000) ** "BKMGT".find(unit[:1]))
     if size < 1:
         raise ValueError(f"{text!r} is no size of memory; write a number and a unit, such as 512MiB, 2GiB or 1.5GB")
     return size
 
 
-def _core_set(name: str, found: Mapping[str, Device]) -> Device:
+def _core_set(name: str, by_name: Mapping[str, Device]) -> Device:
     numbers = numbers_of(name.removeprefix("cpu:"))
     wanted = [f"cpu:{number}" for number in numbers]
-    missing = [each for each in wanted if each not in found]
+    missing = [each for each in wanted if each not in by_name]
     if name != f"cpu:{ranges(sorted(set(numbers)) or [0])}" or len(numbers) < 2 or missing:
         order = "each number must be greater than the one before, and neighbours are a range"
         why = f"there is no {missing[0]}" if missing else order
         raise ValueError(f"core set {name!r}: {why}")
-    members = [found[each] for each in wanted]
+    members = [by_name[each] for each in wanted]
     if len({member.memory for member in members}) > 1:
         raise ValueError(f"core set {name!r} reaches over several memories")
     cores = tuple(core for member in members for core in member.cores)
@@ -232,21 +227,19 @@ def _core_set(name: str, found: Mapping[str, Device]) -> Device:
 
 def usable_cores() -> tuple[int, ...]:
     """Return the numbers of the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none
+    return tuple(sorted(os.sched_getaffinity(0)) if has_affinity else range(os.cpu_count() or 1))
 
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
     """Return the processor's name, family and model, and the widest instructions that torch uses: virtual machines give
     many processors one name."""
-    path, said = Path("/proc/cpuinfo"), dict[str, str]()
-    if path.exists():
-        first, _, _ = path.read_text().partition("\n\n")
-        said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    numbers = [f"{known} {said[name]}" for name, known in NUMBERS_OF_CPU.items() if name in said]
-    name = said.get("model name") or platform.processor() or platform.machine()
+    path = Path("/proc/cpuinfo")
+    first, _, _ = (path.read_text() if path.exists() else "").partition("\n\n")
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [f"{words} {fields[name]}" for name, words in NUMBERS_OF_CPU.items() if name in fields]
+    name = fields.get("model name") or platform.processor() or platform.machine()
     return f"{name} ({', '.join([*numbers, torch.backends.cpu.get_cpu_capability()])})"
 
 
@@ -272,17 +265,16 @@ def least_memory_limit(devices: Sequence[Device]) -> int | None:
 def usable_devices(names: Sequence[str] | None, memory_limit: int | None = None) -> list[Device]:
     """Return devices of this machine by name, or all of them with sets of cores (`with_core_sets`); with a limit of
     their memory."""
-    found = discover()
-    chosen = with_core_sets(found, shared_domains()) if names is None else select(names, found)
+    here = discover()
+    chosen = with_core_sets(here, shared_domains()) if names is None else select(names, here)
     return chosen if memory_limit is None else [replace(device, memory_limit=memory_limit) for device in chosen]
 
 
 def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:
     """Return devices and sets of their cores (`core_sets`), as many as can be simulated. With accelerators all cores
     are one device."""
-    cores = [device for device in devices if device.kind == "cpu"]
-    others = [device for device in devices if device.kind != "cpu"]
-    cores = cores[: MOST_CORES - len(others)]
+    others = [device for device in devices if device.is_accelerator]
+    cores = [device for device in devices if not device.is_accelerator][: MOST_CORES - len(others)]
     if others:
         return [*(core_sets(cores)[-1:] or cores), *others]
     return [*cores, *(core_sets(cores, domains) if supports(cores) else ())]
@@ -309,8 +301,7 @@ def machine_record() -> dict[str, Any]:
         >>> {"cpu", "cores", "torch", "threads"} <= set(machine_record())
         True
     """
-    record: dict[str, Any] = {"cpu": cpu_model(), "cores": len(usable_cores()), "torch": torch.__version__}
-    record["threads"] = torch.get_num_threads()
-    if accelerators := accelerator_names():
-        record["accelerators"] = list(accelerators.values())
-    return record
+    accelerators = list(accelerator_names().values())
+    versions = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    cores = {"cpu": cpu_model(), "cores": len(usable_cores())}
+    return cores | versions | ({"accelerators": accelerators} if accelerators else {})

@@ -24,10 +24,9 @@ ReadBusy = Callable[[], tuple[float, float]]
 
 def read_busy() -> tuple[float, float]:
     """Return the seconds that this process's cores have been busy since boot, and those of this process and its
-    descendants.
+    descendants. Without /proc (macOS) no other process is seen.
 
-    Source is /proc/stat: /proc/pressure/cpu is missing in containers and includes our own load. Time stolen by a
-    hypervisor counts as busy. Without /proc (macOS) no other process is seen.
+    Source is /proc/stat: /proc/pressure/cpu is missing in containers and includes our own load.
     """
     wanted = {f"cpu{core}" for core in usable_cores()}
     path = Path("/proc/stat")
@@ -137,14 +136,11 @@ Result = TypeVar("Result", bound=Loaded)
 
 
 def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate) -> list[Result]:
-    """Measure until other processes leave the cores alone meanwhile, at most `MOST_RESULTS` times.
+    """Measure until other processes leave the cores alone meanwhile, at most `MOST_RESULTS` times; return all results.
 
     Args:
         measure: returns a result with its load.
         gate: finds quiet cores before each repetition; its patience also covers the repetitions.
-
-    Returns:
-        The results in order. The last one may still be of busy cores.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -170,11 +166,8 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate) -> list[R
 
 @contextmanager
 def lock_devices(devices: Sequence[Device]) -> Iterator[None]:
-    """Lock the cores and GPUs of devices against other processes of this user, after the current holders.
-
-    All processes take the locks in one order, which excludes deadlocks; the end of a process releases its locks.
-    Threads of one process exclude each other too.
-    """
+    """Lock the cores and GPUs of devices against other processes of this user, and other threads of this one. All take
+    the locks in one order, which excludes deadlocks; the end of a process releases its locks."""
     directory = cache_directory() / "locks"
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

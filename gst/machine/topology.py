@@ -48,8 +48,8 @@ def core_groups(cores: Sequence[int], domains: Iterable[Domain]) -> list[tuple[i
     for domain in sorted({usable & each for each in domains}, key=lambda each: (len(each), sorted(each))):
         if 1 < len(domain) < len(usable) and all(each <= domain or not each & domain for each in inside):
             inside.append(domain)
-    found = {each for domain in [*inside, usable] for each in _within(domain, inside)}
-    return sorted((tuple(sorted(each)) for each in found if len(each) > 1), key=lambda each: (len(each), each))
+    groups = {each for domain in [*inside, usable] for each in _within(domain, inside)}
+    return sorted((tuple(sorted(each)) for each in groups if len(each) > 1), key=lambda each: (len(each), each))
 
 
 def _within(domain: Domain, inside: Sequence[Domain]) -> Iterator[Domain]:

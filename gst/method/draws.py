@@ -1,15 +1,9 @@
-"""Draws of one training step, made before any segment is read: fresh segments, dropout, and the weights of both.
-
-With h_j the embedding of segment j now, g_j its row and q_j its probability to be fresh, the difference estimator
-sum_j g_j + sum_{j fresh} (h_j - g_j) / q_j has no bias (Saerndal et al., Model Assisted Survey Sampling, 1992,
-chapters 3 and 6) and the variance sum_j (1 - q_j) / q_j |h_j - g_j|^2.
-"""
+"""Draws of one training step, made before any segment is read: fresh segments, and those that dropout keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,9 +11,9 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.table import KeyRanges
-from gst.graphs.config_classes import config_classes
+from gst.graphs.config_classes import config_classes, with_references
 from gst.graphs.segments import SegmentedGraph
-from gst.method.batch import check_alike
+from gst.method.batch import SegmentBatch, assemble, check_alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,20 +122,10 @@ def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) 
 
 
 def choose_kept(
-    fresh: Bool[Tensor, " segments"], keep_probability: float, generator: torch.Generator, fixed_number: bool = False
+    fresh: Bool[Tensor, " segments"], keep_probability: float, generator: torch.Generator
 ) -> Bool[Tensor, " segments"]:
-    """Mark each segment True with `keep_probability`: Stale Embedding Dropout (Cao et al. 2023, section 3.3).
-
-    The paper draws each independently. `fixed_number` keeps the same number of segments that are not `fresh` in every
-    step (one of the nearest two where p times their number is no integer): their sum varies less.
-    """
-    if not fixed_number:
-        return torch.rand(len(fresh), generator=generator) < keep_probability
-    stale = (~fresh).nonzero().squeeze(1)
-    number = int(keep_probability * len(stale) + float(torch.rand(1, generator=generator, dtype=torch.float64)))
-    kept = torch.zeros_like(fresh)
-    kept[stale[torch.randperm(len(stale), generator=generator)[:number]]] = True
-    return kept
+    """Mark each segment True with `keep_probability`: Stale Embedding Dropout (Cao et al. 2023, section 3.3)."""
+    return torch.rand(len(fresh), generator=generator) < keep_probability
 
 
 def generator_for(*numbers: int) -> torch.Generator:
@@ -151,76 +135,6 @@ def generator_for(*numbers: int) -> torch.Generator:
         state = ((state ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
         state ^= state >> 31
     return torch.Generator().manual_seed(state % 2**63)
-
-
-Estimate = Literal["auto", "fresh", "dropout", "fixed_dropout", "difference", "regression", "composite"]
-MAXIMA = ("max", "softmax")  # readouts that no correction, which may be negative, can be added to
-ALL_ROWS = ("difference", "regression", "composite")  # estimates that use every row
-
-
-def checked_estimate(
-    pooling: str, num_fresh: int, keep_probability: float, has_table: bool, estimate: Estimate
-) -> Estimate:
-    """Return the estimate that `auto` stands for, or the given one.
-
-    Raises:
-        ValueError: a setting of `GraphSegmentTraining` is out of range, or two of them exclude each other.
-
-    Examples:
-        >>> checked_estimate("mean", 1, 1.0, True, "auto")
-        'difference'
-    """
-    if not isinstance(num_fresh, int | np.integer):
-        raise ValueError(f"num_fresh is {num_fresh!r}; want a whole number of segments, from 1")
-    if num_fresh < 1:
-        raise ValueError(f"num_fresh is {num_fresh}; a step needs at least one fresh segment per graph")
-    if not 0.0 <= keep_probability <= 1.0:
-        raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
-    if estimate not in get_args(Estimate):
-        raise ValueError(f"estimate is {estimate!r}; use one of {', '.join(get_args(Estimate))}")
-    if estimate == "fresh" and has_table:
-        raise ValueError("estimate='fresh' leaves out what the table would give; use one of the two")
-    if estimate == "auto":
-        return "difference" if has_table and keep_probability == 1 and pooling not in MAXIMA else "dropout"
-    if estimate in ALL_ROWS and keep_probability < 1:
-        raise ValueError(f"keep_probability is {keep_probability}; estimate={estimate!r} uses all rows: leave it 1")
-    if estimate in ALL_ROWS and pooling in MAXIMA:
-        raise ValueError(f"estimate={estimate!r} corrects a sum, and pooling={pooling!r} is none; use 'sum' or 'mean'")
-    return estimate
-
-
-class SegmentWeights(NamedTuple):
-    """Weights of fresh embeddings and of rows in the pooled embedding of a graph; 0 where there is none."""
-
-    fresh: Float[Tensor, "segments configs"]
-    stale: Float[Tensor, "segments configs"]
-
-
-def dropout_weights(
-    fresh: Bool[Tensor, " segments"],
-    inclusion: Float[Tensor, " segments"],
-    is_known: Bool[Tensor, "segments configs"],
-    kept: Bool[Tensor, " segments"],
-    keep_probability: float,
-) -> SegmentWeights:
-    """Return the weights of Stale Embedding Dropout (Cao et al. 2023, section 3.3, equation 1) for J segments, S fresh.
-
-    A known stale segment is `kept` with probability p and weight 1; a known fresh one weighs p + (1 - p) / q, where q
-    is its `inclusion` (S / J for uniform draws). An unknown segment, one without a row, counts only while it is fresh,
-    and weighs 1 / q. So the expected weight of every segment is 1. The estimate has no bias if rows are what the
-    encoder would compute now, and with p = 0 whatever the rows are.
-
-    Examples:
-        >>> fresh, kept = torch.tensor([True, False, False]), torch.tensor([False, True, False])
-        >>> is_known = torch.ones(3, 1, dtype=torch.bool)
-        >>> weights = dropout_weights(fresh, torch.full((3,), 1 / 3), is_known, kept, keep_probability=0.5)
-        >>> weights.fresh.squeeze(1), weights.stale.squeeze(1)
-        (tensor([2., 0., 0.]), tensor([0., 1., 0.]))
-    """
-    scale = inclusion.reciprocal()[:, None]
-    when_fresh = torch.where(is_known, keep_probability + (1 - keep_probability) * scale, scale)
-    stale = (is_known & (kept & ~fresh)[:, None]).to(when_fresh.dtype)
-    return SegmentWeights(when_fresh * fresh[:, None], stale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,6 +179,11 @@ class Draw:
     peers: Peers | None = None
     whole: Draw | None = None
 
+    def fresh_batch(self) -> SegmentBatch:
+        """Read the fresh segments, in memory of the host."""
+        picks = self.catalogue.picks(self.fresh.nonzero().squeeze(1))
+        return assemble(self.catalogue.graphs, picks, self.configs)
+
     def part_of(self, peers: Peers) -> Draw:
         """Return the part of the draw that belongs to this process."""
         graphs = [self.catalogue.graphs[place] for place in peers.mine]
@@ -282,14 +201,12 @@ def draw_segments(
     seed: int,
     num_fresh: int,
     keep_probability: float,
-    estimate: Estimate = "dropout",
     rank: int = 0,
 ) -> Draw:
     """Draw `num_fresh` segments of each graph uniformly (Cao et al. 2023), and those that dropout keeps; the same for
     equal arguments.
 
     Args:
-        estimate: `fixed_dropout` keeps the same number of segments in every step.
         rank: of a process that draws for its own graphs alone, so that processes draw differently.
     """
     own = (rank,) if rank else ()
@@ -297,18 +214,16 @@ def draw_segments(
     chosen = [choose_fresh(count, num_fresh, generator) for count in counts]
     chances = [torch.full((count,), min(1.0, num_fresh / count), dtype=torch.float64) for count in counts]
     dropout = generator_for(seed, number, 1, *own)
-    kept = [choose_kept(each, keep_probability, dropout, estimate == "fixed_dropout") for each in chosen]
+    kept = [choose_kept(each, keep_probability, dropout) for each in chosen]
     return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), torch.cat(kept), number)
 
 
-def scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
-    """Return the same values, with their gradients times `weights` (one for each segment and configuration)."""
-    scale = weights.to(embedded, non_blocking=True)[..., None]
-    return embedded.detach() + (embedded - embedded.detach()) * scale
+def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None, references: int = 0) -> Tensor:
+    """Return `configs`, or all configurations of each graph, padded with -1; ValueError if they do not fit.
 
-
-def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
-    """Return `configs`, or all configurations of each graph, padded with -1; ValueError if they do not fit."""
+    So many `references` of each graph stand before them (`with_references`)."""
+    if references:
+        return with_references(graphs, checked_configs(graphs, configs), references)
     if configs is None:
         every = torch.arange(max(graph.num_configs for graph in graphs)).repeat(len(graphs), 1)
         return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)

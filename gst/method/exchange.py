@@ -6,7 +6,7 @@ the rows they need, without communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.sharded import Pulled, Pushed, ShardedTable
+from gst.method.combination import Part
 from gst.method.draws import Draw, Peers
-from gst.method.rows import Known, ModelKeys, report
+from gst.method.rows import ModelKeys, parts_of, report
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,8 @@ class SharedRows:
         ValueError: the draw is of one process, or a graph has no keys yet.
     """
 
+    are_of_now = False
+
     def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor], all_rows: bool) -> None:
         table, whole = keys.table, draw.whole
         assert isinstance(table, ShardedTable)
@@ -102,9 +105,12 @@ class SharedRows:
         """Begin an asynchronous pull of the wanted rows."""
         self._pulled = self._table.request(self._traffic.keys, self._traffic.process, self._traffic.wanted)
 
-    def is_known(self) -> Known:
-        is_known = torch.cat([self._arrived[1], torch.zeros(1, dtype=torch.bool)])
-        return is_known[self._traffic.own]  # -1 is the last
+    def ages(self) -> Int64[Tensor, "segments configs"]:
+        written = torch.cat([self._arrived[1], torch.tensor([-1])])[self._traffic.own]  # -1, padding, is the last
+        return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
+
+    def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
+        return parts_of(self, is_read, self._traffic.own.shape[1])
 
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         """Return rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
-from gst.method.encoding import complaints, embed_segments
+from gst.method.encoding import complaints
 from gst.util.packing import Packed, kinds_of
 
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -132,7 +132,7 @@ class FixedBatch:
     """
 
     def __init__(self, model: Any, sizes: Sizes, others: Mapping[str, Tensor]) -> None:
-        if sizes.plans is None and model.takes_batches:
+        if sizes.plans is None and model.call.whole == "batch":
             raise NoFixedShapes("a step of fixed shapes needs the plans of the encoder; give it to Sizes.of")
         self.model, self.sizes, self.others = model, sizes, others
         self.optimizer, self.results = None, (torch.empty(0),)
@@ -185,9 +185,9 @@ class FixedBatch:
             self._packed.buffer.copy_(step.packed.buffer, non_blocking=True)
         object.__setattr__(self._batch, "host", step.batch)
 
-    def encode(self) -> tuple[SegmentBatch, Float[Tensor, "segments configs channels"]]:
-        """Return the batch and the embeddings of its segments, the last one of padding left out. Nothing here depends
-        on values, and nothing asks for them.
+    def encode(self) -> Float[Tensor, "segments configs channels"]:
+        """Return the embeddings of the segments, the last one of padding left out. Nothing here depends on values, and
+        nothing asks for them.
 
         Raises:
             NoFixedShapes: the encoder made plans that are not in `sizes`: it would read them again in later steps.
@@ -200,14 +200,14 @@ class FixedBatch:
         kind = batch.edge_index.device.type
         # The caller's autocast, without its cache: a recording would read casts that were made before it.
         with torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
-            embedded = embed_segments(model.encoder, batch, model._call, model.pooling)[:-1]
+            embedded = model.encode_batch(batch)[:-1]
         if more := set(batch.plans) - plans:
             raise NoFixedShapes(f"a step of fixed shapes has no plans but those of its sizes; the encoder made {more}")
-        return batch, embedded
+        return embedded
 
     def compute(self) -> None:
         """Encode, as `gst.method.recorded.Recorded` wants it."""
-        self.results = (self.encode()[1],)
+        self.results = (self.encode(),)
 
     def finish(self) -> None:
         """Do nothing."""
@@ -229,7 +229,7 @@ def write_beginnings(places: Mapping[str, Tensor], values: Mapping[str, Tensor])
 
 def encoder_refusal(model: Any) -> str | None:
     """Return the reason why batches of an encoder cannot have fixed shapes, as the end of a sentence; or None."""
-    if model.takes_batches and plan_maker(model.encoder) is None:
+    if model.call.whole == "batch" and plan_maker(model.encoder) is None:
         return (
             "needs plans of fixed shapes of an encoder that takes a SegmentBatch; use one of gst.nn, or take "
             "(x, edge_index) in the encoder"

@@ -6,12 +6,12 @@ table by itself (`EmbeddingTable.dense`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -19,8 +19,10 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.arrivals import Arrivals
 from embedding_cache.dense import write_where
 from gst.graphs.segments import SegmentedGraph
-from gst.method.draws import Draw, dropout_weights
+from gst.method.combination import Part, combine
+from gst.method.draws import Draw
 from gst.method.encoding import apply_head
+from gst.method.estimates import Sample
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import (
     FixedBatch,
@@ -32,8 +34,6 @@ from gst.method.fixed_batch import (
     modules,
     write_beginnings,
 )
-from gst.method.readouts import GraphPool
-from gst.method.regression import StaleSum, readout_shares
 from gst.method.rows import PULL_ROWS, OwnRows, first_of_each, report
 
 
@@ -51,6 +51,40 @@ class StepResults(NamedTuple):
     value: Float[Tensor, ""]
     embedded: Float[Tensor, "segments configs channels"]
     refused: Bool[Tensor, " rows"]
+
+
+class DeviceRows:
+    """`RowSource` of a table that has a row for every key (`EmbeddingTable.dense`): the device finds them itself.
+
+    Args:
+        rows, steps: of all slots.
+        slots: of each segment and configuration; those of padding have no row.
+        number: of the step.
+        dtype: of the parts.
+    """
+
+    are_of_now = False
+
+    def __init__(
+        self, rows: Float[Tensor, "slots channels"], steps: Int64[Tensor, " slots"],
+        slots: Int64[Tensor, "segments configs"], number: Int64[Tensor, ""], dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.rows, self.steps = rows, steps
+        self._slots, self._number, self._dtype = slots, number, dtype
+
+    def ages(self) -> Int64[Tensor, "segments configs"]:
+        written = self.steps[self._slots]
+        return torch.where(written >= 0, (self._number - written).clamp(min=0), -1)
+
+    def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
+        """Yield all segments: the host does not know which are read."""
+        everything = torch.arange(len(self._slots), device=self._slots.device)
+        for chunk in everything.split(max(1, PULL_ROWS // self._slots.shape[1])):
+            slots = self._slots[chunk]
+            yield chunk, torch.where((self.steps[slots] >= 0)[..., None], self.rows[slots], 0.0).to(self._dtype)
+
+    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
+        return values
 
 
 class FixedStep:
@@ -78,7 +112,8 @@ class FixedStep:
         if reason := refusal(model, optimizer):
             raise NoFixedShapes(reason)
         self.model, self.loss, self.optimizer, self.sizes = model, loss, optimizer, sizes
-        self._is_finite = self._rows = self._steps_of_rows = nothing = torch.empty(0)
+        self._is_finite = nothing = torch.empty(0)
+        self._rows: DeviceRows | None = None
         self.results = StepResults(nothing, nothing, nothing)
         self._refused = Arrivals[Draw]()
         everything, fresh, configs = sizes.all_segments, sizes.segments - 1, sizes.configs
@@ -89,12 +124,12 @@ class FixedStep:
             "fresh": torch.full((fresh,), everything - 1),
             "graph_node_counts": torch.ones(sizes.graphs, dtype=torch.int64),
             "targets": torch.full((sizes.graphs, configs), torch.nan, dtype=torch.float64),
+            "is_kept": torch.zeros(everything, dtype=torch.bool),
+            "node_counts_of_segments": torch.zeros(everything, dtype=torch.int64),
         }
         if model.table is not None:
             inputs |= {
                 "number": torch.zeros((), dtype=torch.int64),
-                "is_kept": torch.zeros(everything, dtype=torch.bool),
-                "node_counts_of_segments": torch.zeros(everything, dtype=torch.int64),
                 "slots": torch.zeros(everything, configs, dtype=torch.int64),
                 "is_written": torch.zeros(fresh, configs, dtype=torch.bool),
             }
@@ -121,16 +156,14 @@ class FixedStep:
         catalogue, fresh, rows = draw.catalogue, draw.fresh.nonzero().squeeze(1), self.model.rows_of(draw)
         others = {
             "graph_of_segment": catalogue.graph, "is_fresh": draw.fresh, "inclusion": draw.inclusion, "fresh": fresh,
-            "graph_node_counts": catalogue.graph_node_counts,
+            "graph_node_counts": catalogue.graph_node_counts, "is_kept": draw.kept,
+            "node_counts_of_segments": catalogue.node_counts,
         }  # fmt: skip
         if isinstance(rows, OwnRows):
             is_written = torch.zeros(len(fresh), draw.configs.shape[1], dtype=torch.bool)
             is_written.flatten()[first_of_each(rows.keys[fresh].flatten())] = True
-            others |= {
-                "number": torch.tensor(draw.number), "is_kept": draw.kept,
-                "node_counts_of_segments": catalogue.node_counts, "slots": rows.keys + 1, "is_written": is_written,
-            }  # fmt: skip
-        return PaddedStep(draw, self._fixed.load(self.model.fresh_batch(draw), **others))
+            others |= {"number": torch.tensor(draw.number), "slots": rows.keys + 1, "is_written": is_written}
+        return PaddedStep(draw, self._fixed.load(draw.fresh_batch(), **others))
 
     def places(self) -> tuple[Any, ...]:
         """Return settings of the model, and addresses and lengths of its table, which change as it grows."""
@@ -153,7 +186,9 @@ class FixedStep:
         if not is_here:
             write_beginnings(self._fixed.tensors, {"targets": targets})
         if self.model.table is not None:
-            self._rows, self._steps_of_rows = self._dense()
+            inputs = self._fixed.tensors
+            like = torch.promote_types(self.model.like().dtype, torch.float32)
+            self._rows = DeviceRows(*self._dense(), inputs["slots"], inputs["number"], like)
 
     def compute(self) -> None:
         """Encode, pool, predict, learn from it, and write rows. Nothing here depends on values, and nothing asks for
@@ -165,15 +200,12 @@ class FixedStep:
         model, inputs = self.model, self._fixed.tensors
         for parameter in model.parameters():
             parameter.grad = None
-        batch, embedded = self._fixed.encode()
+        embedded = self._fixed.encode()
         self._is_finite = torch.ones((), dtype=torch.bool, device=embedded.device)
         if embedded.requires_grad:
             embedded.register_hook(self._look_at)
-        fresh, pool = inputs["fresh"], GraphPool(inputs["graph_node_counts"], model.pooling)
-        weights = self._add_rows(pool, embedded.shape[-1])[fresh].to(embedded.dtype)
-        present = torch.where(weights[..., None] > 0, embedded, 0.0)  # 0 times what is not finite would be NaN
-        pool.add(present, weights, batch.node_counts[:-1], inputs["graph_of_segment"][fresh])
-        scores = apply_head(model.head, pool.result())
+        pooled = self._pooled(embedded)
+        scores = apply_head(model.head, pooled)
         targets = inputs["targets"].to(self._kind)
         scores = scores.squeeze(-1) if scores.dim() > targets.dim() else scores  # some heads have done that
         value = self.loss(scores, targets)
@@ -200,11 +232,12 @@ class FixedStep:
         if self.model.table is None:
             return lambda: None
         slots = self._fixed.tensors["slots"][self._fixed.tensors["fresh"]].flatten()
-        rows, steps = self._rows[slots], self._steps_of_rows[slots]
+        assert self._rows is not None, "fill it first"
+        before = [(each, each[slots]) for each in (self._rows.rows, self._rows.steps)]
 
         def restore() -> None:
-            self._rows.index_copy_(0, slots, rows)
-            self._steps_of_rows.index_copy_(0, slots, steps)
+            for each, values in before:
+                each.index_copy_(0, slots, values)
 
         return restore
 
@@ -215,41 +248,37 @@ class FixedStep:
         assert isinstance(self.model.table, EmbeddingTable), "others are refused"
         return self.model.table.dense(self.model.like().device)
 
-    def _add_rows(self, pool: GraphPool, channels: int) -> Float[Tensor, "segments configs"]:
-        """Add the rows of the table to the graphs; return the weights of fresh embeddings, 0 of other segments."""
-        model, inputs = self.model, self._fixed.tensors
-        is_fresh, inclusion, graph = inputs["is_fresh"], inputs["inclusion"], inputs["graph_of_segment"]
-        if model.table is None:
-            return (is_fresh / inclusion)[:, None].expand(-1, self.sizes.configs)
-        assert model._keys is not None
-        counts, slots = inputs["node_counts_of_segments"], inputs["slots"]
-        model._keys.check_width(channels)
-        is_known, like = self._steps_of_rows[slots] >= 0, torch.promote_types(model.like().dtype, torch.float32)
-        at_once = max(1, PULL_ROWS // slots.shape[1])
-        chunks = torch.arange(len(slots), device=slots.device).split(at_once)
-        known = (torch.where(is_known[chunk][..., None], self._rows[slots[chunk]], 0.0).to(like) for chunk in chunks)
-        if model.estimate == "difference":
-            size, per_node = readout_shares(counts, inputs["graph_node_counts"][graph], model.pooling)
-            fresh, per_node, sizes = is_fresh / inclusion, per_node.to(like), self.sizes
-            stale = StaleSum(graph, ((1 - fresh) * size).to(like), sizes.graphs, sizes.configs, channels)
-            for chunk, part in zip(chunks, known, strict=True):
-                stale.add(chunk, part * per_node[chunk, None, None], is_known[chunk])
-            pool.total = stale.result(None)
-            return fresh[:, None].expand(slots.shape)
-        weights = dropout_weights(is_fresh, inclusion, is_known, inputs["is_kept"], model.keep_probability)
-        for chunk, part in zip(chunks, known, strict=True):
-            pool.add(part, weights.stale[chunk].to(like), counts[chunk], graph[chunk])
-        return weights.fresh
+    def _pooled(self, embedded: Float[Tensor, "segments configs channels"]) -> Float[Tensor, "graphs configs channels"]:
+        """Return the estimates of the pooled embeddings; segments of padding are not fresh."""
+        model, inputs, rows = self.model, self._fixed.tensors, self._rows
+        if model.keys is not None:
+            model.keys.check_width(embedded.shape[-1])
+        shape = self.sizes.all_segments, self.sizes.configs
+        ages = inputs["fresh"].new_full(shape, -1) if rows is None else rows.ages()
+        sample = Sample(
+            is_fresh=inputs["is_fresh"],
+            inclusion=inputs["inclusion"],
+            is_kept=inputs["is_kept"],
+            ages=ages,
+            graph=inputs["graph_of_segment"],
+            node_counts=inputs["node_counts_of_segments"],
+            graph_node_counts=inputs["graph_node_counts"],
+            keep_probability=model.keep_probability,
+        )
+        is_real = inputs["is_fresh"][inputs["fresh"]]
+        embedded = torch.where(is_real[:, None, None], embedded, 0.0)  # 0 times what is not finite would be NaN
+        return combine(model.estimate, sample, inputs["fresh"], embedded, model.pooling, rows)
 
     def _write_rows(self, embedded: Float[Tensor, "segments configs channels"]) -> Bool[Tensor, " rows"]:
         """Write the rows of the fresh segments, unless their gradient is not finite; return which are not finite."""
         inputs = self._fixed.tensors
-        if self.model.table is None:
+        if self._rows is None:
             return inputs["is_fresh"].new_zeros(0)
         mask, slots = inputs["is_written"].flatten(), inputs["slots"][inputs["fresh"]].flatten()
-        rows = embedded.flatten(0, 1).to(self._rows.dtype)
+        table, steps = self._rows.rows, self._rows.steps
+        rows = embedded.flatten(0, 1).to(table.dtype)
         is_finite = rows.isfinite().all(1)
-        write_where(mask & is_finite & self._is_finite, slots, rows, inputs["number"], self._rows, self._steps_of_rows)
+        write_where(mask & is_finite & self._is_finite, slots, rows, inputs["number"], table, steps)
         return mask & ~is_finite
 
 
@@ -263,14 +292,15 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
     """The reason, as the end of a sentence, if the model as it was made has one."""
     if not isinstance(model.encoder, nn.Module):
         return "forgets gradients of a torch.nn.Module alone, and the encoder is none"
-    if model.table is None and model.estimate != "fresh":
-        return "cannot encode all other segments; give the model a table, or estimate='fresh'"
+    if model.table is None and model.estimate.reads != "nothing":
+        first = " (table=True makes it in the first step)" * model.makes_table
+        return f"cannot encode all other segments; give the model a table{first}, or estimate='fresh'"
     if model.table is not None and not isinstance(model.table, EmbeddingTable):
         return "is of one process; give the model an EmbeddingTable"
     if model.table is not None and (model.table.tier != "device" or model.table.capacity is not None):
         return "finds rows on the device; give the table the tier 'device' and no capacity"
-    if model.estimate in ("regression", "composite"):
-        return f"is for dropout or difference, not {model.estimate!r}"
+    if not model.estimate.fixed_shapes or model.learned is not None:
+        return f"needs an estimate that declares fixed_shapes and learns nothing; {model.estimate.name!r} does not"
     if getattr(model.head, "references", 0):
         return "has no reference configurations"
     if reason := encoder_refusal(model):

@@ -35,7 +35,7 @@ class FirstLook:
             return
 
         def embed(encoder: Any, batch: SegmentBatch) -> Tensor:
-            return embed_segments(encoder, batch, model._call, model.pooling, model.readout.phi)
+            return embed_segments(encoder, batch, model.call, model.pooling, model.readout.phi)
 
         refuse_cached(model.encoder)
         if not check_forgets(model.encoder, embed, catalogue, configs, like):
@@ -164,21 +164,15 @@ def _changed(before: nn.Module, after: nn.Module) -> list[str]:
     names = []
     for (place, one), (_, other) in zip(before.named_modules(), after.named_modules(), strict=False):
         own, later = ({**vars(each), **dict(each.named_buffers(recurse=False))} for each in (one, other))
-        names += [
-            f"{place}.{key}" if place else key
-            for key, value in later.items()
-            if not key.startswith("_forward") and key not in _REGISTERED and not _equal(own.get(key), value)
-        ]
+        public = (key for key in later if not key.startswith(("_forward", "_parameters", "_buffers", "_modules")))
+        names += [f"{place}.{key}" if place else key for key in public if not _equal(own.get(key), later[key])]
     return names
-
-
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool((one == other).all())
-    if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
+        return torch.equal(one, other)
+    if type(one) is not type(other):
         return False
     if isinstance(one, dict | list | tuple | set):
         return len(one) == len(other)

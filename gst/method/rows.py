@@ -17,9 +17,9 @@ from embedding_cache.sharded import ShardedTable
 from embedding_cache.table import Staged
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
+from gst.method.combination import Part, RowSource
 from gst.method.draws import Catalogue, Draw, table_keys
 
-Known = Bool[Tensor, "segments configs"]
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
 
@@ -32,14 +32,11 @@ class Push(Protocol):
 
 
 @runtime_checkable
-class StepRows(Protocol):
+class StepRows(RowSource, Protocol):
     """Rows of the table for the segments of one step, in this process."""
 
     def begin(self) -> None:
         """Begin to fetch rows that other processes hold, if there are any."""
-
-    def is_known(self) -> Known:
-        """Mark the pairs that have a row; padding has none."""
 
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none."""
@@ -50,9 +47,6 @@ class StepRows(Protocol):
     def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
         """Write the rows of `segments` that have none."""
 
-    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
-        """Return the sum of `values` over all processes of the step."""
-
 
 @dataclass(frozen=True, eq=False)
 class PrefetchedStep:
@@ -62,6 +56,15 @@ class PrefetchedStep:
     batch: SegmentBatch | None
     rows: StepRows | None = None
     arrived: torch.Event | None = None
+
+    def begin(self, device: torch.device) -> None:
+        """Let work on a device wait for the segments, and begin to fetch rows."""
+        if self.arrived is not None and self.batch is not None:
+            stream = torch.accelerator.current_stream(device)
+            stream.wait_event(self.arrived)
+            self.batch.record_stream(stream)
+        if self.rows is not None:
+            self.rows.begin()
 
 
 class ModelKeys:
@@ -110,6 +113,8 @@ class OwnRows:
         all_rows: unused here; see `gst.method.exchange.SharedRows`.
     """
 
+    are_of_now = False
+
     def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor], all_rows: bool) -> None:
         assert isinstance(keys.table, EmbeddingTable)
         self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
@@ -122,8 +127,12 @@ class OwnRows:
     def begin(self) -> None:
         return
 
-    def is_known(self) -> Known:
-        return (self.keys >= 0) & self._table.is_known(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
+    def ages(self) -> Int64[Tensor, "segments configs"]:
+        written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
+        return torch.where((self.keys >= 0) & (written >= 0), (self._draw.number - written).clamp(min=0), -1)
+
+    def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
+        return parts_of(self, is_read, self.keys.shape[1])
 
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         keys, like = self.keys[segments], self._like()
@@ -162,9 +171,10 @@ def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:
     return first[distinct >= 0].sort().values
 
 
-def row_chunks(segments: Int64[Tensor, " chosen"], num_configs: int) -> Iterator[Int64[Tensor, " chunk"]]:
-    """Cut `segments` into runs of at most `PULL_ROWS` rows, or of a single segment."""
-    return iter(segments.split(max(1, PULL_ROWS // num_configs)))
+def parts_of(rows: StepRows, is_read: Bool[Tensor, " segments"], num_configs: int) -> Iterator[Part]:
+    """Yield the segments that are read and their rows, at most `PULL_ROWS` rows or a single segment at a time."""
+    segments = is_read.nonzero().squeeze(1)
+    return ((chunk, rows.of(chunk)) for chunk in segments.split(max(1, PULL_ROWS // num_configs)))
 
 
 def require_finite_gradients(embedded: Tensor, encoder: object, require: Callable[[Tensor], None]) -> None:

@@ -1,8 +1,9 @@
-"""Scoring many configurations of one graph on an accelerator: its segments are encoded by one recorded graph."""
+"""Scoring many configurations of one graph; on an accelerator its segments are encoded by one recorded graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,44 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from gst.graphs.config_classes import config_classes
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import assemble
-from gst.method.draws import Catalogue
+from gst.method.combination import Part, pool_all
+from gst.method.draws import Catalogue, checked_configs
 from gst.method.fixed_batch import FixedBatch, NoFixedShapes, Sizes, encoder_refusal, hook_refusal
 from gst.method.recorded import Recorded
+from gst.util.progress import Progress
 from gst.util.recording import Graph, is_here, new_graph
 from gst.util.untrusted import first_line
 
 FEWEST_PARTS = 16  # that are worth a recording, of which four are computed eagerly
 MOST_PADDING = 1.5  # times as large as without padding: launches of large parts cost less than what they compute
 LEAST_FULL = 0.25  # of the configurations of a recording, that it is run for
+
+
+def scores_of(
+    model: Any, graph: SegmentedGraph, configs: Int64[Tensor, " configs"], configs_at_once: int, progress: Progress
+) -> Sequence[Float[Tensor, "1 configs channels"]]:
+    """Return the pooled embeddings of configurations, in parts for the head, each after its references."""
+    references = model.references
+    parts = [checked_configs([graph], part[None], references)[0] for part in configs.split(configs_at_once)]
+    catalogue, together = Catalogue.of([graph]), torch.cat(parts)
+    encode = recorded_encoding(model, graph, len(together)) or model.encode
+
+    def encoded() -> Iterator[Part]:
+        began = time.perf_counter()
+        for place, classes in enumerate(config_classes(graph).of(together.numpy())):
+            rate = len(together) * place / graph.num_segments / (time.perf_counter() - began)
+            progress(f"scoring, {rate:,.0f} configurations a second", place, graph.num_segments)
+            _, first, class_of = np.unique(classes, return_index=True, return_inverse=True)
+            segment = torch.tensor([place])
+            rows = encode(catalogue, segment, together[first][None])
+            yield segment, rows[:, torch.from_numpy(class_of).to(rows.device)]
+
+    pooled = pool_all(catalogue, len(together), encoded(), model.pooling, model.like().device)
+    progress("scoring", graph.num_segments, graph.num_segments)
+    return pooled.split([len(part) for part in parts], dim=1)
 
 
 class RecordedEncoding:
@@ -52,7 +80,7 @@ class RecordedEncoding:
                     continue
                 except (NoFixedShapes, torch.OutOfMemoryError) as error:
                     self.recorded.reason = first_line(error)
-            encoded.append(self._model._encode(catalogue, segment, part))
+            encoded.append(self._model.encode(catalogue, segment, part))
         return torch.cat(encoded, dim=1)
 
 

@@ -4,8 +4,9 @@ A `Task` (operations, costs, devices) goes in; a `Plan` with its measurements co
 `loop.py`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from gst.lowering.plan import Plan
@@ -21,54 +22,20 @@ if TYPE_CHECKING:
     from gst.placement.task import Task, load_plan, save_plan
 
 __all__ = [
-    "Budgeted",
-    "Loop",
-    "MeasuredObjective",
-    "MeasuredPlans",
-    "Measurer",
-    "Objective",
-    "Placed",
-    "PlacedFunction",
-    "PlacementResult",
-    "Plan",
-    "Planned",
-    "Settings",
-    "SimulatedObjective",
-    "Task",
-    "load",
-    "load_plan",
-    "machine",
-    "place",
-    "place_measured",
-    "place_simulated",
-    "plan_all",
-    "save_plan",
+    "Budgeted", "Loop", "MeasuredObjective", "MeasuredPlans", "Measurer", "Objective", "Placed", "PlacedFunction",
+    "PlacementResult", "Plan", "Planned", "Settings", "SimulatedObjective", "Task", "load", "load_plan", "machine",
+    "place", "place_measured", "place_simulated", "plan_all", "save_plan",
 ]  # fmt: skip
 
 _MODULES = {
-    "gst.lowering.plan": ("Plan",),
-    "gst.placement.api.place": ("PlacedFunction", "place"),
-    "gst.placement.machines": ("machine",),
-    "gst.placement.objectives": (
-        "Budgeted", "MeasuredObjective", "Measurer", "Objective", "Planned", "SimulatedObjective",
-    ),
-    "gst.placement.measured": ("place_measured",),
-    "gst.placement.measured_plans": ("MeasuredPlans",),
-    "gst.placement.api.placed": ("Placed",),
-    "gst.placement.planning": ("PlacementResult", "Settings", "place_simulated", "plan_all"),
-    "gst.placement.api.saving": ("load",),
-    "gst.placement.loop": ("Loop",),
-    "gst.placement.task": ("Task", "load_plan", "save_plan"),
+    "api.place": "PlacedFunction place", "api.placed": "Placed", "api.saving": "load", "loop": "Loop",
+    "machines": "machine", "measured": "place_measured", "measured_plans": "MeasuredPlans",
+    "objectives": "Budgeted MeasuredObjective Measurer Objective Planned SimulatedObjective",
+    "planning": "PlacementResult Settings place_simulated plan_all", "task": "Task load_plan save_plan",
 }  # fmt: skip
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_HOMES = {name: f"gst.placement.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-
-def __getattr__(name: str) -> Any:
-    """Return a public name, and import its module."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value
+__getattr__ = lazy_names("gst.placement", {"Plan": "gst.lowering.plan", **_HOMES})
 
 
 def __dir__() -> list[str]:

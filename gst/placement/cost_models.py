@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -16,12 +18,15 @@ from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
 from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
 from gst.placement.task import Task
+from gst.util.untrusted import DAMAGE, plain, read_object
+from gst.util.writing import write_json
 
 if TYPE_CHECKING:
     from gst.cost.rescoring import Change, Rescorer
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 PENALTIES = np.logspace(-2, 4, 13)
+LEARNED = "learned_costs.json"  # learned parameters, from which searches of other programs start
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
 SAME = 1e-9  # logarithms of ratios that differ by less are equal
 
@@ -163,8 +168,8 @@ def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 class NetworkOnFitted(Surrogate):
-    """The GST cost model of what a fitted simulator leaves: it learns how much each measurement exceeds what the others
-    foretell of it. It counts as far as it foretold those of plans that it had not learned from.
+    """The GST cost model of the leave-one-out residuals of a fitted simulator. Its predictions are weighted by their
+    least-squares fit to residuals of plans that it had not learned from.
 
     Attributes:
         weight: of its predictions, 0 .. 1.
@@ -176,20 +181,20 @@ class NetworkOnFitted(Surrogate):
         self.fitted, self.network = FittedSimulator(task, learned), NetworkSurrogate(task, seed)
         self.least = self.fitted.least
         self.weight = 0.0
-        self._known: set[str] = set()
-        self._foretold = np.zeros((2, 0))  # predictions, and what came
+        self._learned: set[str] = set()  # keys of plans
+        self._tested = np.zeros((2, 0))  # predictions for new plans, and their residuals
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
         self.fitted.learn(plans, simulated_ms, logs)
-        left = self.fitted.left_out()
-        new = [number for number, plan in enumerate(plans) if plan.key not in self._known]
-        if self._known and new:
-            foretold = self.network.means([plans[number] for number in new], simulated_ms[new])
-            self._foretold = np.hstack([self._foretold, [foretold, left[new]]])
-            predicted, came = self._foretold
-            self.weight = float(np.clip(predicted @ came / max(float(predicted @ predicted), SAME), 0.0, 1.0))
-        self._known |= {plan.key for plan in plans}
-        self.network.learn(plans, simulated_ms, left)
+        residuals = self.fitted.leave_one_out_residuals()
+        new = [number for number, plan in enumerate(plans) if plan.key not in self._learned]
+        if self._learned and new:
+            predictions = self.network.means([plans[number] for number in new], simulated_ms[new])
+            self._tested = np.hstack([self._tested, [predictions, residuals[new]]])
+            x, y = self._tested
+            self.weight = float(np.clip(x @ y / max(float(x @ x), SAME), 0.0, 1.0))
+        self._learned |= {plan.key for plan in plans}
+        self.network.learn(plans, simulated_ms, residuals)
 
     def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
         return self.fitted.corrected(task, generator)
@@ -212,3 +217,38 @@ COST_MODELS: dict[str, Callable[[Task, int, Learned], Surrogate]] = {
 }
 """By name, what makes the cost model of a task with a seed and costs learned before: the simulator with fitted costs,
 regression on sums of a plan, the GST network on what fitted costs leave, or none. The first and third start warm."""
+
+
+def save_costs(out: Path, learned: Learned, machine: Mapping[str, Any], devices: Sequence[str]) -> None:
+    """Write costs to the directory of a search."""
+    write_json(out / LEARNED, {"machine": dict(machine), "devices": list(devices), "costs": dict(learned)})
+
+
+def load_costs(out: Path, machine: Mapping[str, Any], devices: Sequence[str]) -> Learned:
+    """Read the costs in the directory of a search.
+
+    Raises:
+        ValueError: there are none, the file is damaged, or they are of another machine, or of none of the devices.
+
+    Examples:
+        >>> out = Path("out")
+        >>> save_costs(out, {"cpu:0": (0.1, 0.05)}, {"cpu": "mine"}, ["cpu:0"])
+        >>> load_costs(out, {"cpu": "mine"}, ["cpu:0", "cpu:1"])
+        {'cpu:0': (0.1, 0.05)}
+    """
+    path = out / LEARNED
+    if not path.exists():
+        raise ValueError(f"there is no {path}; name the --out of a gst place that has measured, with fitted costs")
+    try:
+        record = read_object(path)
+        then, known = dict(record["machine"]), list(map(str, record["devices"]))
+        costs = {str(name): (float(mean), float(deviation)) for name, (mean, deviation) in record["costs"].items()}
+        if not all(math.isfinite(mean) and 0 < deviation < math.inf for mean, deviation in costs.values()):
+            raise ValueError("a cost is no number, or its deviation is not positive")
+    except DAMAGE as error:
+        raise ValueError(f"{path} cannot be read: {plain(error)}; place its program anew") from error
+    for what in (each for each, value in machine.items() if then.get(each, value) != value):
+        raise ValueError(f"{path} was learned with {what} {then[what]}, here it is {machine[what]}; start without it")
+    if not set(known) & set(devices):
+        raise ValueError(f"{path} was learned on {', '.join(known)}, and the devices are {', '.join(devices)}")
+    return costs

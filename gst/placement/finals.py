@@ -5,7 +5,7 @@ The fastest of many measured medians is partly luck, so the set that chose a pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,35 +15,41 @@ from typing import Any
 import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor, measure_plans
-from gst.execution.measure import Measurement
-from gst.execution.plain import COMPILED, PYTORCH, failing, steps_beside
+from gst.execution.measure import Measurement, failing
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, core_numbers
 from gst.machine.load import LoadGate
 from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.machines import machine
 from gst.placement.objectives import Planned
-from gst.placement.planning import METHODS, Settings
+from gst.placement.planning import Settings
 from gst.programs import Program
 from gst.util.progress import Progress
-from gst.whole_model.child_process import variants_on_accelerator, variants_on_cores
-from gst.whole_model.choosing import TIMES, winner
+from gst.whole_model.child_process import steps_beside, variants_on_accelerator, variants_on_cores
+from gst.whole_model.choosing import TIMES, Candidates, winner
+from gst.whole_model.variants import COMPILED, PYTORCH, Variant
 
 LARGEST_WHOLE = 5_000  # operations of a program that is compiled into one: Inductor takes minutes for these
 NUM_BASELINES = 12  # that are measured, the best in simulation; every method's plan is
 NUM_AGAIN = 3  # plans in the second set
+LEAST_SHARE, LEAST_FUSED = 0.9, 0.5  # least time of a plan / (time on one core / cores), and with fusion
+LEAST_MS = 1.0  # of a program for which a plan is made
+TO_PLAN = 0.4  # of the seconds, at least: operations are profiled before anything is planned
 ALONE = 5  # times the seconds of compiling, at most, for a step of which nothing else is compiled
 COMPILING = "compiling variants of the step, which takes minutes"
 FIRST, AGAIN = "measuring the finalists afresh", "measuring the fastest once more"
 
 
-def finalists(planned: Mapping[str, Planned], num_baselines: int = NUM_BASELINES) -> dict[str, Planned]:
+def finalists(
+    planned: Mapping[str, Planned], methods: Collection[str], num_baselines: int = NUM_BASELINES
+) -> dict[str, Planned]:
     """Choose the plans to measure: of all methods, of the best baselines, and the best device alone (`single:*`)."""
     ms = {name: np.nan_to_num(each.expected_ms, nan=np.inf) for name, each in planned.items()}
-    baselines = sorted((name for name in planned if name not in METHODS), key=lambda name: ms[name])
+    baselines = sorted((name for name in planned if name not in methods), key=lambda name: ms[name])
     singles = [name for name in baselines if name.startswith("single:")]
     others = [name for name in baselines if name not in singles]
     chosen = {*singles[:1], *others[:num_baselines]}
-    return {name: each for name, each in planned.items() if name in METHODS or name in chosen}
+    return {name: each for name, each in planned.items() if name in methods or name in chosen}
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,3 +203,62 @@ def _variants(
             variants, reasons = {}, {COMPILED: str(error)}
         left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
         yield {PYTORCH: runs[PYTORCH], **variants, **left_out}, {}
+
+
+def chain_share(program: Program) -> float:
+    """Return the work of the longest chain of operations as a share of all work, by the roofline of one core.
+
+    Examples:
+        >>> import torch
+        >>> from gst.programs import capture_module
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        >>> chain_share(capture_module(layers, (torch.ones(1, 8),)))
+        1.0
+    """
+    work = machine("cores:1").task(program).times_us[0]
+    ends = work.tolist()
+    for node, operation in enumerate(program.operations):
+        ends[node] += max((ends[each] for each in operation.producers), default=0.0)
+    return max(ends, default=0.0) / max(float(work.sum()), 1e-9)
+
+
+def no_headroom(
+    variants: Candidates,
+    devices: Sequence[Device],
+    cores: int,
+    settings: Settings,
+    left: float,
+    program: Program | None = None,
+) -> str:
+    """Say why no plan for cores could be the fastest, or be found in the time that is left; empty if one could.
+
+    A plan runs the operations one by one. All cores together need at least their share of the time of one core, and the
+    longest chain of operations needs its share of the time on all cores.
+
+    Args:
+        variants: of the whole model, with their times.
+        devices: of plans; if one is an accelerator nothing is known beforehand.
+        left: share of the seconds, 0 .. 1.
+        program: of the model, if it was captured.
+
+    Examples:
+        >>> variants = Candidates({}, {}, {"pytorch": 5.0, "pytorch, 1 thread": 8.0})
+        >>> no_headroom(variants, (), cores=2, settings=Settings(), left=0.2)
+        'compiling took the time; give more seconds, or None for as long as it takes'
+    """
+    if any(device.kind != "cpu" for device in devices):
+        return ""
+    if variants.best_ms < LEAST_MS:
+        return f"handing values from core to core gains nothing in a program of less than {LEAST_MS:g} ms"
+    fuses = "fusion" in settings.tasks
+    one_ms = variants.first_ms.get(Variant(PYTORCH, 1).name, variants.first_ms[PYTORCH])
+    least_ms = one_ms / cores * (LEAST_FUSED if fuses else LEAST_SHARE)
+    if variants.best_ms <= least_ms:
+        return f"one core takes {one_ms:.2f} ms as written, so none is likely to take less than {least_ms:.2f} ms"
+    chain = 0.0 if program is None else chain_share(program)
+    chain_ms = chain * variants.first_ms[PYTORCH] * (LEAST_FUSED if fuses else 1.0)
+    if variants.best_ms <= chain_ms:
+        return (
+            f"{chain:.0%} of the work is one chain of operations, which takes {chain_ms:.2f} ms on all cores as written"
+        )
+    return "" if left > TO_PLAN else "compiling took the time; give more seconds, or None for as long as it takes"

@@ -23,8 +23,10 @@ from partitioners.compiled import compiled
 KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
 """Standard deviations of logarithms of factors, a priori."""
 LAUNCH_US = 2.0  # the same of the time added to each operation
-CONTENTION = {"remote_ns_per_byte": 0.1, "switch_us": 1.0, "hand_over_us": 2.0, "slowdown": 0.05}
-"""The same of what operations cost each other (`Contention`), the last two where devices share a memory."""
+CONTENTION = {"remote_ns_per_byte": 0.1, "switch_us": 1.0}
+"""The same of what operations cost each other (`Contention`)."""
+SHARED_MEMORY = {"hand_over_us": 2.0, "slowdown": 0.05}
+"""The same, where devices share a memory."""
 SLOWER = 0.01  # step of the derivative by that share
 ERRORS = (0.01, 0.02, 0.04, 0.08, 0.16)  # of the model and a measurement, in logarithms; the likeliest is taken
 STEPS = 4  # of Gauss and Newton
@@ -60,15 +62,17 @@ class FittedSimulator(Surrogate):
     An operation takes its time times four factors, of its kind, of its class (operations alike in opcode, size and
     time), of its device, and of its kind on that model of device; and a launch more. The next on its device begins a
     while later. Where devices share a memory, those on others do so too, and operations slow each other down. A copy
-    takes its latency and its bytes times factors of links. Logarithms of factors are normal a priori; the maximum a
-    posteriori is found by Gauss and Newton, with shares of the critical path as derivatives (Tarantola, Inverse Problem
-    Theory, 2005, section 3.4). Deviations are of the linearised posterior.
+    takes its latency and its bytes times factors of links.
+
+    Logarithms of factors are normal a priori. Gauss-Newton steps find the MAP estimate, with shares of the critical
+    path as derivatives (Tarantola, Inverse Problem Theory, 2005, section 3.4). Deviations are of the linearised
+    posterior.
 
     Args:
         learned: on other programs of this machine (`learned`); then the model counts before anything is measured.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> model = FittedSimulator(task)
         >>> plans = [task.plan(np.full(task.num_nodes, device)) for device in (0, 1)]
@@ -96,7 +100,7 @@ class FittedSimulator(Surrogate):
         self._inverse, self.error = np.zeros((0, 0)), ERRORS[1]
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
-        """Fit the parameters to logarithms of measured / simulated runtimes, from those that were found before."""
+        """Fit the parameters to logarithms of measured / simulated runtimes; the last estimate is the first guess."""
         want = np.log(simulated_ms) + logs
         for _ in range(STEPS):
             now, rows = self._fitted.logs_and_rows(plans)
@@ -116,14 +120,14 @@ class FittedSimulator(Surrogate):
         means, places = self.parameters.tolist(), self._layout.shared
         return {**self._learned, **{name: (means[place], deviations[place]) for name, place in places.items()}}
 
-    def left_out(self) -> Answers:
-        """Return by how much each measured logarithm exceeds what the others foretell of it (Rasmussen and Williams,
+    def leave_one_out_residuals(self) -> Answers:
+        """Return by how much each measured logarithm exceeds its prediction by the others (Rasmussen and Williams,
         Gaussian Processes for Machine Learning, 2006, equation 5.12)."""
         return (self._inverse @ self._values) / np.diag(self._inverse)
 
     def _condition(self, rows: Rows, values: Answers) -> None:
-        """Take the rows of measured plans, and the error under which their values, above those foretold by the prior,
-        are likeliest."""
+        """Condition the parameters on measured plans, with the error of greatest likelihood; values are less those of
+        the prior."""
         covariance = (rows * self._prior) @ rows.T
         likelihoods = []
         for error in ERRORS:
@@ -146,16 +150,16 @@ class FittedSimulator(Surrogate):
     def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
         fitted = self._fitted
         if generator is not None:
-            fitted = Fitted(self._task, self._layout, self._drawn(generator))
+            fitted = Fitted(self._task, self._layout, self._posterior_sample(generator))
         return replace(task, costs=replace(fitted.costs, devices=task.devices), contention=fitted.contention)
 
-    def _drawn(self, generator: np.random.Generator) -> Float64[np.ndarray, " parameters"]:
-        """Return parameters drawn from the posterior: a draw from the prior, moved by what it misses of the measured
-        values (Journel and Huijbregts, Mining Geostatistics, 1978: conditioning by kriging)."""
-        drawn = np.sqrt(self._prior) * generator.standard_normal(len(self._prior))
+    def _posterior_sample(self, generator: np.random.Generator) -> Float64[np.ndarray, " parameters"]:
+        """Return a posterior sample: one of the prior, moved by its residuals from the measured values (Journel and
+        Huijbregts, Mining Geostatistics, 1978: conditioning by kriging)."""
+        sample = np.sqrt(self._prior) * generator.standard_normal(len(self._prior))
         noise = self.error * generator.standard_normal(len(self._rows))
-        missed = self._values + noise - self._rows @ drawn
-        return self._mean + drawn + self._prior * (self._rows.T @ (self._inverse @ missed))
+        residuals = self._values + noise - self._rows @ sample
+        return self._mean + sample + self._prior * (self._rows.T @ (self._inverse @ residuals))
 
     def _move(self, step: np.ndarray, plans: Sequence[Plan], want: Answers, now: Answers) -> bool:
         """Go as far along a step as it lowers the loss; return False if it does not."""
@@ -249,51 +253,50 @@ class Fitted:
         costs, memory = self.costs, self._memory
         copy_of = np.full((costs.num_nodes, self._num_memories), -1)
         copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
-        lane = memory[run.device[copies.node]] if costs.copies_queue else np.full(len(copies.node), -1)
+        queue = memory[run.device[copies.node]] if costs.copies_queue else np.full(len(copies.node), -1)
         return _critical(
             run.end_us, run.device, run.order, costs.computed, self.simulator.worker, *self._producers, memory, copy_of,
-            copies.node, copies.end_us, lane, costs.output_bytes, self._num_memories, len(self.simulator.leader),
+            copies.node, copies.end_us, queue, costs.output_bytes, self._num_memories, len(self.simulator.leader),
         )  # fmt: skip
 
 
 def layout(task: Task) -> Layout:
     """Return the parameters of a task."""
-    costs, count = task.costs, task.num_nodes
-    kinds = kinds_of(task)
+    costs, kinds = task.costs, kinds_of(task)
     finite = np.where(np.isfinite(costs.times_us), costs.times_us, -1.0)
     sizes = np.log(np.maximum(np.vstack([finite, costs.output_bytes]), 1e-3)).round(2)
     classes = np.unique(np.vstack([task.graph.opcodes, sizes]), axis=1, return_inverse=True)[1].reshape(-1)
     models = np.unique(finite, axis=0, return_inverse=True)[1].reshape(-1)
-    sizes_of = (int(kinds.max()) + 1, int(classes.max()) + 1, len(costs.devices), int(models.max()) + 1)
-    num_kinds, num_classes, num_devices, num_models = sizes_of
-    is_shared = len({device.memory for device in costs.devices}) < num_devices
-    names = list(CONTENTION)[: 4 if is_shared else 2]
-    first = np.cumsum([0, num_kinds, num_classes, num_devices, num_models * num_kinds, num_models, len(names)])
-    shape = (num_devices, count)
-    columns = np.stack([
-        np.broadcast_to(first[0] + kinds, shape), np.broadcast_to(first[1] + classes, shape),
-        np.broadcast_to(first[2] + np.arange(num_devices)[:, None], shape),
-        first[3] + models[:, None] * num_kinds + kinds,
-    ], axis=-1)  # fmt: skip
-    pairs = np.arange(2 * num_devices**2).reshape(2, num_devices, num_devices)
-    links = np.stack([np.broadcast_to(first[6] + np.arange(2)[:, None, None], pairs.shape), first[6] + 2 + pairs], -1)
-    contention = {name: int(first[5]) + number for number, name in enumerate(names)}
+    devices, num_kinds, num_models = len(costs.devices), int(kinds.max()) + 1, int(models.max()) + 1
+    is_shared = len({device.memory for device in costs.devices}) < devices
+    waits = CONTENTION | (SHARED_MEMORY if is_shared else {})
+    blocks = {  # number of parameters, and their standard deviation a priori
+        "kind": (num_kinds, KIND), "class": (int(classes.max()) + 1, CLASS), "device": (devices, DEVICE),
+        "kind on model": (num_models * num_kinds, MODEL), "launch": (num_models, LAUNCH_US),
+        **{name: (1, width) for name, width in waits.items()},
+        "all links": (2, LINK), "link": (2 * devices**2, ONE_LINK),
+    }  # fmt: skip
+    ends = np.cumsum([count for count, _ in blocks.values()])
+    at = {name: np.arange(end - blocks[name][0], end) for name, end in zip(blocks, ends.tolist(), strict=True)}
+    on_model = at["kind on model"].reshape(num_models, num_kinds)[models]
+    factors = at["kind"][kinds], at["class"][classes], at["device"][:, None], on_model[:, kinds]
+    columns = np.stack(np.broadcast_arrays(*factors), axis=-1)
+    link = at["link"].reshape(2, devices, devices)
+    links = np.stack(np.broadcast_arrays(at["all links"][:, None, None], link), axis=-1)
+    contention = {name: int(at[name][0]) for name in waits}
     shared, words = dict(contention), KINDS if task.program is not None else [f"opcodes {n}" for n in range(num_kinds)]
-    for number, word in enumerate(words[:num_kinds]):
-        shared[word] = int(first[0]) + number
-        shared |= {
-            f"{word} on {name}": int(columns[at, 0, 3] - kinds[0]) + number for at, name in enumerate(task.names)
-        }
-    for at, name in enumerate(task.names):
-        shared |= {name: int(first[2]) + at, f"launch on {name}": int(first[4] + models[at])}
+    for kind, word in enumerate(words[:num_kinds]):
+        shared[word] = int(at["kind"][kind])
+        shared |= {f"{word} on {name}": int(on_model[device, kind]) for device, name in enumerate(task.names)}
+    for device, name in enumerate(task.names):
+        shared |= {name: int(at["device"][device]), f"launch on {name}": int(at["launch"][models[device]])}
         for what, word in enumerate(("latency", "rate")):
-            shared[word] = int(first[6]) + what
-            shared |= {f"{word} {name} to {other}": int(links[what, at, to, 1]) for to, other in enumerate(task.names)}
+            shared[word] = int(at["all links"][what])
+            shared |= {f"{word} {name} to {other}": int(link[what, device, to]) for to, other in enumerate(task.names)}
     if is_shared:
         contention["wake_us"] = contention["hand_over_us"]
-    widths_of = (KIND, CLASS, DEVICE, MODEL, LAUNCH_US, *(CONTENTION[name] for name in names), LINK, ONE_LINK)
-    widths = np.repeat(widths_of, [*np.diff(first[:6]), *[1] * len(names), 2, pairs.size])
-    return Layout(columns, first[4] + models, contention, links, shared, widths)
+    widths = np.repeat([width for _, width in blocks.values()], [count for count, _ in blocks.values()])
+    return Layout(columns, at["launch"][models], contention, links, shared, widths)
 
 
 def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
@@ -306,16 +309,16 @@ def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
 @compiled
 @no_type_check
 def _critical(
-    end, home, order, computed, worker, indptr, producers, memory, copy_of, copy_node, copy_end, lane, num_bytes,
+    end, home, order, computed, worker, indptr, producers, memory, copy_of, copy_node, copy_end, queue, num_bytes,
     num_memories, num_threads,
 ):  # fmt: skip
-    """See `Fitted.critical`; walks back from what ended last to what ended last of all that it waited for.
+    """Walk back from the last operation to the last one that it waited for, see `Fitted.critical`.
 
     Args:
         order: nodes in the order in which they began.
         indptr, producers: of each node, in compressed rows.
         copy_of: int64 (nodes, memories); number of the copy of each value there, -1 without one.
-        lane: of each copy where copies queue, otherwise -1.
+        queue: memory that each copy leaves where copies queue, otherwise -1.
     """
     nodes, copies = len(end), len(copy_node)
     before, last = np.full(nodes, -1), np.full(num_threads, -1)
@@ -328,9 +331,9 @@ def _critical(
                 node = each
     copy_before, copy_last = np.full(copies, -1), np.full(num_memories, -1)
     for copy in range(copies):
-        if lane[copy] >= 0:
-            copy_before[copy] = copy_last[lane[copy]]
-            copy_last[lane[copy]] = copy
+        if queue[copy] >= 0:
+            copy_before[copy] = copy_last[queue[copy]]
+            copy_last[queue[copy]] = copy
     on_path, is_copied, remote, switches = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_), 0.0, 0
     while node >= 0 and not on_path[node]:  # by rounding an operation that takes no time may seem to begin too late
         on_path[node] = True

@@ -11,23 +11,96 @@ from typing import Any
 
 import numpy as np
 
-from gst.execution.measure import Log
+from gst.cost.metrics import kendall_tau
+from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan, says_no_memory
 from gst.machine.devices import this_machine
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import plans_graph
-from gst.placement.objectives import InProgramOrder, Measurer, Planned, restrict
-from gst.placement.proposers import COSTS, LOCAL, Asked, proposers
+from gst.placement.methods import METHODS, proposers
+from gst.placement.objectives import InProgramOrder, Measurer, Planned, SearchReward, restrict
 from gst.placement.reward import Reward, Surrogate
 from gst.placement.task import Task, check_same
-from gst.placement.trial import Trial, fastest, ran
 from gst.util.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed alternately; the log holds them before the next four begin
 NUM_TOP = 5  # the fastest plans so far, from which others are made
 RAN = "ran"  # key in a line of the log: the plan of the program that ran, where it differs from the proposed one
 NUM_AGAIN = 4  # of the fastest plans, measured again at the end: the fastest of many owes something to luck
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A plan that was measured during the search.
+
+    Args:
+        origin: the baseline or method that proposed the plan, `mutation`, or `again`.
+        round: 0 before the first fit.
+        predicted_ms: by the surrogate, before the measurement.
+    """
+
+    plan: Plan
+    origin: str
+    round: int
+    predicted_ms: float
+    measurement: Measurement
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a record for a `Log`; NaN becomes None."""
+        predicted = None if np.isnan(self.predicted_ms) else self.predicted_ms
+        return {
+            "origin": self.origin, "round": self.round, "predicted_ms": predicted,
+            "measurement": self.measurement.to_dict(), "plan": self.plan.to_dict(),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> Trial:
+        """Read a record of `to_dict`."""
+        plan, measurement = Plan.from_dict(record["plan"]), Measurement.from_dict(record["measurement"])
+        predicted = float("nan") if record["predicted_ms"] is None else record["predicted_ms"]
+        return Trial(plan, record["origin"], record["round"], predicted, measurement)
+
+
+def ran(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials whose plan ran to the end, in the order measured."""
+    return [trial for trial in trials if trial.measurement.outcome == "ok"]
+
+
+def fastest(trials: Sequence[Trial]) -> list[Plan]:
+    """Return plans by the median of all their runs, the fastest first."""
+    runs: dict[str, list[float]] = {}
+    plans = {trial.plan.key: trial.plan for trial in ran(trials)}
+    for trial in ran(trials):
+        runs.setdefault(trial.plan.key, []).extend(trial.measurement.samples_ms)
+    return [plans[key] for key in sorted(runs, key=lambda key: float(np.median(runs[key])))]
+
+
+def tau(trials: Sequence[Trial]) -> float:
+    """Return Kendall's tau between predictions and the later measurements; NaN if there are fewer than two."""
+    predicted = [trial for trial in ran(trials) if not np.isnan(trial.predicted_ms) and trial.origin != "again"]
+    pairs = np.array([(trial.predicted_ms, trial.measurement.median_ms) for trial in predicted])
+    return kendall_tau(pairs[:, 0], pairs[:, 1]) if len(pairs) > 1 else float("nan")
+
+
+def brought(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
+    """Return for each origin of plans the number `measured`, and the least median, `best_ms`."""
+    times: dict[str, list[float]] = {}
+    for trial in ran(trials):
+        times.setdefault(trial.origin, []).append(trial.measurement.median_ms)
+    return {name: {"measured": len(each), "best_ms": min(each)} for name, each in times.items() if name != "again"}
+
+
+def report_rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Return the trials as the report draws them; a plan measured again keeps its first origin."""
+    first = {trial.plan.key: trial.origin for trial in reversed(trials)}
+    rows = []
+    for trial in trials:
+        record = trial.to_dict()
+        measured = {key: record["measurement"][key] for key in ("median_ms", "low_ms", "high_ms", "outcome")}
+        rows.append({key: record[key] for key in ("round", "predicted_ms")} | measured)
+        rows[-1] |= {"label": trial.plan.key[:8], "origin": first[trial.plan.key]}
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +127,13 @@ class Loop:
         rounds: fits of the cost model, at most.
         as_run: turns a plan of the task into one for the measurer, where these differ.
         surrogate: the cost model, one of `gst.placement.cost_models`; `FittedSimulator(task)` if None.
-        methods: names of the proposers (`gst.placement.proposers`); mutation is always among them.
+        methods: some of `gst.placement.methods.METHODS`; mutation is always among the proposers.
         on_fleet: plans run on other hosts; `gst.placement.fleet.cluster.kind_of_search` checks their kind of machine.
+
+    Attributes:
+        trials: all measurements, in order.
+        num_screened: plans that were predicted.
+        seconds: of the search.
     """
 
     task: Task
@@ -72,22 +150,21 @@ class Loop:
     surrogate: Surrogate | None = None
     methods: Sequence[str] = ("annealing",)
     on_fleet: bool = False
-    num_screened: int = 0
-    seconds: float = 0.0
-    trials: list[Trial] = field(init=False)
+    trials: list[Trial] = field(init=False, default_factory=list)
+    num_screened: int = field(init=False, default=0)
+    seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        records = self.log.read()
-        logged = [Trial.from_dict(record) for record in records]
-        self.trials = []
         self._logged: dict[str, list[Trial]] = {}
         self.reward = Reward(self.task, self.surrogate or FittedSimulator(self.task))
         decided = [name for name in self.tasks if name != "fusion"]
         self._proposers = proposers(self.methods, self.task, self.seed, decided, self.reward)
         self._settings = {"tasks": decided, "memory_limits": self.task.memories}
-        for record, trial in zip(records, logged, strict=True):
-            self._check(record, trial)
-            self._logged.setdefault(trial.plan.key, []).append(trial)
+
+    @property
+    def left(self) -> int:
+        """Number of plans that may still be measured."""
+        return max(0, self.budget - len(self.trials))
 
     def _check(self, record: Mapping[str, Any], trial: Trial) -> None:
         """Raise ValueError if a trial of the log is of another task, other settings or another machine."""
@@ -101,27 +178,33 @@ class Loop:
         """Spend the budget, and return the plan with the lowest median.
 
         Raises:
-            ValueError: no plan ran.
+            ValueError: no plan ran, or the log is of another search.
         """
         started = time.perf_counter()
+        self._read_log()
         self._measure(self._first(), 0)
         reserve = NUM_AGAIN if self.budget > 3 * NUM_AGAIN else 0
-        left = self.budget - reserve - len(self.trials)
-        rounds = min(self.rounds, -(-left // AT_ONCE)) if len(self.task.devices) > 1 else 0
+        rounds = min(self.rounds, math.ceil((self.left - reserve) / AT_ONCE)) if len(self.task.devices) > 1 else 0
         for number in range(1, rounds + 1):
             self.progress("learning", number - 1, rounds)
             self._learn()
-            left = max(0, self.budget - reserve - len(self.trials))
-            self._measure(self._chosen(-(-left // (rounds + 1 - number))), number)
-        again = max(0, min(NUM_AGAIN, self.budget - len(self.trials)))
-        self._measure([Proposal(plan, "again") for plan in fastest(self.trials)[:again]], rounds)
-        self.seconds += time.perf_counter() - started
+            count = math.ceil(max(0, self.left - reserve) / (rounds + 1 - number))
+            self._measure(self._chosen(count), number)
+        again = fastest(self.trials)[: min(NUM_AGAIN, self.left)]
+        self._measure([Proposal(plan, "again") for plan in again], rounds)
+        self.seconds = time.perf_counter() - started
         return self.best()
+
+    def _read_log(self) -> None:
+        for record in self.log.read():
+            trial = Trial.from_dict(record)
+            self._check(record, trial)
+            self._logged.setdefault(trial.plan.key, []).append(trial)
 
     def planned(self) -> Planned:
         """Run the search, and return its best plan with the simulated runtime."""
         plan = self.run()
-        return Planned(plan, float(self.reward.believed([plan])[0]), self.seconds, len(self.trials))
+        return Planned(plan, float(self.reward.prior([plan])[0]), self.seconds, len(self.trials))
 
     def best(self) -> Plan:
         """Return the plan with the lowest median of all its runs, among those measured again if there are any.
@@ -160,8 +243,8 @@ class Loop:
 
     def _chosen(self, count: int) -> list[Proposal]:
         """Return plans to measure: the best of each proposer, then the others by `Reward.chosen`."""
-        known = {trial.plan.key for trial in self.trials}
-        pool = {each.plan.key: each for each in reversed(self._proposed()) if each.plan.key not in known}
+        measured = {trial.plan.key for trial in self.trials}
+        pool = {each.plan.key: each for each in reversed(self._proposed()) if each.plan.key not in measured}
         self.num_screened += len(pool)
         proposals = list(pool.values())
         if not proposals:
@@ -180,9 +263,11 @@ class Loop:
         asked, measured = self.evaluations * len(shares), {trial.plan.key for trial in self.trials}
         task = self.reward.corrected()
         for name, propose in self._proposers:
-            reward = self.reward.predicted if name in LOCAL else self.reward
+            method = METHODS.get(name)  # none for mutation, which asks nothing
+            reward = self.reward.predicted if method and method.is_local else self.reward
             reward = reward if "schedule" in self.tasks else InProgramOrder(reward)
-            about = Asked(reward, max(int(shares.get(name, 0) * asked), 1) // COSTS.get(name, 1), measured)
+            count = max(int(shares.get(name, 0) * asked), 1) // (method.cost if method else 1)
+            about = SearchReward(reward, count, measured)
             sources = top + [each.plan for each in proposed[-NUM_TOP:]]
             plans = propose(task, about, sources if name == "mutation" else top, self.progress)
             self.num_screened += about.num_asked
@@ -202,11 +287,10 @@ class Loop:
 
     def _take(self, candidate: Proposal) -> bool:
         """Take the trial of a proposal from the log, if it has one."""
-        found = self._logged.get(candidate.plan.key)
-        if not found:
-            return False
-        self.trials.append(found.pop(0))
-        return True
+        if trials := self._logged.get(candidate.plan.key):
+            self.trials.append(trials.pop(0))
+            return True
+        return False
 
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
         """Measure a few plans at a time, alternately, and log each result as soon as it is there; the log may have it
@@ -215,7 +299,7 @@ class Loop:
         if candidates:
             self.trials += [trial for several in self._logged.values() for trial in several]
             self._logged.clear()
-            candidates = candidates[: max(0, self.budget - len(self.trials))]
+            candidates = candidates[: self.left]
         several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
         predicted = [self.reward.with_spread([each.plan for each in few])[0] for few in several]
         batches = [[self.as_run(each.plan) for each in few] for few in several]

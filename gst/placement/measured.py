@@ -15,27 +15,24 @@ import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log
-from gst.execution.plain import PYTORCH
 from gst.graphs.store import prepare
 from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadGate
 from gst.placement import planning
-from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.cost_models import COST_MODELS
-from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, finalists, measure_finals, whole_variants
+from gst.placement.cost_models import COST_MODELS, load_costs, save_costs
+from gst.placement.finals import LARGEST_WHOLE, NUM_BASELINES, Finals, finalists, measure_finals, whole_variants
 from gst.placement.fitted import FittedSimulator
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
-from gst.placement.learned_costs import load_costs, save_costs
-from gst.placement.loop import Loop
+from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
-from gst.placement.profiling import cached_task, profiled_task
+from gst.placement.profiling import FusedTask, cached_task, chains, fused_task, profiled_task, whole_step
 from gst.placement.reward import Learned
 from gst.placement.task import Task
-from gst.placement.trial import brought, report_rows, tau
 from gst.programs import Program
+from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
+from gst.whole_model.variants import PYTORCH
 from partitioners import usual_method
 
 SEARCH_RUNS = 5  # of each plan that a search measures, alternating
@@ -71,7 +68,7 @@ def place_measured(
         source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        here: whole-model variants in this process by name, see `gst.execution.plain.steps_beside`.
+        here: whole-model variants in this process by name, see `gst.whole_model.child_process.steps_beside`.
         seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
 
     Raises:
@@ -95,39 +92,20 @@ def place_measured(
 
         planned = _plans(task, learned, settings, out / SEARCHES, progress)
         planning.check_fits(task, planned)
-        starts, fused = planned, None
-        extra: dict[str, Planned] = {}
-        if "fusion" in settings.tasks:
-            fused = fused_task(task, runner, chains(task), progress, out / GROUPS)
-            if supports(task.devices) and program.num_nodes <= LARGEST_WHOLE:
-                extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
-        if fused is not None:
-            in_groups = _plans(fused.task, learned, settings, out / FUSED_SEARCHES, progress)
-            best = min(in_groups, key=lambda name: np.nan_to_num(in_groups[name].expected_ms, nan=np.inf))
-            extra = {f"{best}:fused": _unfolded(in_groups[best], fused), **extra}
-            starts = in_groups
-
+        starts, fused, extra = _fused(task, planned, runner, learned, settings, out, progress)
         search = None
         if settings.budget > 0:
             search = _search(task, fused, runner, starts, learned, out, settings, progress)
-            extra[planning.LOOP] = _unfolded(search.planned(), fused)
+            extra[LOOP] = _unfolded(search.planned(), fused)
             if costs := search.reward.surrogate.learned():
                 save_costs(out, costs, machine, task.names)
 
-        final_plans = finalists(planned, num_baselines(seconds, task.least_alone_us / 1e3)) | extra
+        count = num_baselines(seconds, task.least_alone_us / 1e3)
+        final_plans = finalists(planned, settings.methods, count) | extra
         plans = {name: _as_run(task, plan) for name, plan in planning.plans_by_name(final_plans).items()}
         finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
 
-    figures, num_measured = finals.figures(), 0 if search is None else len(search.trials)
-    entries = {
-        name: finals.entry(name, final_plans.get(name), num_measured if name == planning.LOOP else 0)
-        for name in finals.first
-    }
-    result = planning.placed_result(
-        task, "measured", finals.best, figures["objective"], lower_bound_us(task) / 1e3, entries
-    )
-    result |= {"proposed": {} if search is None else brought(search.trials)}
-    result |= {**figures, "cost_model": {"name": settings.cost_model, **_cost_model(search)}}
+    result = _result(task, settings, finals, final_plans, search)
     result |= {"kernels": kernels} if kernels else {}
     if fleet is not None:
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
@@ -135,6 +113,42 @@ def place_measured(
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
     drawing = {"measurements": [] if search is None else report_rows(search.trials), "curves": planning.curves(planned)}
     return planning.PlacementResult(task, plans[finals.best], result, drawing)
+
+
+def _fused(
+    task: Task, planned: Mapping[str, Planned], runner: IsolatedExecutor | FleetWorkers, learned: Learned,
+    settings: planning.Settings, out: Path, progress: Progress,
+) -> tuple[Mapping[str, Planned], FusedTask | None, dict[str, Planned]]:  # fmt: skip
+    """Return plans to search from, the task in which fused groups are operations (None without any that is faster), and
+    further finalists."""
+    extra: dict[str, Planned] = {}
+    if "fusion" not in settings.tasks:
+        return planned, None, extra
+    assert task.program is not None
+    fused = fused_task(task, runner, chains(task), progress, out / GROUPS)
+    if supports(task.devices) and task.program.num_nodes <= LARGEST_WHOLE:
+        extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
+    if fused is None:
+        return planned, None, extra
+    in_groups = _plans(fused.task, learned, settings, out / FUSED_SEARCHES, progress)
+    best = min(in_groups, key=lambda name: np.nan_to_num(in_groups[name].expected_ms, nan=np.inf))
+    return in_groups, fused, {f"{best}:fused": _unfolded(in_groups[best], fused), **extra}
+
+
+def _result(
+    task: Task, settings: planning.Settings, finals: Finals, final_plans: Mapping[str, Planned], search: Loop | None
+) -> dict[str, Any]:
+    trials, screened = ([], 0) if search is None else (search.trials, search.num_screened)
+    figures, order = finals.figures(), tau(trials)
+    entries = {
+        name: finals.entry(name, final_plans.get(name), len(trials) if name == LOOP else 0) for name in finals.first
+    }
+    cost_model = {
+        "name": settings.cost_model, "tau": None if np.isnan(order) else order, "num_measured": len(trials),
+        "num_screened": screened,
+    }  # fmt: skip
+    result = planning.placed_result(task, settings, "measured", finals.best, figures["objective"], entries)
+    return result | {"proposed": brought(trials), **figures, "cost_model": cost_model}
 
 
 def within(settings: planning.Settings, seconds: float, run_ms: float) -> planning.Settings:
@@ -222,14 +236,3 @@ def _unfolded(planned: Planned, fused: FusedTask | None) -> Planned:
 
 def _unfolded_plan(fused: FusedTask, plan: Plan) -> Plan:
     return fused.unfold(_as_run(fused.task, plan))
-
-
-def _cost_model(search: Loop | None) -> dict[str, Any]:
-    if search is None:
-        return {"tau": None, "num_measured": 0, "num_screened": 0}
-    order = tau(search.trials)
-    return {
-        "tau": None if np.isnan(order) else order,
-        "num_measured": len(search.trials),
-        "num_screened": search.num_screened,
-    }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float64
 
-from gst.execution.costs import Costs
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device
 from gst.machine.load import LoadGate
@@ -25,6 +26,8 @@ class Objective(Protocol):
 
 
 Batches = Sequence[Sequence[Plan]]
+TASKS = ("placement", "schedule", "fusion")  # decisions of a plan
+NUM_LAST = 32  # plans that a proposer hands back: each the best so far of those that were not measured
 
 
 class PlanRunner(Protocol):
@@ -73,7 +76,7 @@ class MeasuredObjective:
         return np.array([measurement.median_ms for measurement in self.measure(plans)])
 
     def measure_batches(self, batches: Batches) -> Iterator[tuple[int, list[Measurement]]]:
-        """Measure one batch after the other, each when it is asked for."""
+        """Measure one batch after the other, lazily."""
         return enumerate(map(self.measure, batches))
 
     def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
@@ -86,7 +89,7 @@ class SimulatedObjective:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> bool(SimulatedObjective(task)([single(task, 0)])[0] > 0)
         True
@@ -155,6 +158,31 @@ class Budgeted:
         return answers
 
 
+class SearchReward(Budgeted):
+    """A reward with a budget that remembers the plans to hand back.
+
+    Args:
+        measured: keys of plans that were measured.
+
+    Attributes:
+        proposals: plans that were not measured, each the best of these when it was asked about.
+    """
+
+    def __init__(self, objective: Objective, budget: int, measured: Collection[str] = ()) -> None:
+        super().__init__(objective, budget)
+        self.measured = measured
+        self.proposals: list[Plan] = []
+        self._least_ms = math.inf
+
+    def __call__(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
+        answers = super().__call__(plans)
+        for plan, runtime_ms in zip(plans, answers.tolist(), strict=True):
+            if runtime_ms < self._least_ms and plan.key not in self.measured:
+                self._least_ms = runtime_ms
+                self.proposals = [*self.proposals[1 - NUM_LAST :], plan]
+        return answers
+
+
 class InProgramOrder:
     """An objective that ignores the priorities of plans: operations run in program order."""
 
@@ -212,3 +240,13 @@ def restrict(plan: Plan, tasks: Sequence[str]) -> Plan:
     return replace(
         plan, priority=plan.priority if "schedule" in tasks else None, fusion=plan.fusion if "fusion" in tasks else None
     )
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raises:
+    ValueError: one of the decisions is unknown, or placement is not among them.
+    """
+    if wrong := [name for name in tasks if name not in TASKS]:
+        raise ValueError(f"there is no task {wrong[0]!r}; there are {', '.join(TASKS)}")
+    if "placement" not in tasks:
+        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")

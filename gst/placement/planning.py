@@ -17,18 +17,20 @@ from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import COST_MODELS
-from gst.placement.objectives import InProgramOrder, Objective, Planned, SimulatedObjective, restrict
-from gst.placement.proposers import MAKERS, Asked
+from gst.placement.methods import METHODS
+from gst.placement.objectives import (
+    InProgramOrder,
+    Objective,
+    Planned,
+    SearchReward,
+    SimulatedObjective,
+    check_tasks,
+    restrict,
+)
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 
-METHODS = tuple(MAKERS)  # names of what proposes plans beyond the baselines
-
 DEFAULT_METHODS = ("annealing",)
-TASKS = ("placement", "schedule", "fusion")
-
-LOOP = "loop"
-"""Name of the plan that the loop finds by measurements."""
 
 BUDGET = 16
 """Plans measured by default. On two cores a search of 50 ended 3 % behind annealing on the simulator; it is ahead where
@@ -39,11 +41,9 @@ def check_names(methods: Sequence[str], tasks: Sequence[str]) -> None:
     """Raises:
     ValueError: a method or a task is unknown, or placement is not among the tasks.
     """
-    for names, choices, what in ((methods, tuple(MAKERS), "method"), (tasks, TASKS, "task")):
-        if wrong := [name for name in names if name not in choices]:
-            raise ValueError(f"there is no {what} {wrong[0]!r}; there are {', '.join(choices)}")
-    if "placement" not in tasks:
-        raise ValueError(f"the tasks are {', '.join(tasks) or 'none'}; placement must be among them")
+    if wrong := [name for name in methods if name not in METHODS]:
+        raise ValueError(f"there is no method {wrong[0]!r}; there are {', '.join(METHODS)}")
+    check_tasks(tasks)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Settings:
     Args:
         budget: plans that the loop may measure; 0 = none, the baselines alone are measured.
         evaluations: plans that each method may ask about, in simulation and again in each round of the loop.
-        methods: some of `METHODS`.
-        tasks: the decisions to make, some of `TASKS`.
+        methods: some of `gst.placement.methods.METHODS`.
+        tasks: the decisions to make, some of `gst.placement.objectives.TASKS`.
         repetitions: runs of each plan at the end.
         patience_s: seconds to wait for quiet cores.
         cost_model: one of `gst.placement.cost_models.COST_MODELS`; it learns from measurements how the simulator errs.
@@ -121,7 +121,7 @@ def plan_all(
     """Return the plan of each baseline, then the best plan of each method, by name.
 
     Args:
-        methods: some of `METHODS`.
+        methods: some of `gst.placement.methods.METHODS`.
         evaluations: plans that each method may ask about; 0 = baselines alone.
         tasks: the decisions to make; without 'schedule' operations run in program order.
         log: file of results of methods; methods with a result in it do not run again.
@@ -130,7 +130,7 @@ def plan_all(
         ValueError: a method is unknown, or the log is of another task.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> plans = plan_all(task, SimulatedObjective(task), ["annealing"], evaluations=100)
         >>> plans["annealing"].expected_ms <= plans["heft"].expected_ms
@@ -183,7 +183,7 @@ def place_simulated(
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> result = place_simulated(task, Path("out"), Settings(methods=("annealing",), evaluations=100)).result
         >>> result["lower_bound"] <= result["objective"]
@@ -202,21 +202,21 @@ def place_simulated(
         }
         for name, each in planned.items()
     }  # fmt: skip
-    result = placed_result(task, "simulated", best, ran[best], lower_bound_us(task) / 1e3, plans)
+    result = placed_result(task, settings, "simulated", best, ran[best], plans)
     return PlacementResult(task, chosen, result, {"curves": curves(planned)})
 
 
 def _search(
     name: str, task: Task, objective: Objective, evaluations: int, tasks: Sequence[str], seed: int, progress: Progress
 ) -> Planned:
-    budgeted = Asked(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
+    budgeted = SearchReward(objective if "schedule" in tasks else InProgramOrder(objective), evaluations)
 
     def report(*_: object) -> None:
         progress(f"planning by {name}", budgeted.num_asked, evaluations)
 
     started = time.perf_counter()
     report()
-    MAKERS[name](task, seed, tasks)(task, budgeted, (), report)
+    METHODS[name].make(task, seed, tasks)(task, budgeted, (), report)
     seconds = time.perf_counter() - started
     plan = None if budgeted.best is None else restrict(budgeted.best, tasks)
     expected = budgeted.best_ms if plan is not None else float("nan")
@@ -258,12 +258,14 @@ def check_fits(task: Task, planned: dict[str, Planned]) -> None:
 
 
 def placed_result(
-    task: Task, runtime: str, best: str, objective: float, bound_ms: float, plans: dict[str, dict[str, Any]]
+    task: Task, settings: Settings, runtime: str, best: str, objective: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the entries that all results have: `program`, `num_nodes`, `devices`, `runtime` ('measured' or
-    'simulated'), `objective` and `lower_bound` (ms), `best`, `plans`, `machine`, and where costs were measured
-    `profile_load`, the share of the cores that other processes took meanwhile. Measured results add `cost_model` and
-    the `figures` of `gst.placement.finals.Finals`, above all the `winner`, which need not be a plan.
+    'simulated'), `objective` and `lower_bound` (ms), `best`, `plans`, `methods` that searched, and `machine`.
+
+    Where costs were measured there is `profile_load`, the share of the cores that other processes took meanwhile.
+    Measured results add `cost_model` and the `figures` of `gst.placement.finals.Finals`, above all the `winner`, which
+    need not be a plan.
 
     Args:
         best: name of the fastest plan; `objective` is its time.
@@ -274,6 +276,6 @@ def placed_result(
     profiled = {} if task.costs.load is None else {"profile_load": task.costs.load}
     return {
         "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,
-        "objective": objective, "lower_bound": bound_ms, "best": best, "plans": plans, "machine": machine_record(),
-        **profiled,
+        "objective": objective, "lower_bound": lower_bound_us(task) / 1e3, "best": best, "plans": plans,
+        "methods": list(settings.methods), "machine": machine_record(), **profiled,
     }  # fmt: skip

@@ -23,7 +23,7 @@ LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
 DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of experiments/bench/simulator
 COVERAGE = 0.68  # probability of the interval around a prediction
 FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound
-MOST_DRAWN = 64  # plans, the fastest by prediction, that are simulated in each machine drawn
+MOST_SAMPLED = 64  # plans, the fastest by prediction, that are simulated with each posterior sample
 MARGIN = 0.035  # at most, of a limit of memory that was learned: plans as near to it as those that failed fail, too
 SAME = 1e-9  # logarithms of ratios that differ by less are equal
 
@@ -52,11 +52,11 @@ class Surrogate(Protocol):
     def corrected(self, task: Task, generator: np.random.Generator | None = None) -> Task:
         """Return the task with the costs that explain the measurements best; as it is, if the model corrects none.
 
-        With a generator, costs are drawn from all that explain the measurements."""
+        With a generator, costs are a sample of their posterior."""
         return task
 
     def learned(self) -> Learned:
-        """Return what searches of other programs on this machine may start from."""
+        """Return parameters that searches of other programs on this machine may use as a prior."""
         return {}
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
@@ -72,12 +72,12 @@ class Reward:
     surrogate fitted to the measured ones. All proposers of a search are rewarded by it, learned policies too.
 
     Attributes:
-        believed: simulates with the costs of the profile.
+        prior: simulates with the costs of the profile.
         simulated: simulates with the costs, and the limits of memories, that explain the measurements.
 
     Examples:
         >>> from gst.placement.fitted import FittedSimulator
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> reward = Reward(task, FittedSimulator(task))
         >>> one, other = (task.plan(np.full(task.num_nodes, device)) for device in (0, 1))
@@ -88,13 +88,13 @@ class Reward:
 
     def __init__(self, task: Task, surrogate: Surrogate) -> None:
         self.task, self.surrogate = task, surrogate
-        self._measured: dict[str, tuple[Plan, float, float]] = {}  # plan, believed ms, logarithm of the ratio
+        self._measured: dict[str, tuple[Plan, float, float]] = {}  # plan, prior ms, logarithm of the ratio
         self._limits = task.memories
-        self.believed, self.simulated = SimulatedObjective(task), SimulatedObjective(self.corrected())
+        self.prior, self.simulated = SimulatedObjective(task), SimulatedObjective(self.corrected())
 
     @property
     def num_measured(self) -> int:
-        """Return the number of plans that were learned from."""
+        """Number of measured plans that the surrogate has learned."""
         return len(self._measured)
 
     @property
@@ -117,10 +117,9 @@ class Reward:
         if (measured_ms <= 0).any():
             raise ValueError(f"a measurement is {np.nanmin(measured_ms)} ms; runtimes are positive, NaN = failed")
         ran = [(plan, ms) for plan, ms in zip(plans, measured_ms, strict=True) if np.isfinite(ms)]
-        believed = self.believed([plan for plan, _ in ran])
-        for (plan, ms), believed_ms in zip(ran, believed, strict=True):
-            if np.isfinite(believed_ms):
-                self._measured[plan.key] = plan, float(believed_ms), float(np.log(ms / believed_ms))
+        for (plan, ms), prior_ms in zip(ran, self.prior([plan for plan, _ in ran]).tolist(), strict=True):
+            if np.isfinite(prior_ms):
+                self._measured[plan.key] = plan, prior_ms, float(np.log(ms / prior_ms))
         if ran and self._counts:
             learned_plans, ms, logs = zip(*self._measured.values(), strict=True)
             self.surrogate.learn(learned_plans, np.array(ms), np.array(logs))
@@ -139,8 +138,9 @@ class Reward:
     def __call__(self, plans: Sequence[Plan]) -> Answers:
         runtimes = self.means(plans)
         for number, plan in enumerate(plans if self._measured else ()):
-            if (seen := self._measured.get(plan.key)) is not None:
-                runtimes[number] = seen[1] * np.exp(seen[2])
+            if plan.key in self._measured:
+                _, prior_ms, log = self._measured[plan.key]
+                runtimes[number] = prior_ms * np.exp(log)
         return runtimes
 
     def excess(self, plan: Plan) -> float:
@@ -188,23 +188,23 @@ class Reward:
         """Return the numbers of plans in the order in which to measure them, of which `count` will be: by expected
         improvement, or by Thompson sampling if the model corrects costs.
 
-        Thompson, On the likelihood that one unknown probability exceeds another, 1933: each is the fastest in a machine
-        drawn from those that explain the measurements.
+        Thompson, On the likelihood that one unknown probability exceeds another, 1933: each is the fastest by a
+        posterior sample of the costs.
         """
         if not (self.surrogate.corrects and self._counts):
             return np.argsort(-self.expected_improvement(plans), kind="stable").tolist()
         predicted = self.means(plans)
         in_order = np.argsort(predicted, kind="stable").tolist()
-        pool = [number for number in in_order[:MOST_DRAWN] if np.isfinite(predicted[number])]
+        pool = [number for number in in_order[:MOST_SAMPLED] if np.isfinite(predicted[number])]
         simulated = self.simulated([plans[number] for number in pool])
-        found: list[int] = []
-        while pool and len(found) < min(count, len(pool)):
-            drawn = SimulatedObjective(self.corrected(generator))([plans[number] for number in pool])
-            drawn = np.where(np.isfinite(drawn), drawn * predicted[pool] / simulated, np.inf)
-            drawn[found] = np.inf
-            found.append(int(np.argmin(drawn)))
-        first = dict.fromkeys(pool[each] for each in found)
-        return [*first, *(number for number in in_order if number not in first)]
+        first: list[int] = []  # positions in the pool
+        while len(first) < min(count, len(pool)):
+            sample = SimulatedObjective(self.corrected(generator))([plans[number] for number in pool])
+            sample = np.where(np.isfinite(sample), sample * predicted[pool] / simulated, np.inf)
+            sample[first] = np.inf
+            first.append(int(np.argmin(sample)))
+        chosen = dict.fromkeys(pool[each] for each in first)
+        return [*chosen, *(number for number in in_order if number not in chosen)]
 
     def _predicted(self, plans: Sequence[Plan]) -> tuple[Answers, Answers, Answers]:
         """Return simulated milliseconds, the logarithms of their corrections, and the standard deviations of these."""
@@ -222,8 +222,8 @@ def limits(task: Task, short: Sequence[Plan], ran: Sequence[Plan]) -> dict[str, 
     Errors are least, where a plan that would not run counts twice; of two limits as good the lower is taken. The limit
     is lower by `MARGIN`, or by half of the way to the most that ran. A plan is short of the memory whose limit it comes
     nearest to, or exceeds most."""
-    found = dict(task.memories)
-    known = {name: limit for name, limit in found.items() if limit}
+    learned = dict(task.memories)
+    known = {name: limit for name, limit in learned.items() if limit}
     uses = [[task.memory_use(task.simulator.run(plan)) for plan in plans] for plans in (short, ran)]
     nearest = [max(known, key=lambda name: use[name] / known[name], default=None) for use in uses[0]]
     for name, limit in known.items():
@@ -233,8 +233,8 @@ def limits(task: Task, short: Sequence[Plan], ran: Sequence[Plan]) -> dict[str, 
         errors = [2 * int((failed <= each).sum()) + int((held > each).sum()) for each in candidates]
         least = candidates[int(np.argmin(errors))]
         most = int(held[held <= least].max(initial=0))
-        found[name] = least if least == limit else least - min(int(MARGIN * least), (least - most) // 2)
-    return found
+        learned[name] = least if least == limit else least - min(int(MARGIN * least), (least - most) // 2)
+    return learned
 
 
 class _Predicted:

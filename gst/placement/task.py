@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.execution.costs import Costs, profiled_costs
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import Plan, Timeline, positions_of_nodes
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device

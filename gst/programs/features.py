@@ -206,7 +206,7 @@ def colocate(
             consumers[producer].append(node)
     for first, second in ties:
         groups.join(first, second)
-    kept = set(updates.values())
+    parameters = set(updates.values())
     in_update = _feeding_updates(operations, consumers, updates, groups)
     for node, operation in enumerate(operations):
         if operation.is_view and operation.producers:
@@ -216,9 +216,9 @@ def colocate(
             if computed:
                 groups.join(node, max(computed))
     for node in reversed(range(len(operations))):
-        if not operations[node].producers and consumers[node] and node not in kept:
-            found = {groups.of(each) for each in consumers[node]} - {groups.of(node)}
-            if len(found) == 1:
+        if not operations[node].producers and consumers[node] and node not in parameters:
+            others = {groups.of(each) for each in consumers[node]} - {groups.of(node)}
+            if len(others) == 1:
                 groups.join(node, consumers[node][0])
     roots = [groups.of(node) for node in range(len(operations))]
     number = {root: position for position, root in enumerate(dict.fromkeys(roots))}
@@ -247,13 +247,11 @@ def _feeding_updates(
 
 def is_elementwise(operation: Operation) -> bool:
     """True for one output element per input element, as PyTorch tags it."""
-    tags = getattr(operation.target, "tags", ())
-    return torch.Tag.pointwise in tags
+    return torch.Tag.pointwise in getattr(operation.target, "tags", ())
 
 
 def _is_tiny(operation: Operation) -> bool:
-    elements = sum(map(math.prod, operation.shapes))
-    return operation.kind == "operation" and is_elementwise(operation) and elements <= TINY_ELEMENTS
+    return operation.kind == "operation" and is_elementwise(operation) and _elements(operation) <= TINY_ELEMENTS
 
 
 class _Groups:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -171,6 +172,10 @@ def as_module(program: Program) -> fx.GraphModule:
     """
     root, graph = torch.nn.Module(), fx.Graph()
     values: dict[int, fx.Node] = {}
+
+    def bound(template: Any) -> Any:
+        return fx.node.map_aggregate(template, lambda each: values[each.node] if isinstance(each, Reference) else each)
+
     for node, operation in enumerate(program.operations):
         if operation.kind == "input":
             values[node] = graph.placeholder(operation.name)
@@ -179,18 +184,9 @@ def as_module(program: Program) -> fx.GraphModule:
             values[node] = graph.get_attr(f"constant_{node}")
         else:
             assert operation.target is not None
-            args, kwargs = _with(operation.args, values), _with(operation.kwargs, values)
-            values[node] = graph.call_function(operation.target, args, kwargs)
-    graph.output(tuple(_with(each, values) for each in program.outputs))
+            values[node] = graph.call_function(operation.target, bound(operation.args), bound(operation.kwargs))
+    graph.output(bound(program.outputs))
     return fx.GraphModule(root, graph)
-
-
-def _with(template: Any, values: dict[int, fx.Node]) -> Any:
-    if isinstance(template, Reference):
-        return values[template.node]
-    if isinstance(template, dict):
-        return {key: _with(each, values) for key, each in template.items()}
-    return type(template)(_with(each, values) for each in template) if isinstance(template, list | tuple) else template
 
 
 def differ_beyond_rounding(
@@ -377,8 +373,8 @@ def structure(text: str) -> pytree.TreeSpec:
 
 def _operation(record: dict[str, Any], constants: Any) -> Operation:
     target = None if record["target"] is None else target_of_form(record["target"])
-    known = {argument.name for argument in target._schema.arguments} if isinstance(target, OpOverload) else set()
-    if unknown := record["kwargs"].keys() - known:  # they become Python code in `gst.lowering.calls.bind`
+    names = {argument.name for argument in target._schema.arguments} if isinstance(target, OpOverload) else set()
+    if unknown := record["kwargs"].keys() - names:  # they become Python code in `gst.lowering.calls.bind`
         raise ValueError(f"operator {record['target']} has no argument {shown(min(unknown))}")
     return Operation(
         record["name"], record["kind"], target,
@@ -413,6 +409,9 @@ def _check_program(program: Program) -> None:
     if kinds != ["input"] * len(program.inputs) + [kind for kind in kinds if kind in ("constant", "operation")]:
         raise ValueError(f"its first {len(program.inputs)} nodes, and no others, are inputs")
     for node, operation in enumerate(program.operations):
+        if not isinstance(operation.name, str) or not operation.name.isidentifier() or iskeyword(operation.name):
+            # names of inputs become Python code in `as_module`
+            raise ValueError(f"the name of node {node} is {shown(operation.name)}, want a Python identifier")
         if any(not 0 <= each < node for each in operation.producers):
             raise ValueError(f"node {node} reads one that does not come before it")
         if not all(type(size) is int and size >= 0 for shape in operation.shapes for size in shape):

@@ -70,7 +70,7 @@ class _Draws(TorchDispatchMode):
             return DRAWS[func](self, *args, **{key: value for key, value in kwargs.items() if key != "generator"})
         return func(*args, **kwargs)
 
-    def drawn(self, kind: str, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    def draw(self, kind: str, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
         """Return uniform or normal numbers of the seed and the number of this draw."""
         if dtype is not None and dtype.is_complex:
             raise ValueError(f"random numbers of a seed are real; {dtype} is not drawn")
@@ -87,18 +87,18 @@ class _Draws(TorchDispatchMode):
 
 
 def _like(kind: str, draws: _Draws, value: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    return draws.drawn(kind, value.shape, dtype or value.dtype)
+    return draws.draw(kind, value.shape, dtype or value.dtype)
 
 
 def _of_size(kind: str, draws: _Draws, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    return draws.drawn(kind, size, dtype)
+    return draws.draw(kind, size, dtype)
 
 
 def _keeps(draws: _Draws, value: Tensor, probability: Any) -> Tensor:
     """Return ones with a probability, zeros otherwise, of the dtype of a value."""
     below = aten.lt.Tensor if isinstance(probability, Tensor) else aten.lt.Scalar
-    kept = below(draws.drawn("uniform", value.shape, torch.float32), probability)
-    return aten._to_copy.default(kept, dtype=value.dtype)
+    mask = below(draws.draw("uniform", value.shape, torch.float32), probability)
+    return aten._to_copy.default(mask, dtype=value.dtype)
 
 
 def _bernoulli(draws: _Draws, value: Tensor, probability: Any = None) -> Tensor:
@@ -110,11 +110,11 @@ def _bernoulli_in_place(draws: _Draws, value: Tensor, probability: Any = 0.5) ->
 
 
 def _uniform(draws: _Draws, value: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return low + (high - low) * draws.drawn("uniform", value.shape, value.dtype)
+    return low + (high - low) * draws.draw("uniform", value.shape, value.dtype)
 
 
 def _normal(draws: _Draws, value: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return mean + std * draws.drawn("normal", value.shape, value.dtype)
+    return mean + std * draws.draw("normal", value.shape, value.dtype)
 
 
 def _in_place(draw: Callable[..., Tensor], draws: _Draws, value: Tensor, *arguments: Any) -> Tensor:
@@ -125,7 +125,7 @@ def _dropout(draws: _Draws, value: Tensor, probability: float, train: bool | Non
     """Return the result of `native_dropout`: the scaled values that are kept, and the mask."""
     if train is False:
         return value.clone(), torch.ones_like(value, dtype=torch.bool)
-    mask = aten.lt.Scalar(draws.drawn("uniform", value.shape, torch.float32), 1 - probability)
+    mask = aten.lt.Scalar(draws.draw("uniform", value.shape, torch.float32), 1 - probability)
     return value * mask * (0.0 if probability == 1 else 1 / (1 - probability)), mask
 
 

@@ -109,14 +109,14 @@ def training_step(
     def step(state: State, *tensors: Tensor) -> tuple[Tensor, State]:
         leaves = {key: state[key].detach().requires_grad_() for key in parameters}
         renewed = {key: state[key].clone() for key in buffers}  # a forward pass in training mode writes into them
-        kept = {key: state[key] for key in frozen}
-        named = {f"model.{key}": value for key, value in (leaves | kept | renewed).items()}
+        constant = {key: state[key] for key in frozen}
+        named = {f"model.{key}": value for key, value in (leaves | constant | renewed).items()}
         with drawn_from(state[SEED]) if seeds else nullcontext():
             loss = functional_call(loss_module, named, tensors)
         renewed = {key: named[f"model.{key}"] for key in renewed}  # those that it replaced, too
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), state[RATE] if rates else rate)
-        new |= kept | renewed | {key: state[key] + 1 for key in seeds} | {key: state[key] for key in rates}
+        new |= constant | renewed | {key: state[key] + 1 for key in seeds} | {key: state[key] for key in rates}
         return loss.detach(), {key: new[key] for key in state}
 
     return TrainingStep(name, step, (parameters | frozen | buffers | slots | seeds | rates, *tensors))

@@ -25,7 +25,8 @@ from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
 from gst.programs.workloads.hugging_face import PREFIX, hugging_face
-from gst.util.process import DISTRIBUTION, import_from_here, version_of
+from gst.util.imports import import_from_here
+from gst.util.process import DISTRIBUTION, version_of
 
 KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")
@@ -54,8 +55,7 @@ def resolve(name: str) -> Step:
     if not head or not rest:
         if name.endswith(".py"):
             raise ValueError(f"{name!r} names a file; write {name[:-3].replace('/', '.')}:FUNCTION")
-        known = ", ".join(sorted(WORKLOADS))
-        raise ValueError(f"there is no program {name!r}; want {KINDS} or one of {known}")
+        raise ValueError(f"there is no program {name!r}; want {KINDS} or one of {', '.join(sorted(WORKLOADS))}")
     return _from_function(name, head, rest)
 
 
@@ -74,12 +74,12 @@ def _arguments(name: str, text: str) -> dict[str, Any]:
 
 
 def _built(name: str, factory: Callable[..., Step], arguments: dict[str, Any]) -> Step:
-    known = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
     for key, value in arguments.items():
-        if key not in known:
-            raise ValueError(f"{name!r} has no argument {key!r}; there are {', '.join(known)}")
-        if type(value) is not type(known[key].default):
-            raise ValueError(f"{name!r}: {key} is {value!r}, want a {type(known[key].default).__name__}")
+        if key not in parameters:
+            raise ValueError(f"{name!r} has no argument {key!r}; there are {', '.join(parameters)}")
+        if type(value) is not type(parameters[key].default):
+            raise ValueError(f"{name!r}: {key} is {value!r}, want a {type(parameters[key].default).__name__}")
     return factory(**arguments)
 
 
@@ -130,9 +130,9 @@ def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
     directory = trace_path(name, cache, kind)
     if key or _head(name) in (*WORKLOADS, PREFIX):
         with suppress(ValueError, OSError):
-            kept = Program.load(directory)
-            if key in ("", kept.key):
-                return kept
+            program = Program.load(directory)
+            if key in ("", program.key):
+                return program
     program = capture(resolve(name), kind)
     if key not in ("", program.key):
         raise ValueError(f"program {name!r} is another one each time it is traced; draw its constants from a seed")

@@ -437,9 +437,9 @@ def _refuse_random(module: fx.GraphModule, name: str) -> None:
 def _draws(node: fx.Node) -> bool:
     """True unless the operation has a dropout whose probability is 0 or that is switched off."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {argument.name: argument.default_value for argument in arguments}
-    given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
-    return given.get("dropout_p", 1.0) != 0.0 and given.get("train", True) is not False
+    values = {argument.name: argument.default_value for argument in arguments}
+    values |= dict(zip(values, node.args, strict=False)) | dict(node.kwargs)
+    return values.get("dropout_p", 1.0) != 0.0 and values.get("train", True) is not False
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

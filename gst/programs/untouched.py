@@ -69,7 +69,7 @@ class Snapshot:
         self._watches: list[_Watch] = []
         self._contents: dict[int, tuple[str, str, Any, Any]] = {}
         self._versions: list[tuple[Tensor, int]] = []
-        self._modes = [*map(_mode, MODES), *map(_mode, _autocast_modes())]
+        self._modes = [(get(), get, put) for get, put in MODES]
         self._random = _global_random()
         self._objects: dict[int, Any] = {}  # keeps them, so that no other object gets their ids
         waiting = [("", each, ATTRIBUTE) for each in (*GLOBAL_HOOKS, *roots)]
@@ -402,17 +402,15 @@ MODES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    *(
+        (partial(get, kind), partial(put, kind))
+        for kind in ("cpu", "cuda")
+        for get, put in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
+    ),
 ]
-
-
-def _autocast_modes() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    for kind in ("cpu", "cuda"):
-        yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
-        yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
-
-
-def _mode(pair: tuple[Callable[[], Any], Callable[[Any], Any]]) -> tuple[Any, Callable[[], Any], Callable[[Any], Any]]:
-    return pair[0](), *pair
 
 
 def _global_random() -> list[tuple[Any, Callable[[Any], Any]]]:

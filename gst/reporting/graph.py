@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gst.reporting.charts import NUM_COLOURS, Floats, Ints, drawing, escape, shape_of, text
 from gst.reporting.headline import device_names, graph_arrays
-from gst.reporting.page import Record, empty, legend, rows, section, wide_figure
+from gst.reporting.page import Record, legend, rows, section, wide_figure
 
 MAX_DISCS, MAX_WIRES = 400, 2_000  # the largest segments and the strongest bundles of edges are drawn
 WIDTH, HEIGHT = 1080.0, 440.0
@@ -23,7 +23,7 @@ def graph(record: Record) -> str:
     title = "The program as a graph"
     edges, segment, device, opcode = graph_arrays(record)
     if not segment.size:
-        return section("graph", title, empty("The record holds no graph to draw."))
+        return ""
     segment = in_flow_order(edges, segment)
     used, device = np.unique(device, return_inverse=True)
     every = device_names(record, used.tolist())

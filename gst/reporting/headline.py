@@ -12,9 +12,7 @@ from jaxtyping import Int64
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
-METHODS = ("annealing", "colocrl", "hdp", "go", "policy", "loop", "contiguous")
-"""Names of search methods; plans by other names than these and `STEPS` are baselines."""
-
+LOOP = "loop"  # name of the plan that a search by measurements found
 PYTORCH, COMPILED, KERNELS = "pytorch", "compiled", "kernels on streams"
 STEPS = {
     PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
@@ -83,16 +81,18 @@ def best_baseline(record: Record) -> tuple[str, Record]:
     ran = [
         (time_of(plan), name, plan)
         for name, plan in plans_of(record).items()
-        if kind_of(name) == "baseline" and not step_kind(name) and not math.isnan(time_of(plan))
+        if kind_of(record, name) == "baseline" and not step_kind(name) and not math.isnan(time_of(plan))
     ]
     _, name, plan = min(ran, key=lambda entry: entry[0], default=(math.nan, "", {}))
     return name, plan
 
 
-def kind_of(origin: Any) -> str:
-    """Return the kind of a plan, which decides its mark: 'baseline', 'method', 'mutation' or 'uncertain'."""
+def kind_of(record: Record, origin: Any) -> str:
+    """Return the kind of a plan, which decides its mark: 'baseline', 'method', 'mutation' or 'uncertain'. The record
+    names its `methods`."""
     origin = str(origin).partition(":")[0]  # the rest names the operations that were fused before
-    return "method" if origin in METHODS else origin if origin in ("mutation", "uncertain") else "baseline"
+    methods = (LOOP, *listed(record.get("methods")))
+    return "method" if origin in methods else origin if origin in ("mutation", "uncertain") else "baseline"
 
 
 def gap_percent(record: Record) -> float:
@@ -229,8 +229,8 @@ def lead(record: Record) -> str:
     if math.isnan(found) or not name or step_kind(str(record.get("best"))):
         return ""
     best_name, measured = str(record.get("best")), runtime_of(record) == "measured"
-    if kind_of(best_name) == "baseline":
-        searched = any(kind_of(other) == "method" for other in plans_of(record))
+    if kind_of(record, best_name) == "baseline":
+        searched = any(kind_of(record, other) == "method" for other in plans_of(record))
         words = f"The best plan is the baseline {best_name}"
         words += ": no search method improved on it." if searched else "; no search method was asked."
     else:

@@ -1,6 +1,6 @@
 """Elements of every page: frame, headings, tables, figures, legends, and access to the parts of a record.
 
-All text from outside is escaped here. Every part of a record may be missing, empty or of another type.
+All text from outside is escaped here. Every part of a record may be missing or of another type.
 """
 
 from __future__ import annotations
@@ -73,19 +73,22 @@ def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def definitions(entries: Iterable[tuple[Any, Any]]) -> str:
-    """Return a list of names with their values."""
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in entries)}</dl>"
+    """Return a list of names with their values; nothing without any."""
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in entries)
+    return f"<dl>{pairs}</dl>" if pairs else ""
 
 
 def section(name: str, title: str, *parts: str) -> str:
-    """Return a section with its heading; `report.css` numbers them."""
+    """Return a section with its heading, or nothing without content; `report.css` numbers them."""
+    if not any(parts):
+        return ""
     head = f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
     return f"{head}{''.join(parts)}</section>\n"
 
 
 def block(title: str, body: str) -> str:
-    """Return a heading with its body, as one part of a `pair`."""
-    return f"<div><h3>{title}</h3>{body}</div>"
+    """Return a heading with its body, as one part of a `pair`; nothing without a body."""
+    return f"<div><h3>{title}</h3>{body}</div>" if body else ""
 
 
 def command_line(record: Record) -> str:
@@ -94,13 +97,8 @@ def command_line(record: Record) -> str:
 
 
 def pair(*parts: str) -> str:
-    """Return parts in two columns, or one below the other on a narrow screen."""
-    return f'<div class="pair">{"".join(parts)}</div>'
-
-
-def empty(sentence: str) -> str:
-    """Return a sentence for a section without content."""
-    return f'<p class="empty">{sentence}</p>'
+    """Return parts in two columns, or one below the other on a narrow screen; nothing without content."""
+    return f'<div class="pair">{"".join(parts)}</div>' if any(parts) else ""
 
 
 def rows(
@@ -122,7 +120,9 @@ def rows(
 
 
 def figure(svg: str, caption: str, table: str = "", legend: str = "", heading: str = "") -> str:
-    """Return a chart of the usual width, with its table of numbers, if any, beneath."""
+    """Return a chart of the usual width, with its table of numbers, if any, beneath; nothing without a chart."""
+    if not svg:
+        return ""
     title = f"<h3>{heading}</h3>" if heading else ""
     return (
         f'<div>{title}<figure><div class="plot">{svg}</div>{legend}<figcaption>{caption}</figcaption>'

@@ -33,7 +33,6 @@ from gst.reporting.page import (
     command_line,
     command_of,
     definitions,
-    empty,
     figure,
     kind_legend,
     listed,
@@ -112,13 +111,12 @@ def plans(record: Record) -> str:
     title = TITLE[runtime]
     curve = _curves(record)
     if not known:
-        judged = "measured again" if runtime == "measured" else "judged"
-        return section("plans", title, empty(f"No plan was {judged} at the end."), curve)
+        return section("plans", title, curve)
     times = {name: time_of(again(plan)) for name, plan in known.items()}
     names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
     best = names.index(winner_of(record)) if winner_of(record) in names else None
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
-    lines = [[name, *(value(known[name]) for value in columns.values()), _kind(name)] for name in names]
+    lines = [[name, *(value(known[name]) for value in columns.values()), _kind(record, name)] for name in names]
     table = rows("All plans", ["plan", *columns, "kind"], lines, best)
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
     told = f"<p>{TOLD[runtime]}</p>"
@@ -169,8 +167,8 @@ def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
     }
 
 
-def _kind(name: str) -> str:
-    return step_kind(name) or ("baseline" if kind_of(name) == "baseline" else "search")
+def _kind(record: Record, name: str) -> str:
+    return step_kind(name) or ("baseline" if kind_of(record, name) == "baseline" else "search")
 
 
 def _failures(known: dict[str, Record]) -> str:
@@ -203,7 +201,7 @@ def _times(record: Record, names: list[str]) -> str:
 def _curves(record: Record) -> str:
     curves = {str(name): kept for name, points in mapping(record.get("curves")).items() if (kept := _points(points))}
     if not curves:
-        return block("How the methods got there", empty("No account was kept of what the methods tried."))
+        return ""
     known, most = plans_of(record), max(points[-1][0] for points in curves.values())
     drawn = [Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()]
     least, name = min(_asked_baselines(record), default=(math.nan, ""))
@@ -223,7 +221,7 @@ def _asked_baselines(record: Record) -> list[tuple[float, str]]:
     times = [
         (number(plan.get("simulated_ms", plan.get("latency"))), name)
         for name, plan in plans_of(record).items()
-        if kind_of(name) == "baseline" and not step_kind(name)
+        if kind_of(record, name) == "baseline" and not step_kind(name)
     ]
     return [each for each in times if not math.isnan(each[0])]
 
@@ -254,21 +252,19 @@ def _curve_line(name: str, points: list[tuple[float, float]]) -> list[Any]:
 
 def predictions(record: Record) -> str:
     """Return measured against predicted times of all plans that have both."""
-    title = "Predicted before, measured after"
     points = []
     for entry in mappings(record.get("measurements")):
         said, found = number(entry.get("predicted_ms")), number(entry.get("median_ms"))
         if not (math.isnan(said) or math.isnan(found)) and entry.get("outcome", "ok") == "ok":
             points.append((said, found, str(entry.get("origin")), str(entry.get("label"))))
     if not points:
-        words = "No plan was both predicted and measured, so there is nothing to compare."
-        return section("predictions", title, empty(words))
+        return ""
     tau = number(mapping(record.get("cost_model")).get("tau"))
     agree = (
         "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
     )
     shown = [
-        (a, b, kind_of(origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
+        (a, b, kind_of(record, origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
         for a, b, origin, label in points
     ]
     svg = charts.scatter(
@@ -281,14 +277,15 @@ def predictions(record: Record) -> str:
         f"they ran. Kendall's tau between what it said and what was measured {agree}.</p>"
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
+    title = "Predicted before, measured after"
     return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
 
 
 def search(record: Record) -> str:
     """Return every measurement of the search in order, and the best so far."""
-    title, entries = "The search on real devices", mappings(record.get("measurements"))
+    entries = mappings(record.get("measurements"))
     if not entries:
-        return section("search", title, empty("The search measured no plan."))
+        return ""
     steps, lines, failures = [], [], 0
     for count, entry in enumerate(entries, 1):
         ok = entry.get("outcome", "ok") == "ok"
@@ -297,7 +294,7 @@ def search(record: Record) -> str:
         found = f"{brief(time)} ms" if time == time else "failed"
         origin = str(entry.get("origin"))
         told = f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}"
-        steps.append((time, kind_of(origin), told))
+        steps.append((time, kind_of(record, origin), told))
         interval = span(entry.get("low_ms"), entry.get("high_ms")) if ok else DASH
         lines.append((count, entry.get("label"), origin, entry.get("round"), brief(time, "failed"), interval))
     base = time_of(pytorch_of(record))
@@ -310,9 +307,8 @@ def search(record: Record) -> str:
     caption = "Each mark is one plan, in the order measured; the line is the best so far."
     heads = ("#", "plan", "origin", "round", "median ms", "interval")
     table = rows("All measurements", heads, lines, words=3)
-    return section(
-        "search", title, told, figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
-    )
+    shown = figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
+    return section("search", "The search on real devices", told, shown)
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------
@@ -339,6 +335,6 @@ def setting(record: Record) -> str:
 def _devices(record: Record) -> str:
     names = device_names(record)
     if not names:
-        return empty("No devices were recorded.")
+        return ""
     told = [mapping(entry).get("description", "") for entry in record["devices"]]
     return rows("Devices", ("device", "what it is"), zip(names.values(), told, strict=True), words=2)

@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64
 
 from gst.reporting.charts import NUM_COLOURS, Axis, brief, drawing, escape, number, text, whole
 from gst.reporting.headline import KERNELS, again, best_of, device_names, plans_of, runtime_of, step_kind, time_of
-from gst.reporting.page import Record, empty, legend, listed, mapping, rows, section, wide_figure
+from gst.reporting.page import Record, legend, listed, mapping, rows, section, wide_figure
 
 MOST_DEVICES = 64
 WIDTH, LEFT, RIGHT = 960.0, 8.0, 948.0
@@ -33,7 +33,7 @@ def timeline(record: Record) -> str:
     title = "Where the time of the best plan goes, simulated"
     kinds, bars = _bars(mapping(record.get("timeline")))
     if not len(bars.device) or not bars.span_ms:
-        return section("timeline", title, empty("The record holds no timeline of the best plan."))
+        return ""
     every = device_names(record, bars.device.tolist())
     names = dict(sorted(every.items())[:MOST_DEVICES])
     used = np.unique(bars.kind).tolist()

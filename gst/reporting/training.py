@@ -16,7 +16,6 @@ from gst.reporting.page import (
     command_of,
     definitions,
     details,
-    empty,
     figure,
     listed,
     mapping,
@@ -158,14 +157,14 @@ def courses(record: Record) -> str:
     name = metrics_of(record).get(key, "metric")
     title = escape(f"Loss and {name}")
     if not loss:
-        return section("courses", title, empty("No epoch was finished."))
+        return ""
     table = details(_table(record, {"steps": "steps", "loss": "mean loss", **metrics_of(record)}, "Epochs"))
     left = figure(
         over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
         "The mean loss of each epoch's training steps, train/loss_mean in the log and in W&B.",
         heading="Loss",
     )
-    held, right = course(record, key, name), empty("Nothing held out was scored, so there is no metric.")
+    held, right = course(record, key, name), ""
     if held:
         capital = f"{name[0].upper()}{name[1:]}"
         right = figure(
@@ -178,11 +177,10 @@ def courses(record: Record) -> str:
 
 def table_courses(record: Record) -> str:
     """Return charts of the ages of the table's rows and of the share of keys without a row."""
-    title = "The embedding table"
     ages = course(record, "age_mean", "mean") + course(record, "age_max", "greatest")
     unknown = course(record, "share_unknown", "unknown")
     if not ages or not unknown:
-        return section("table", title, empty("This training kept no embedding table (--model.table true keeps one)."))
+        return ""
     percent = [(name, [(epoch, 100 * value) for epoch, value in points]) for name, points in unknown]
     last = {key: points[-1][1] for key in TABLE for _, points in course(record, key, key)}
     told = (
@@ -203,7 +201,7 @@ def table_courses(record: Record) -> str:
         heading="Unknown share",
     )
     table = details(_table(record, TABLE, "The table by epochs"))
-    return section("table", title, told, pair(left, right), table)
+    return section("table", "The embedding table", told, pair(left, right), table)
 
 
 def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
@@ -226,15 +224,16 @@ def _value(record: Record, key: str, entry: Record) -> str:
     return brief(value / 2**20 if key == "bytes" else value)
 
 
-def scores(record: Record) -> str:
-    """Return a point for each held-out configuration, or a table of classes; and a line for each graph."""
+def scores(record: Record, more: str = "") -> str:
+    """Return a point for each held-out configuration, or a table of classes; a line for each graph; and `more`."""
     title, held = "Predicted against measured, held out", mapping(record.get("held_out"))
     graphs = _graphs(held)
     if not graphs:
-        return section("scores", title, empty("No prediction of anything held out was kept."))
+        return section("scores", title, more)
     kind = str(held.get("kind"))
     count = sum(len(measured) for _, _, measured, _ in graphs)
-    when = f"<p>The {count:,} targets of the validation part, after epoch {whole(number(held.get('epoch')) + 1)}.</p>"
+    epoch = number(held.get("epoch")) + 1
+    when = f"<p>{count:,} targets that were held out{'' if math.isnan(epoch) else f', after epoch {epoch:.0f}'}.</p>"
     if kind == "class":
         told = "<p>A row for each true class, a column for each predicted one; right are those on the diagonal.</p>"
         return section("scores", title, when + told, _classes(graphs))
@@ -247,7 +246,7 @@ def scores(record: Record) -> str:
     svg = cloud(predicted[shown], measured[shown], x_label, y_label, label)
     fewer = f" {len(shown):,} of {count:,} points are drawn." if len(shown) < count else ""
     chart = figure(svg, TOLD[kind] + fewer, _tenths(predicted, measured, x_label, y_label), heading="All of them")
-    return section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")))
+    return section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")), more)
 
 
 def _graphs(held: Record) -> list[tuple[str, PerConfig, PerConfig, float]]:
@@ -304,7 +303,7 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]], unit: str) 
     more = f" The first {MAX_GRAPHS} of {len(graphs):,}." if len(graphs) > MAX_GRAPHS else ""
     told = (
         '<p class="note-line">Least is the least that was measured, first what was measured of the configuration with '
-        f"the lowest score, in {unit or 'the unit of the targets'}.{more}</p>"
+        f"the lowest score, in {escape(unit or 'the unit of the targets')}.{more}</p>"
     )
     return block("Graph by graph", rows("Graphs", heads, lines) + told)
 
@@ -332,7 +331,7 @@ def trained(record: Record) -> str:
         for part in mappings(record.get("parts"))
     ]
     heads = ("part", "graphs", "nodes", "segments", "configurations")
-    table = rows("Parts of the data", heads, parts) if parts else empty("The parts of the data were not recorded.")
+    table = rows("Parts of the data", heads, parts) if parts else ""
     files = ", ".join(str(path) for path in listed(record.get("checkpoints"))) or DASH
     model, data, machine = (_facts(record, key) for key in ("model", "data", "machine"))
     return section(
@@ -348,4 +347,4 @@ def trained(record: Record) -> str:
 def _facts(record: Record, key: str) -> str:
     known = mapping(record.get(key))
     told = ((name, whole(value) if isinstance(value, int) else value) for name, value in known.items())
-    return definitions(told) if known else empty("Not recorded.")
+    return definitions(told)

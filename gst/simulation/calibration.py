@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.simulation.simulator import UNCALIBRATED, Contention, Simulator
 from gst.util.compiled import compiled
@@ -41,21 +40,13 @@ def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UN
     weights, _ = nnls(terms[usual_ones], excess[usual_ones])
     slowdown, memory_slowdown, remote, helper_us = weights / scale
     quickest = [min(each, key=lambda run: run.makespan_us) for each in runs]
-    gaps = [_gaps(simulator, run, start.spin_us) for run in quickest]
-    medians = [np.concatenate([getattr(gap, name) for gap in gaps]) for name in ("same", "awake", "asleep")]
-    usual = (start.switch_us, start.hand_over_us, start.wake_us)
-    same, awake, asleep = (
-        float(np.median(seen)) if len(seen) else default for seen, default in zip(medians, usual, strict=True)
-    )
+    gaps: dict[str, list[float]] = {}
+    for run in quickest:
+        _add_gaps(gaps, simulator, run, start.spin_us)
     return start._replace(
-        slowdown=float(slowdown),
-        memory_slowdown=float(memory_slowdown),
-        remote_ns_per_byte=float(remote) * 1e3,
-        helper_us=float(helper_us),
-        switch_us=same,
-        hand_over_us=awake,
-        wake_us=asleep,
-    )
+        slowdown=float(slowdown), memory_slowdown=float(memory_slowdown), remote_ns_per_byte=float(remote) * 1e3,
+        helper_us=float(helper_us), **{name: float(np.median(each)) for name, each in gaps.items()},
+    )  # fmt: skip
 
 
 def _shortest(rows: Sequence[Float64[np.ndarray, "operations 5"]]) -> Float64[np.ndarray, "operations 5"]:
@@ -122,17 +113,9 @@ def _overlaps(order, begin, end, intensity):
     return beside, traffic
 
 
-@dataclass(frozen=True)
-class _Gaps:
-    """Microseconds from the event that allows an operation to start until it does, by the state of its thread."""
-
-    same: np.ndarray
-    awake: np.ndarray
-    asleep: np.ndarray
-
-
-def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
-    """Return gaps from the moment when the inputs and cores of an operation are free until it starts."""
+def _add_gaps(gaps: dict[str, list[float]], simulator: Simulator, run: Timeline, spin_us: float) -> None:
+    """Add the delay of each operation after its inputs and cores are free, in microseconds, by its name in
+    `Contention`."""
     costs = simulator.costs
     worker, leader = simulator.worker[run.device], simulator.leader.tolist()
     leading = [[core for core in mine if core in leader] for mine in simulator.cores]
@@ -141,7 +124,6 @@ def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
     for producer, consumer in costs.edges[:, costs.computed[costs.edges[0]]].T.tolist():
         if run.end_us[producer] > latest_end[consumer]:
             latest[consumer], latest_end[consumer] = producer, run.end_us[producer]
-    gaps: tuple[list[float], list[float], list[float]] = ([], [], [])
     last_on_core: dict[int, int] = {}
     nodes = np.flatnonzero(costs.computed)
     for node in nodes[np.argsort(run.begin_us[nodes], kind="stable")].tolist():
@@ -156,9 +138,9 @@ def _gaps(simulator: Simulator, run: Timeline, spin_us: float) -> _Gaps:
             continue
         gap = run.begin_us[node] - run.end_us[trigger]
         if worker[trigger] == worker[node]:
-            gaps[0].append(gap)
+            name = "switch_us"
         elif own >= 0 and worker[own] == worker[node] and run.end_us[trigger] - run.end_us[own] < spin_us:
-            gaps[1].append(gap)
+            name = "hand_over_us"
         else:
-            gaps[2].append(gap)
-    return _Gaps(*(np.array(each) for each in gaps))
+            name = "wake_us"
+        gaps.setdefault(name, []).append(gap)

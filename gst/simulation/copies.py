@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import Rows, rows
 from gst.simulation.queues import precedes
@@ -35,7 +35,7 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
     the value, then by that of the first reader.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=30, num_devices=2)
         >>> run = task.simulator.run(task.plan(np.arange(task.num_nodes) % 2))
         >>> copies = copies_of(task.costs, run)
@@ -79,13 +79,9 @@ def _copies(
     for here in range(memories):
         place[here + 1] += place[here]
     count = place[memories]
-    value, target, begun, ended = (
-        np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count), np.empty(count),
-    )  # fmt: skip
-    reader, away = (
-        np.empty(memories, np.int64),
-        np.empty(memories, np.int64),
-    )  # first readers of a value; where they are
+    value, target = np.empty(count, np.int64), np.empty(count, np.int64)
+    begun, ended = np.empty(count), np.empty(count)
+    reader, away = np.empty(memories, np.int64), np.empty(memories, np.int64)  # first readers; where they are
     free = np.zeros(memories)
     for there in range(memories):
         seen[there] = -1

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gst.execution.costs import Costs
 from gst.lowering.calls import Storages
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.simulation.copies import copies_of
 from gst.util.compiled import compiled

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import rows
 from gst.machine.devices import MOST_CORES, core_numbers, overlap

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gst.util.lazy import lazy_names
+from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:
+    from gst.training.callbacks import HeadFinetuning, PlacedSteps
     from gst.training.datamodule import SegmentDataModule
-    from gst.training.module import HeadFinetuning, SegmentTrainingModule
-    from gst.training.placing import PlacedSteps
+    from gst.training.module import SegmentTrainingModule
     from gst.training.processes import FullySharded
 
 _HOMES = {
-    "FullySharded": "gst.training.processes", "HeadFinetuning": "gst.training.module",
-    "PlacedSteps": "gst.training.placing", "SegmentDataModule": "gst.training.datamodule",
+    "FullySharded": "gst.training.processes",
+    "HeadFinetuning": "gst.training.callbacks",
+    "PlacedSteps": "gst.training.callbacks",
+    "SegmentDataModule": "gst.training.datamodule",
     "SegmentTrainingModule": "gst.training.module",
-}  # fmt: skip
+}
 
 __all__ = ["FullySharded", "HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
 

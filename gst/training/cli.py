@@ -64,7 +64,7 @@ USUAL = """\
 --model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step
 --model.table true           keep embeddings of the other segments in a table between steps
---model.estimate NAME        use of the table: auto, fresh, dropout, fixed_dropout, difference, regression, composite
+--model.estimate NAME        use of the table: {estimates}
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
 --model.loss NAME            {losses}
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
@@ -308,8 +308,11 @@ def _current_run() -> Any:
 
 def _help(name: str) -> dict[str, Any]:
     """Return usage, description, usual options and examples of a command."""
+    from gst.method.estimates import ESTIMATES
+
     lists: dict[str, Iterable[str]] = {
         "encoders": ENCODERS,
+        "estimates": ("auto", *ESTIMATES),
         "losses": LOSSES,
         "metrics": METRICS,
         "partitioners": PARTITIONERS,

@@ -1,4 +1,4 @@
-"""Graph Segment Training as a LightningModule: steps, metrics, finetuning of the head, the fields of a checkpoint."""
+"""Graph Segment Training as a LightningModule: steps, metrics, the fields of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import lightning as L
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -24,7 +23,7 @@ from embedding_cache.sharded import ShardedTable
 from gst.cost.losses import WITHIN_A_GRAPH, check_positive, loss_of
 from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader
-from gst.method.draws import Estimate, checked_estimate
+from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
 from gst.training.datamodule import TRAIN, SegmentDataModule
@@ -43,8 +42,9 @@ class SegmentTrainingModule(L.LightningModule):
     layers, and so the table, their widths; so does a checkpoint that is loaded without a trainer.
 
     Args:
-        encoder, head, pooling, num_fresh, keep_probability, max_rows, seed, estimate: see
+        encoder, head, pooling, num_fresh, keep_probability, max_rows, seed: see
             `gst.method.estimator.GraphSegmentTraining`.
+        estimate: name in `gst.method.estimates.ESTIMATES`, or `auto`.
         table: keep embeddings of segments between steps (+E).
         table_tier, table_dtype, table_capacity: of the `EmbeddingTable`; on disk it lies in `runs`.
         record_step: pad steps to one size, that of the largest, and on an accelerator record one as a graph (a CUDA
@@ -75,7 +75,7 @@ class SegmentTrainingModule(L.LightningModule):
         loss: str = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
-        estimate: Estimate = "auto",
+        estimate: str = "auto",
         record_step: bool | None = None,
     ) -> None:
         super().__init__()
@@ -86,16 +86,15 @@ class SegmentTrainingModule(L.LightningModule):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         readout = readout_of(pooling)
-        estimate = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
+        checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.loss, self.record_step, self.wants_table = loss, record_step, table
         self._method: dict[str, Any] = {
             "pooling": readout, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
-            "seed": seed, "estimate": estimate,
+            "seed": seed, "estimate": checked,
         }  # fmt: skip
         self._table_options = {"tier": table_tier, "dtype": getattr(torch, table_dtype), "capacity": table_capacity}
         self.estimator = self._estimator(encoder, head, None)
         self._padded: PaddedSteps | None = None
-        self._has_gradients = False  # of the step under way
         self._losses = Arrivals[tuple[int, int, Step]]()
         self.latest_loss: float | None = None  # that the host knows
         self.offset: Tensor
@@ -159,17 +158,14 @@ class SegmentTrainingModule(L.LightningModule):
     def _table(self, channels: int) -> EmbeddingTable | ShardedTable:
         """Make the embedding table, sharded where several processes train; `table_capacity` counts all their rows."""
         processes, capacity = self.trainer.world_size, self._table_options["capacity"]
-        path = self._disk() if self._table_options["tier"] == "disk" else None
         options = self._table_options | {"capacity": None if capacity is None else -(-capacity // processes)}
+        if options["tier"] == "disk":
+            options["path"] = Path(self.trainer.default_root_dir) / "runs"
+            options["path"].mkdir(parents=True, exist_ok=True)
         table = EmbeddingTable(
-            1, channels, path=path, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
+            1, channels, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
         )
         return table if processes == 1 else ShardedTable(table)
-
-    def _disk(self) -> Path:
-        path = Path(self.trainer.default_root_dir) / "runs"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
 
     def forward(self, step: Step) -> Tensor:
         """Return scores (graphs, configs): the lower, the faster. With `cross_entropy` classes are the last axis."""
@@ -179,7 +175,6 @@ class SegmentTrainingModule(L.LightningModule):
         if self.loss == "log_runtime":
             check_positive(step.targets)
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
-        self._has_gradients = loss is not None
         if loss is None:
             loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
         share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
@@ -207,12 +202,12 @@ class SegmentTrainingModule(L.LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute gradients, unless a padded step has done so."""
-        if not self._has_gradients:
+        if self._padded is None or not self._padded.has_gradients:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Forget gradients, unless a padded step has just computed them: the trainer calls this after the loss."""
-        if not self._has_gradients:
+        """Clear gradients, unless a padded step has just computed them: the trainer calls this after the loss."""
+        if self._padded is None or not self._padded.has_gradients:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def overridden(self) -> list[str]:
@@ -260,7 +255,6 @@ class SegmentTrainingModule(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Validate after the last of `max_steps` too: early stopping and the best checkpoint monitor its metrics."""
-        self._has_gradients = False
         if 0 < self.trainer.max_steps <= self.trainer.global_step:
             self.trainer.should_stop = True
             if self.trainer.check_val_every_n_epoch is not None:
@@ -273,12 +267,6 @@ class SegmentTrainingModule(L.LightningModule):
         if self.estimator.table is not None:
             statistics = self.estimator.table.statistics()
             self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
-
-    def validation_step(self, step: Step, index: int) -> None:
-        self._evaluate(step, index)
-
-    def test_step(self, step: Step, index: int) -> None:
-        self._evaluate(step, index)
 
     def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float, float]]:
         """Return graph, configuration, score (with `cross_entropy` the class) and target of each configuration."""
@@ -304,7 +292,7 @@ class SegmentTrainingModule(L.LightningModule):
         """Return the scores of an evaluation step: their mean over the cuts of its graphs."""
         return torch.stack([self(each) for each in self._data.over_cuts(step)]).mean(0)
 
-    def _evaluate(self, step: Step, index: int) -> None:
+    def validation_step(self, step: Step, index: int) -> None:
         """Append the scores of a step; `_log_metrics` gathers those of all processes."""
         if step.peers is not None and step.peers.idle:
             return
@@ -312,6 +300,8 @@ class SegmentTrainingModule(L.LightningModule):
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
             real = ~targets.isnan()
             self._evaluated.append((index, graph.name, row[real], targets[real]))
+
+    test_step = validation_step
 
     def _log_metrics(self, part: str) -> None:
         by_graph: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -360,34 +350,3 @@ _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predic
 def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     scores, targets = zip(*pieces, strict=True)
     return torch.cat(scores), torch.cat(targets)
-
-
-class HeadFinetuning(L.Callback):
-    """Callback for head finetuning (+F; Cao et al. 2023, section 3.4): for the last `epochs` it clears the embedding
-    table, freezes the encoder and tunes the head. Each segment is then encoded once, when it is first needed.
-    """
-
-    def __init__(self, epochs: int = 1) -> None:
-        if epochs < 1:
-            raise ValueError(f"epochs is {epochs}; finetuning takes at least one")
-        self.epochs = epochs
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, SegmentTrainingModule)
-        last = trainer.max_epochs
-        if not last or last <= self.epochs:
-            raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
-        if trainer.current_epoch >= last - self.epochs and not pl_module.estimator.encoder_frozen:
-            pl_module.estimator.freeze_encoder()
-            _reduce_what_learns(trainer.strategy, pl_module)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin the epoch of a training that was resumed between two epochs: `on_train_epoch_start` is not called."""
-        self.on_train_epoch_start(trainer, pl_module)
-
-
-def _reduce_what_learns(strategy: Strategy, module: SegmentTrainingModule) -> None:
-    """Wrap the module in a new DistributedDataParallel, which does not wait for gradients of frozen parameters."""
-    if isinstance(strategy, DDPStrategy) and strategy.model is not module:
-        strategy.model = module
-        strategy.configure_ddp()

@@ -261,12 +261,13 @@ def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
 
 def _variant(module: SegmentTrainingModule) -> str:
     """Name of the variant of the method, as in the README."""
-    if module.estimator.estimate == "fresh":
+    estimate = module.estimator.estimate
+    if estimate.reads == "nothing":
         return "GST-One" if module.estimator.num_fresh == 1 else "GST without the other segments"
     letters = "E" * module.wants_table + "F" * module.estimator.encoder_frozen
     letters += "D" * (module.estimator.keep_probability < 1)
     name = f"GST+{letters}" if letters else "GST"
-    return name if module.estimator.estimate == "dropout" else f"{name}, {module.estimator.estimate}"
+    return name if estimate.name == "dropout" else f"{name}, {estimate.name}"
 
 
 def _data(trainer: L.Trainer) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from gst.method.fixed_batch import DoesNotFit, NoFixedShapes, Sizes
 from gst.method.fixed_step import FixedStep, PaddedStep, refusal
 from gst.method.recorded import Recorded
 from gst.method.rows import PrefetchedStep
-from gst.training.placing import PlacedSteps
+from gst.training.callbacks import PlacedSteps
 from gst.util.untrusted import first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -41,12 +41,13 @@ class PaddedSteps:
     Attributes:
         step: None once steps are no longer padded.
         num_too_large: steps so far that were not padded because they did not fit.
+        has_gradients: True if the latest step was padded, and so has computed its gradients.
     """
 
     def __init__(self, trainer: L.Trainer, estimator: GraphSegmentTraining, step: Recorded[FixedStep]) -> None:
         self.step: Recorded[FixedStep] | None = step
         self._trainer, self._estimator, self._reason = trainer, estimator, step.reason
-        self.num_too_large = 0
+        self.num_too_large, self.has_gradients = 0, False
 
     @staticmethod
     def of(
@@ -84,6 +85,7 @@ class PaddedSteps:
         Returns:
             Its loss and the step; no loss, and the same draw unpadded, if the step has to be trained unpadded.
         """
+        self.has_gradients = False
         if step.prefetched is None:
             return None, step
         if not isinstance(step.prefetched, PaddedStep) or self.step is None or self._fixed() is None:
@@ -95,6 +97,7 @@ class PaddedSteps:
             return None, self._unpadded(step)
         if self.step.reason != self._reason:  # it could not be recorded: padding gains nothing
             self._stop(self.step.reason)
+        self.has_gradients = True
         return loss, step
 
     def _fixed(self) -> FixedStep | None:

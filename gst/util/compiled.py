@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gst.util.lazy import lazy_names
+from gst.util.imports import lazy_names
 from gst.util.progress import notice
 
 if TYPE_CHECKING:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -124,9 +122,3 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def import_from_here() -> None:
-    """Append the current directory to the path of modules, so that classes which a command names are found there."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))

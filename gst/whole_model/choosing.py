@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gst.execution.measure import LEAST_ROUNDS, Measurement, is_faster, measure
-from gst.execution.plain import COMPILED, PYTORCH, SPIN_S, rested
+from gst.execution.measure import LEAST_ROUNDS, SPIN_S, Measurement, is_faster, measure, rested
 from gst.machine.devices import machine_record
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
@@ -25,7 +24,9 @@ from gst.whole_model.comparing import difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     AHEAD,
+    COMPILED,
     KERNELS,
+    PYTORCH,
     Function,
     OnAccelerator,
     Variant,
@@ -103,11 +104,8 @@ class Candidates:
 
     def serious(self) -> tuple[dict[str, GuardedRun], dict[str, str]]:
         """Return the variants that may win, with `pytorch` and `compiled` to compare, and why others may not."""
-        runs = {
-            name: run
-            for name, run in self.runs.items()
-            if name in (PYTORCH, COMPILED) or self.first_ms[name] <= MAY_WIN * self.best_ms
-        }
+        may_win = {name for name, ms in self.first_ms.items() if ms <= MAY_WIN * self.best_ms}
+        runs = {name: run for name, run in self.runs.items() if name in may_win | {PYTORCH, COMPILED}}
         slow = {name: f"left out: {ms:.2f} ms in first runs" for name, ms in self.first_ms.items() if name not in runs}
         return runs, {**self.reasons, **slow}
 
@@ -137,12 +135,7 @@ def candidates(
     model: nn.Module, inputs: Sequence[Any], cores: int, seconds: float = math.inf, compiled: bool = True,
     progress: Progress = no_progress, stops: bool = False,
 ) -> Candidates:  # fmt: skip
-    """Make the variants of a model on the CPU and time each briefly; see `tried`.
-
-    Args:
-        model: in the mode in which it is to run.
-        inputs: of its calls.
-        cores: number of cores of the devices.
+    """Make the variants of a model on the CPU, with `cores` cores or one, and time each briefly; see `tried`.
 
     Examples:
         >>> import torch
@@ -165,28 +158,20 @@ def step_candidates(
     """Make the variants of a step on the CPU, as written and compiled, and time each briefly; see `tried`.
 
     Args:
-        step: as written.
         program: the step as captured.
         inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
-        cores: number of cores of the devices.
     """
 
-    def wrong(run: Function) -> str | None:
-        return difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0)
-
-    kinds = [Variant(PYTORCH), Variant(COMPILED)]
-    guard, make = Guard(None, inputs, weights=False), partial(step_run, step, program, inputs)
-    subject = Subject(step.function, inputs, kinds + on_other_threads(kinds, cores), make, wrong, lambda variant: guard)
+    kinds, guard = [Variant(PYTORCH), Variant(COMPILED)], Guard(None, inputs, weights=False)
+    subject = Subject(
+        step.function, inputs, kinds + on_other_threads(kinds, cores), partial(step_run, step, program, inputs),
+        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0), lambda _: guard,
+    )  # fmt: skip
     return tried(subject, seconds, compiled, progress)
 
 
 def written_alone(model: nn.Module | Step, inputs: Sequence[Any], progress: Progress = no_progress) -> Candidates:
-    """Time a model or a step as written, without any other variant.
-
-    Args:
-        model: may change its own state when it runs.
-        inputs: of its calls.
-    """
+    """Time a model or a step as written, which may change its own state, without any other variant."""
     subject = Subject(
         model.function if isinstance(model, Step) else model, inputs, [Variant(PYTORCH)],
         lambda _: lambda *values: as_written(model, values), lambda _: None,
@@ -199,21 +184,21 @@ def tried(
     subject: Subject, seconds: float = math.inf, compiled: bool = True, progress: Progress = no_progress,
     stops: bool = False,
 ) -> Candidates:  # fmt: skip
-    """Make variants, the most promising first, compare their outputs and time each briefly.
+    """Make variants, the most promising first, compare their outputs and time each briefly. Ctrl-C ends this with
+    the variants made so far.
 
     Args:
         subject: the model or step.
-        seconds: no variant is begun after half of them. Ctrl-C ends it earlier, with the variants made so far.
+        seconds: no variant is begun after half of them.
         compiled: False if nothing is compiled.
         progress: called with the variant that is made.
         stops: True if a compilation is stopped after `seconds`, which breaks modules that are being imported: for child
             processes alone.
     """
-    started = time.perf_counter()
+    started, inputs = time.perf_counter(), subject.inputs
     runs: dict[str, GuardedRun] = {}
     reasons: dict[str, str] = {}
     first_ms: dict[str, float] = {}
-    inputs = subject.inputs
     try:
         for number, variant in enumerate(sorted(subject.variants, key=_promise)):
             name, spent = variant.name, time.perf_counter() - started
@@ -318,12 +303,8 @@ def _least_ms(runs: Mapping[str, GuardedRun], inputs: Sequence[Any]) -> dict[str
 
 
 def winner(names: Sequence[str], sets: Sequence[Mapping[str, Measurement]]) -> str:
-    """Return the first name, or the next that is faster than it beyond noise in every set of runs, and so on.
-
-    Args:
-        names: the simplest first; a name that is missing from a set cannot win.
-        sets: measurements by name, the runs of a set alternating.
-    """
+    """Return the first name, the simplest, or the next that is faster beyond noise in every set of alternating runs. A
+    name that is missing from a set cannot win."""
     best = names[0]
     for challenger in names[1:]:
         if all(challenger in runs and is_faster(runs[challenger], runs[best]) for runs in sets):
@@ -332,23 +313,22 @@ def winner(names: Sequence[str], sets: Sequence[Mapping[str, Measurement]]) -> s
 
 
 def confirmed(
-    found: Candidates, inputs: Sequence[Any], seconds: float, progress: Progress = no_progress
+    made: Candidates, inputs: Sequence[Any], seconds: float, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Time the variants that may win in two sets of fresh alternating runs, and choose the winner.
 
     Args:
-        found: the variants.
+        made: the variants.
         inputs: of the model's calls.
         seconds: of each set, about; twice as long where noise hides which variant is faster.
-        progress: called with the set that runs.
 
     Returns:
         The keys of `gst.placement.planning.placed_result` and `gst.placement.finals.Finals.figures`; `left_out` holds
         the reasons of variants that were not timed.
     """
-    runs, reasons = found.serious()
+    runs, reasons = made.serious()
     calls = {name: run.timed(inputs) for name, run in runs.items()}
-    round_s = sum(2 * found.first_ms[name] / 1e3 + SPIN_S for name in runs)  # see `rested`
+    round_s = sum(2 * made.first_ms[name] / 1e3 + SPIN_S for name in runs)  # see `rested`
     rounds = int(min(max(seconds / round_s, LEAST_ROUNDS), MOST_ROUNDS))
     for attempt in range(ATTEMPTS):
         progress("timing the variants", 2 * attempt, 2 * ATTEMPTS)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from gst.lowering.calls import is_expanded, unexpanded
 from gst.programs import differ_beyond_rounding, outputs_differ
 from gst.programs.structures import leaves, special_kind
+from gst.whole_model.variants import tensors_of
 
 DRAWS = 4  # of fresh inputs, until the model runs on one
 MOST_CATEGORIES = 100  # whole numbers in a column of floating-point numbers
@@ -24,8 +25,7 @@ def fresh_inputs(inputs: Sequence[Any], seed: int, keeps_constants: bool = False
 
     Columns (along the last axis) of whole numbers, such as categories, have their rows permuted together, as have
     masks. Other floating-point numbers are drawn with the same mean, deviation, limits and zeros; further values are
-    permuted along the longest axis, unless they are sorted. Tensors without strides, or of subclasses, stay as they
-    are.
+    permuted along the longest axis, unless they are sorted. Other kinds of tensors stay as they are.
 
     Args:
         keeps_constants: True if a column of one whole number is also a category, and keeps it.
@@ -44,8 +44,8 @@ def fresh_inputs(inputs: Sequence[Any], seed: int, keeps_constants: bool = False
             return fresh(once).expand(value.shape).requires_grad_(value.requires_grad)
         new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         old = value.detach()
-        drawn = _numbers(old, generator, keeps_constants) if value.is_floating_point() else _permuted(old, generator)
-        return new.copy_(drawn).requires_grad_(value.requires_grad)
+        draw = _numbers(old, generator, keeps_constants) if value.is_floating_point() else _permuted(old, generator)
+        return new.copy_(draw).requires_grad_(value.requires_grad)
 
     return tuple(pytree.tree_map_only(Tensor, fresh, list(inputs)))
 
@@ -53,15 +53,15 @@ def fresh_inputs(inputs: Sequence[Any], seed: int, keeps_constants: bool = False
 def _numbers(value: Tensor, generator: torch.Generator, keeps_constants: bool) -> Tensor:
     columns = _columns(value.double())
     is_category = _is_category(columns, keeps_constants)
-    drawn = columns.isfinite() & ((columns != 0) | (columns == 0).all()) & ~is_category
-    new, own = columns, columns[drawn]
+    is_drawn = columns.isfinite() & ((columns != 0) | (columns == 0).all()) & ~is_category
+    new, own = columns, columns[is_drawn]
     if own.numel():
         low, reach = own.min(), own.max() - own.min()
         normal = torch.randn(columns.shape, generator=generator, dtype=torch.float64).to(columns.device)
         new = own.mean() + (own.std(correction=0) if reach else 1.0) * normal
         if reach:  # numbers beyond the limits are reflected
             new = low + reach - ((new - low) % (2 * reach) - reach).abs()
-        new = torch.where(drawn, new, columns)
+        new = torch.where(is_drawn, new, columns)
     order = _order(len(columns), generator).to(columns.device)
     return torch.where(is_category, columns[order], new).reshape(value.shape)
 
@@ -73,13 +73,9 @@ def _columns(value: Tensor) -> Tensor:
 def _is_category(columns: Tensor, keeps_constants: bool) -> Tensor:
     """Return for each column True if it holds few numbers, all of them whole: two at least, unless constants count."""
     is_whole = (columns.round() == columns).all(0)
-    few = torch.tensor(
-        [
-            bool(whole) and len(columns[:, number].unique()) <= MOST_CATEGORIES
-            for number, whole in enumerate(is_whole.tolist())
-        ]
-    )
-    return few.to(columns.device) & ((columns != columns[:1]).any(0) | keeps_constants)
+    counts = [len(columns[:, number].unique()) if whole else 0 for number, whole in enumerate(is_whole.tolist())]
+    few = is_whole & (torch.tensor(counts).to(columns.device) <= MOST_CATEGORIES)
+    return few & ((columns != columns[:1]).any(0) | keeps_constants)
 
 
 def _permuted(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -156,8 +152,7 @@ def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
     Raises:
         ValueError: it does not run on these inputs.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [each for each in pytree.tree_leaves(list(inputs)) if isinstance(each, Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(inputs)]
     versions = [each for each in tensors if not each.is_inference()]  # others have no version
     before = [each._version for each in versions]
     with torch.no_grad():

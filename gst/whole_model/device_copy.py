@@ -1,7 +1,7 @@
 """Variants of a model or a step on an accelerator: copied to it, recorded as one graph, and compiled.
 
-A call copies its inputs to the memory where they are read, and leaves its outputs on the accelerator, where no later
-call overwrites them. Such calls are timed, with example inputs in the accelerator's memory.
+A call copies its inputs to the memory where they are read; no later call overwrites its outputs. Such calls are timed,
+with example inputs in the accelerator's memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from torch.utils import _pytree as pytree
 from gst.execution.event_times import NewGraph
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.on_accelerator import module_on, one_graph
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.execution.residents import Resident
 from gst.kernels.program import KernelProgram
 from gst.kernels.recording import kernel_program
-from gst.lowering.calls import copied, laid_out
+from gst.lowering.calls import copied
 from gst.machine.devices import Device
 from gst.programs import Program, Step
 from gst.programs.structures import opened
@@ -36,13 +35,17 @@ from gst.whole_model.choosing import SEED, Candidates, Subject, tried
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
+    COMPILED,
     KERNELS,
-    MOST_COMPILED,
     ONE_GRAPH,
+    PYTORCH,
     Function,
     Inputs,
     Variant,
+    all_compiled_kept,
     as_written,
+    compiled_step,
+    tensors_of,
     with_strides_of,
 )  # fmt: skip
 
@@ -58,9 +61,7 @@ OnStreams = Callable[[KernelProgram, Sequence[Tensor]], Callable[[], list[Any]]]
 
 class DeviceCopy:
     """A model or a step on a device: itself if it is there, otherwise a copy whose weights follow those of the model.
-
-    All variants share the copy and the memory of the inputs. A step with a seed draws the same numbers in every
-    variant.
+    All variants share the copy and the memory of the inputs.
 
     Args:
         model: a model in the mode in which it is to run, or a step.
@@ -72,7 +73,7 @@ class DeviceCopy:
 
     Raises:
         ValueError: it changes its buffers when it runs, which a copy cannot do for it.
-        Exception: any exception of an operation that cannot run on the device, or where memory is short.
+        Exception: any exception of an operation, or where memory is short.
 
     Examples:
         >>> on_meta = DeviceCopy(nn.Linear(2, 3), (torch.ones(1, 2),), torch.device("meta"))
@@ -93,7 +94,6 @@ class DeviceCopy:
         self._done: torch.Event | None = None  # the end of the previous call
         self._leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._residents = [Resident(each, device, True) if isinstance(each, Tensor) else None for each in self._leaves]
-        self._holds_examples = True
         self._callers: weakref.ref[Inputs] | None = None
         if isinstance(model, nn.Module) and _is_on(device, model):
             self._own = _tensors(model)
@@ -142,16 +142,13 @@ class DeviceCopy:
 
     def hold_examples(self) -> None:
         """Copy the example inputs to the shared memory, unless it holds them."""
-        if not self._holds_examples:
-            with torch.no_grad():
-                for each in self._residents:
-                    if each is not None:
-                        each.hold_example()
-        self._holds_examples = True
+        with torch.no_grad():
+            for each in self._residents:
+                if each is not None:
+                    each.hold_example()
 
     def hold(self, inputs: Sequence[Any]) -> None:
         """Copy all inputs to the shared memory: PyTorch does not count every write, as by NumPy or another graph."""
-        self._holds_examples = False
         with torch.no_grad():
             for value, each in zip(self._spec.flatten_up_to(tuple(inputs)), self._residents, strict=True):
                 if each is not None:
@@ -214,9 +211,8 @@ class DeviceCopy:
             return OnInputs(self, compiled)
         self.hold_examples()
         run = OnStaticInputs(self, compiled)
-        for each in pytree.tree_leaves(run.inputs):
-            if isinstance(each, Tensor):
-                torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
+        for each in run.tensors():
+            torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
         run.again()
         return run
 
@@ -228,9 +224,9 @@ class DeviceCopy:
         self.hold_examples()
         weights = [] if isinstance(self._model, Step) else [each.detach() for each in _tensors(self._model)]
         run = OnStaticInputs(self, self.eager)
-        given = [*weights, *(each for each in pytree.tree_leaves(run.inputs) if isinstance(each, Tensor))]
-        kernels = kernel_program(module_on(program, self.device), given, program.name).without_inputs()
-        call = self._on_streams(kernels, given)
+        tensors = [*weights, *run.tensors()]
+        kernels = kernel_program(module_on(program, self.device), tensors, program.name).without_inputs()
+        call = self._on_streams(kernels, tensors)
         run.again = lambda: program.unflatten(call())
         return run
 
@@ -248,13 +244,17 @@ class DeviceCopy:
         return run
 
     def _compiled(self, mode: str) -> Function:
-        compiled_by = partial(torch.compile, mode=mode or "default", dynamic=False)
+        compiled_by, program = partial(torch.compile, mode=mode or "default", dynamic=False), self._program
+        context = self._context
         if isinstance(self._model, Step):
-            return compiled_step(self._program, self.examples(), compiled_by, self.device)
-        function = with_strides_of(self.static_inputs(), compiled_by(self._model))
+            assert program is not None, "a step is compiled as captured"
+            context = None  # its program names every device
+            function = compiled_step(program, self.examples(), compiled_by(module_on(program, self.device)))
+        else:
+            function = with_strides_of(self.static_inputs(), compiled_by(self._model))
 
         def run(*inputs: Any) -> Any:
-            with torch.no_grad(), self._context or nullcontext(), all_compiled_kept():
+            with torch.no_grad(), context or nullcontext(), all_compiled_kept():
                 return function(*inputs)
 
         return run
@@ -285,6 +285,10 @@ class OnStaticInputs:
         self.examples = model.callers_examples
         self.again: Callable[[], Any] = partial(function, *self.inputs)
 
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors among the inputs."""
+        return tensors_of(self.inputs)
+
     def __call__(self, *inputs: Any) -> Any:
         model = self._model
         with model.turn():
@@ -295,43 +299,9 @@ class OnStaticInputs:
                 return pytree.tree_map_only(Tensor, Tensor.clone, opened(self.again()))
 
 
-def to_device(inputs: Sequence[Any], device: torch.device) -> tuple[Any, ...]:
+def to_device(inputs: Sequence[Any], device: torch.device) -> Any:
     """Move the tensors of the inputs to a device, without gradients."""
-    result: tuple[Any, ...] = pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), tuple(inputs))
-    return result
-
-
-def compiled_step(
-    program: Program | None, inputs: Sequence[Any], compiled_by: Callable[[nn.Module], Function], device: torch.device
-) -> Function:
-    """Return a function that runs a step on a device, compiled whole.
-
-    Args:
-        program: the step as captured.
-        inputs: of its calls, in their structure.
-        compiled_by: compiles a module.
-    """
-    assert program is not None, "a step is compiled as captured"
-    module, read = compiled_by(module_on(program, device)), Guard(None, inputs, weights=False).leaves
-
-    def run(*values: Any) -> Any:
-        with torch.no_grad(), all_compiled_kept():
-            tensors = [laid_out(each, like) for each, like in zip(read(values), program.inputs, strict=True)]
-            return program.unflatten(list(module(*tensors)))
-
-    return run
-
-
-@contextmanager
-def all_compiled_kept() -> Iterator[None]:
-    """Make Dynamo keep the code of all variants of all models of a class, where its default is eight. Its own
-    `config.patch` is slower."""
-    config = torch._dynamo.config
-    before, config.recompile_limit = config.recompile_limit, MOST_COMPILED
-    try:
-        yield
-    finally:
-        config.recompile_limit = before
+    return pytree.tree_map_only(Tensor, lambda each: each.detach().to(device), tuple(inputs))
 
 
 def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
@@ -359,13 +329,9 @@ def candidates_on_accelerator(
         (['pytorch'], 'ValueError: graphs are recorded on an accelerator; this runs on cpu')
     """
     on_device = DeviceCopy(model, inputs, device, program, graph, on_streams)
-    is_step = isinstance(model, Step)
-
-    def wrong(run: Function) -> str | None:
-        draws = 0 if is_step else DRAWS  # random inputs would be no state of an optimiser
-        return difference(run, on_device.eager, on_device.examples(), SEED, draws)
-
-    guard = Guard(None if is_step else model, inputs, weights=False, any_device=True)  # type: ignore[arg-type]
+    draws = 0 if isinstance(model, Step) else DRAWS  # random inputs would be no state of an optimiser
+    wrong = lambda run: difference(run, on_device.eager, on_device.examples(), SEED, draws)  # noqa: E731
+    guard = Guard(model if isinstance(model, nn.Module) else None, inputs, weights=False, any_device=True)
     kinds = [each for each in VARIANTS if each.kind != KERNELS or (program is not None and on_streams is not None)]
     subject = Subject(on_device.refused(guard), inputs, kinds, on_device.run, wrong, lambda variant: guard)
     return tried(subject, seconds, compiled, progress)
@@ -408,5 +374,4 @@ def _state(value: Tensor) -> tuple[int, int]:
 
 
 def _wants_gradients(inputs: Sequence[Any]) -> bool:
-    tensors = [each for each in pytree.tree_leaves(list(inputs)) if isinstance(each, Tensor)]
-    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors_of(inputs))

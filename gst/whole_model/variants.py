@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import FunctionType
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import measure
-from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads
+from gst.execution.on_accelerator import compiled_by_threads
 from gst.lowering.calls import laid_out
 from gst.programs import Program, Step, as_module
 from gst.programs.structures import opened
 from gst.whole_model.guards import Guard
 
+PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
 FROZEN, AHEAD = "frozen", "ahead of time"
 KERNELS = "kernels on streams"  # those of the compiled model, recorded once on an accelerator
 ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
@@ -71,11 +73,11 @@ class OnAccelerator(Protocol):
         """Return the example inputs there."""
 
 
+@dataclass(frozen=True, eq=False)
 class Inputs:
     """Inputs of a call, which stay in a device's memory as long as this object is referenced."""
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = tuple(values)
+    values: tuple[Any, ...]
 
 
 class Variant(NamedTuple):
@@ -115,15 +117,9 @@ class Variant(NamedTuple):
             >>> Variant("frozen", 1, channels_last=True).name, Variant("compiled", mode="reduce-overhead").name
             ('frozen, channels last, 1 thread', 'compiled, reduce-overhead')
         """
-        parts = [
-            self.kind,
-            *[self.mode] * bool(self.mode),
-            *["max autotune"] * self.autotune,
-            *["channels last"] * self.channels_last,
-        ]
-        if self.threads is not None:
-            parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
-        return ", ".join(parts)
+        flags = "max autotune" * self.autotune, "channels last" * self.channels_last
+        threads = "" if self.threads is None else f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return ", ".join(filter(None, (self.kind, self.mode, *flags, threads)))
 
     @staticmethod
     def named(name: str) -> Variant:
@@ -134,22 +130,16 @@ class Variant(NamedTuple):
         """
         parts = name.split(", ")
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
-        threads = counts[0] if counts else None
         mode = next((each for each in MODES if each in parts), "")
-        flags = {"channels_last": "channels last" in parts, "autotune": "max autotune" in parts}
-        variant = Variant(parts[0], threads, mode=mode, **flags)
+        flags = "channels last" in parts, "max autotune" in parts
+        variant = Variant(parts[0], next(iter(counts), None), *flags, mode)
         if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH, KERNELS):
             raise ValueError(f"there is no variant {name[:80]!r} of a model")
         return variant
 
 
 def variants(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Variant]:
-    """Return the variants of a model on the CPU, the simplest first.
-
-    Args:
-        model: in the mode in which it is to run.
-        inputs: of a call.
-        cores: number of cores of the devices.
+    """Return the variants of a model on the CPU, with `cores` cores or one, the simplest first.
 
     Examples:
         >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
@@ -159,7 +149,7 @@ def variants(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Varian
     kinds = [Variant(PYTORCH), Variant(COMPILED)]
     if may_freeze(model):
         kinds.append(Variant(FROZEN))
-        if any(isinstance(each, Tensor) and each.dim() == 4 for each in pytree.tree_leaves(list(inputs))):
+        if any(each.dim() == 4 for each in tensors_of(inputs)):
             kinds.append(Variant(FROZEN, channels_last=True))
         kinds += [Variant(FROZEN, autotune=True), Variant(AHEAD)]
     return kinds + on_other_threads([each for each in kinds if not each.autotune and each.kind != AHEAD], cores)
@@ -174,11 +164,8 @@ def on_other_threads(kinds: Sequence[Variant], cores: int) -> list[Variant]:
 def may_freeze(model: nn.Module) -> bool:
     """True if weights may become constants: the model is in evaluation mode and no weight requires a gradient."""
     tensors = [*model.parameters(), *model.buffers()]
-    return not (
-        any(module.training for module in model.modules())
-        or any(each.requires_grad or each.is_inference() for each in tensors)
-        or not tensors
-    )
+    is_training = any(module.training for module in model.modules())
+    return bool(tensors) and not is_training and not any(each.requires_grad or each.is_inference() for each in tensors)
 
 
 def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
@@ -202,7 +189,6 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
     """
     if variant.kind == PYTORCH:
         return on_threads(without_gradients(model), variant.threads)
-    from torch import _dynamo as dynamo
     from torch._inductor import config
 
     threads = variant.threads or torch.get_num_threads()
@@ -211,26 +197,33 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
         return on_threads(without_gradients(library), threads)
     is_frozen = variant.kind == FROZEN
     options: dict[str, Any] = {"cpp.threads": threads}
-    if is_frozen:
-        options["freezing"] = True
-    if variant.autotune:
-        options["max_autotune"] = True
+    options |= {"freezing": True} if is_frozen else {}
+    options |= {"max_autotune": True} if variant.autotune else {}
     # Dynamo compares options when it looks for compiled code of the same model, and reads the global setting for
     # whether weights are constants.
     function: Function = torch.compile(_with_own_code(model), options=options, dynamic=False)
     function = _with_channels_last(function) if variant.channels_last else with_strides_of(inputs, function)
     run = on_threads(without_gradients(function), threads)
     packed = packed_by_onednn() if is_frozen and onednn_is_faster() else nullcontext()
-    # Code of all variants and shapes is kept; Dynamo's default is eight.
-    settings, limit = config.patch(freezing=is_frozen), dynamo.config.patch(recompile_limit=MOST_COMPILED)
-    with settings, limit, packed, compiled_by_threads():
+    with config.patch(freezing=is_frozen), all_compiled_kept(), packed, compiled_by_threads():
         run(*inputs)
     return run
 
 
+@contextmanager
+def all_compiled_kept() -> Iterator[None]:
+    """Make Dynamo keep the code of all variants and shapes, where its default is eight. Its own `config.patch` is
+    slower."""
+    config = torch._dynamo.config
+    before, config.recompile_limit = config.recompile_limit, MOST_COMPILED
+    try:
+        yield
+    finally:
+        config.recompile_limit = before
+
+
 def _with_own_code(model: nn.Module) -> Function:
-    """Return a function that calls a model. Its code object is its own: Dynamo keeps what it compiled with that object,
-    and releases both together."""
+    """Return a function that calls a model, with a code object of its own, for which Dynamo keeps what it compiled."""
 
     def call(*inputs: Any) -> Any:
         return model(*inputs)
@@ -247,29 +240,40 @@ def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Varia
     Raises:
         Exception: any exception of a compiler.
     """
-    threads = variant.threads or torch.get_num_threads()
     if variant.kind == PYTORCH:
         return on_threads(lambda *values: as_written(step, values), variant.threads)
-    read, strides = Guard(None, inputs, weights=False).leaves, [value.stride() for value in program.inputs]
-    module = torch.compile(as_module(program), options={"cpp.threads": threads}, dynamic=False)
+    options: dict[str, Any] = {"cpp.threads": variant.threads or torch.get_num_threads()}
+    module = torch.compile(as_module(program), options=options, dynamic=False)
+    run = on_threads(without_gradients(compiled_step(program, inputs, module)), variant.threads)
+    with compiled_by_threads():
+        run(*inputs)
+    return run
 
-    def whole(*values: Any) -> Any:
+
+def compiled_step(program: Program, inputs: Sequence[Any], module: Function) -> Function:
+    """Return a function of a step's nested inputs that runs its compiled program.
+
+    Args:
+        program: the step as captured.
+        inputs: of its calls, in their structure.
+        module: the program compiled, from flat inputs to flat outputs.
+    """
+    read, strides = Guard(None, inputs, weights=False).leaves, [value.stride() for value in program.inputs]
+
+    def run(*values: Any) -> Any:
         tensors = list(read(values))
         for number, (value, stride) in enumerate(zip(tensors, strides, strict=True)):
             if value.requires_grad or value.stride() != stride:  # rarely, as each costs microseconds
                 tensors[number] = laid_out(value.detach(), program.inputs[number])
         return program.unflatten(list(module(*tensors)))
 
-    run = on_threads(without_gradients(whole), variant.threads)
-    with compiled_by_threads():
-        run(*inputs)
     return run
 
 
 @lru_cache(maxsize=1)
 def onednn_is_faster() -> bool:
-    """True if oneDNN multiplies matrices of 32 bits faster on this processor than MKL, measured once on a matrix
-    product of a language model: MKL uses fewer features of other makers' processors."""
+    """True if oneDNN multiplies matrices of 32 bits faster here than MKL, by one product of a language model:
+    MKL uses fewer features of other makers' processors."""
     x, weight = torch.ones(128, 768), torch.ones(1536, 768)
     try:
         from torch._inductor.fx_passes.mkldnn_fusion import _mkldnn_fusion_init  # noqa: F401  (for `packed_by_onednn`)
@@ -309,6 +313,11 @@ def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Fun
     return library
 
 
+def tensors_of(inputs: Any) -> list[Tensor]:
+    """Return the tensors of nested inputs, in order."""
+    return [each for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)]
+
+
 def without_gradients(function: Function) -> Function:
     """Return the function under `torch.no_grad`."""
 
@@ -326,20 +335,20 @@ def on_threads(function: Function, threads: int | None) -> Function:
 
     def run(*inputs: Any) -> Any:
         before = torch.get_num_threads()
-        if before == threads:
-            return function(*inputs)
-        torch.set_num_threads(threads)
+        if before != threads:
+            torch.set_num_threads(threads)
         try:
             return function(*inputs)
         finally:
-            torch.set_num_threads(before)
+            if before != threads:
+                torch.set_num_threads(before)
 
     return run
 
 
 def with_strides_of(example: Sequence[Any], function: Function) -> Function:
-    """Return the function for inputs of any strides, which it copies to those of the example: code compiled ahead of
-    time would read wrong values of other strides."""
+    """Return the function for inputs of any strides, copied to those of the example: code compiled ahead of time would
+    read wrong values."""
     leaves, spec = pytree.tree_flatten(tuple(example))
     is_flat = all(isinstance(each, Tensor) for each in example)
 

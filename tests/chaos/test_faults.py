@@ -23,7 +23,7 @@ from gst.util.writing import atomic_write
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 PROGRAM = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
-PLACE = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,hdp", "--evaluations", "100"]
+PLACE = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,go", "--evaluations", "100"]
 FIT = [
     "fit", "--config", str(ROOT / "experiments/configs/giant_synthetic.yaml"), "--trainer.logger=false",
     "--data.source.init_args.num_nodes=2000", "--data.source.init_args.num_configs=40", "--data.num_valid=8",

@@ -26,6 +26,7 @@ from gst.training import checkpoints
 from gst.util.arrays import ArrayWriter
 from gst.util.process import Stopped, stoppable
 from gst.util.writing import LOCK
+from tests.choices import rest_in_e2e
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -147,13 +148,16 @@ def test_a_second_ctrl_c_does_not_wait(capsys: pytest.CaptureFixture[str]) -> No
     assert torch.load(LAST, weights_only=True)["global_step"] == STEPS, "the checkpoint of the epoch before is there"
 
 
+@pytest.mark.e2e
 def test_epochs_of_one_step_end_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped_at(signal.SIGTERM, 1, "--data.configs_per_graph=32") == 143
     assert "--ckpt_path last goes on from the last checkpoint" in last_line(capsys)
     assert torch.load(LAST, weights_only=True)["global_step"] == 2
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), rest_in_e2e([(signal.SIGINT, 130), (signal.SIGTERM, 143)], [(signal.SIGTERM, 143)])
+)
 def test_a_preparation_goes_on(
     number: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +183,7 @@ def test_a_preparation_goes_on(
 
 @pytest.mark.e2e
 def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,hdp", "--out", "out"]
+    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,go", "--out", "out"]
     command = [sys.executable, "-m", "gst.cli", *arguments, "--evaluations", "200000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not list(Path().glob("runs/traces/*/program.json")) and process.poll() is None:

@@ -37,11 +37,12 @@ def test_growth_measures_every_size_in_a_process_of_its_own(tmp_path: Path) -> N
 def test_ranking_learns_and_is_compared_with_linear_regressions(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     record = ranking(TINY, tmp_path, 0, False, lambda what, done, total: told.append((done, total)))
-    assert told[-1] == (4, 4) and len(record["predicted"]) == len(record["measured"]) == record["num_held_out"] == 300
+    layouts = record["held_out"]["graphs"][0]
+    assert told[-1] == (4, 4) and len(layouts["predicted"]) == len(layouts["measured"]) == record["num_held_out"] == 300
     assert record["num_train"] + record["num_held_out"] == 1_175 and record["nodes"] == 372
     assert set(record["tau"]) == {"GST", "linear regression on sums", "linear regression on each node"}
     assert 0.4 < record["tau"]["linear regression on sums"] < 0.6 < record["tau"]["linear regression on each node"]
-    assert min(record["measured"]) == 0 and max(record["measured"]) == 100 and record["slowdown"] >= 0
+    assert layouts["tau"] == record["tau"]["GST"] and min(layouts["measured"]) > 1e5
 
 
 def test_linear_regression_recovers_a_linear_order() -> None:
@@ -79,7 +80,7 @@ def test_finished_parts_stay_after_an_interruption_and_resume(tmp_path: Path, mo
         run_demo(*arguments, False, "gst demo", no_progress)
     assert json.loads((tmp_path / "ranking.json").read_text())["value"] == "ranking"
     page = (tmp_path / "report.html").read_text()
-    assert page.count("This part has not finished") == 1
+    assert "2 of 3 parts" in page
     monkeypatch.setattr(demo_parts, "placement", part("placement"))
     record = run_demo(*arguments, True, "gst demo --resume", no_progress)
     assert calls == ["growth", "ranking", "placement", "placement"] and record["placement"]["value"] == "placement"
@@ -101,5 +102,5 @@ def test_the_command_shows_three_gains(
     record = json.loads(Path("demo.json").read_text())
     assert record["placement"]["cost_model"]["num_measured"] == 2
     page = Path("out/report.html").read_text()
-    assert "Part of the cost model" in page
+    assert "Predicted before, measured after" in page
     assert {path.name for path in Path("out").iterdir()} >= {"growth.json", "ranking.json", "placement.json"}

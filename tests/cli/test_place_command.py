@@ -19,11 +19,11 @@ from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.machine.devices import usable_cores
 from gst.placement.baselines.bounds import words
-from gst.placement.cost_models import COST_MODELS, NetworkSurrogate
-from gst.placement.learned_costs import LEARNED
+from gst.placement.cost_models import COST_MODELS, LEARNED, NetworkSurrogate
 from gst.placement.machines import machine
+from gst.placement.methods import METHODS
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.planning import METHODS, Settings
+from gst.placement.planning import Settings
 from gst.programs import WORKLOADS, capture
 from gst.util.compiled import compiler
 from tests.choices import rest_in_e2e
@@ -31,7 +31,8 @@ from tests.choices import rest_in_e2e
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
 PROGRAM = "rnnlm:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
-QUICK = ("--evaluations", "60", "--methods", "annealing,colocrl,hdp,go")
+COLOCRL = "experiments.reproductions.colocrl.method:colocrl"
+QUICK = ("--evaluations", "60", "--methods", f"annealing,{COLOCRL},go")
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
 
@@ -78,7 +79,7 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     plans = result["plans"]
-    wanted = {"chunks", "metis", "heft", "annealing", "colocrl", "hdp", "go", "pytorch"}
+    wanted = {"chunks", "metis", "heft", "annealing", "colocrl", "go", "pytorch"}
     assert wanted <= set(plans) and sum(name.startswith("single:") for name in plans) == 1
     ran = {name: plan["median_ms"] for name, plan in plans.items() if plan["feasible"] and name != "pytorch"}
     assert ran[result["best"]] == min(ran.values()), "chosen by the first runs"
@@ -86,7 +87,7 @@ def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest
     assert result["winner"] in ("pytorch", result["best"]) and result["winner_ms"] <= result["pytorch_ms"]
     assert plans["compiled"]["reason"] == "left out, as asked"
     assert result["lower_bound"] > 0 and plans["loop"]["measurements"] == 14
-    assert {"annealing", "colocrl", "hdp", "go"} & set(result["proposed"])
+    assert {"annealing", "colocrl", "go"} & set(result["proposed"])
     assert all(plan["low_ms"] <= plan["median_ms"] <= plan["high_ms"] for plan in plans.values() if plan["feasible"])
     plan = Plan.load(Path("out/plan.json"))
     assert set(plan.devices) == {"cpu:0", "cpu:1", "cpu:0-1"}
@@ -141,7 +142,9 @@ def test_the_command_line_names_the_methods_and_cost_models_that_there_are(capsy
     with pytest.raises(SystemExit, match="0"):
         main(["place", "--help"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"--cost-model {{{','.join(COST_MODELS)}}}" in printed and f"of {', '.join(METHODS)} " in printed
+    assert f"--cost-model {{{','.join(COST_MODELS)}}}" in printed and all(
+        f"{name} ({METHODS[name].words})" in printed for name in METHODS
+    )
     assert f"(default: {','.join(Settings().methods)})" in printed, "as gst.place"
     with pytest.raises(ValueError, match="no cost model 'magic'; there are fitted, linear, gst, none"):
         Settings(cost_model="magic")
@@ -163,7 +166,7 @@ finally: assert "experiments.bench" not in sys.modules"""
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_simulated_search_killed_anywhere_goes_on_to_the_same_plan() -> None:
-    methods = ["--methods", "annealing,colocrl,hdp,go"]
+    methods = ["--methods", f"annealing,{COLOCRL},go"]
     arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "400", *methods, "--out"]
     assert main([*arguments, "whole"]) == 0
     command = [sys.executable, "-m", "gst.cli", *arguments, "killed"]
@@ -244,7 +247,7 @@ def test_a_directory_of_the_user_stays_and_a_method_that_asked_less_goes_on() ->
     """On one device ColocRL asks about one plan, whatever it may."""
     Path("out/dataset").mkdir(parents=True)
     Path("out/dataset/mine").write_text("mine")
-    command = ["place", PROGRAM, "--machine", "cores:1", "--methods", "colocrl", "--out", "out"]
+    command = ["place", PROGRAM, "--machine", "cores:1", "--methods", COLOCRL, "--out", "out"]
     assert main(command) == 0 and Path("out/dataset/mine").exists()
     assert main([*command, "--resume"]) == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference import rows_in_use
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
@@ -63,7 +64,9 @@ def assert_agree(table: EmbeddingTable, twin: SlowTable) -> None:
     for step in (None, twin.step + 3):
         assert_same(table.pull(torch.tensor(keys), step), twin.pull(keys, step))
     assert table.is_known(torch.tensor(keys)).tolist() == twin.pull(keys)[2].tolist()
-    in_use, rows, written = table.export_rows()
+    steps = [twin.written[key][1] if key in twin.written else -1 for key in keys]
+    assert table.written(torch.tensor(keys)).tolist() == steps
+    in_use, rows, written = rows_in_use(table)
     assert in_use.tolist() == sorted(twin.written)
     assert written.tolist() == [twin.written[key][1] for key in sorted(twin.written)]
     assert torch.equal(rows, table.pull(in_use)[0])

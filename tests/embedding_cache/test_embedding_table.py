@@ -99,7 +99,6 @@ def test_moving_or_halving_the_model_leaves_the_table() -> None:
 KEY = torch.tensor([1])
 
 
-@pytest.mark.parametrize("write", ["push", "write_back"])
 @pytest.mark.parametrize("capacity", [None, 1])
 @pytest.mark.parametrize(
     ("keys", "rows", "step", "message"),
@@ -117,21 +116,20 @@ KEY = torch.tensor([1])
     ],
 )
 def test_push_refuses_and_changes_nothing(
-    keys: Tensor, rows: Tensor, step: int, message: str, capacity: int | None, write: str, unchecked: None
+    keys: Tensor, rows: Tensor, step: int, message: str, capacity: int | None, unchecked: None
 ) -> None:
     table, twin = EmbeddingTable(4, 2, capacity=capacity), SlowTable(4, 2, torch.float32, capacity)
     for target in (table, twin):
         target.push(KEY if target is table else [1], torch.full((1, 2), 4.0), 0)
     with pytest.raises(ValueError, match=message):
-        getattr(table, write)(keys, rows, step)
+        table.push(keys, rows, step)
     assert_agree(table, twin)
 
 
-@pytest.mark.parametrize("read", ["pull", "prefetch"])
-def test_pull_refuses(read: str, unchecked: None) -> None:
+def test_pull_refuses(unchecked: None) -> None:
     table = EmbeddingTable(4, 2)
     table.push(KEY, torch.ones(1, 2), 5)
-    pull = getattr(table, read)
+    pull = table.pull
     with pytest.raises(ValueError, match=r"keys are 0\.\.4; wanted 0\.\.3"):
         pull(torch.tensor([0, 4]))
     with pytest.raises(ValueError, match="step is 4; wanted at least 5"):

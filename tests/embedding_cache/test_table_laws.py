@@ -10,8 +10,7 @@ from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, tabl
 
 from embedding_cache.dense import write_where
 
-ACTS = ["push", "push", "write_back", "write_back", "pull", "prefetch", "wait", "look", "clear", "reload", "resize"]
-ACTS += ["write_where", "write_where"]
+ACTS = [*["push", "stage", "pull", "write_where"] * 2, "look", "clear", "reload", "resize"]
 
 
 class Pair:
@@ -25,7 +24,7 @@ class Pair:
         self.table = table_in(tier, num_keys, channels, dtype, **self.options)
         self.twin = SlowTable(num_keys, channels, dtype, capacity)
         self.generator = torch.Generator().manual_seed(0)
-        self.underway: list[tuple] = []
+        self.pulled: list[tuple] = []
 
     def push(self, name: str = "push") -> None:
         key = st.integers(0, self.twin.num_keys - 1)
@@ -35,8 +34,8 @@ class Pair:
         getattr(self.table, name)(torch.tensor(keys, dtype=torch.int64), rows.to(self.device), step)
         self.twin.push(keys, rows, step)
 
-    def write_back(self) -> None:
-        self.push("write_back")
+    def stage(self) -> None:
+        self.push("stage")
 
     def write_where(self) -> None:
         """As a recorded step does, to tables that can have a row for every key."""
@@ -51,19 +50,13 @@ class Pair:
         if wanted.any():  # else no push was made
             self.twin.push(wanted.nonzero().flatten().tolist(), given[wanted], step)
 
-    def pull(self, name: str = "pull") -> None:
+    def pull(self) -> None:
         keys = self.data.draw(st.lists(st.integers(0, self.twin.num_keys - 1), max_size=30))
         step = self.twin.step + self.data.draw(st.integers(0, 3))
         shape, dtype = (len(keys), self.twin.channels), self.twin.dtype
         out = torch.empty(shape, dtype=dtype, device=self.device) if self.data.draw(st.booleans()) else None
-        pulled = getattr(self.table, name)(torch.tensor(keys, dtype=torch.int64), step, out)
-        self.underway.append((pulled, out, self.twin.pull(keys, step)))
-
-    def prefetch(self) -> None:
-        self.pull("prefetch")
-
-    def wait(self) -> None:
-        self.table.wait()
+        pulled = self.table.pull(torch.tensor(keys, dtype=torch.int64), step, out)
+        self.pulled.append((pulled, out, self.twin.pull(keys, step)))
 
     def look(self) -> None:
         assert_agree(self.table, self.twin)
@@ -86,10 +79,9 @@ class Pair:
 
     def settle(self) -> None:
         """What was pulled is what the twin said when it was asked for, whatever came after."""
-        for pulled, out, expected in self.underway:
-            got = pulled.wait() if hasattr(pulled, "wait") else pulled
-            assert_same(got, expected)
-            assert out is None or got[0] is out
+        for pulled, out, expected in self.pulled:
+            assert_same(pulled, expected)
+            assert out is None or pulled[0] is out
         self.look()
 
 
@@ -126,7 +118,7 @@ def test_streams_wait_for_each_other(tier: str) -> None:
         expected = rows
         for _ in range(20):
             expected = torch.tanh(expected @ weight)
-        table.write_back(keys, expected, step)
-        pulled = table.prefetch(keys).wait()[0]
+        table.stage(keys, expected, step)
+        pulled = table.pull(keys)[0]
         assert torch.equal(pulled + 1, expected + 1)
         rows = expected + 0.1

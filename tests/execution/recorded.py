@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.bench.kernel_calls import Operators
 from gst.method import readouts
 
 
@@ -103,6 +102,18 @@ class Recorder:
         self.graphs.append(RecordedGraph())
         self.pools.append(pool)
         return self.graphs[-1]
+
+
+class Operators(TorchDispatchMode):
+    """Counts calls by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[Any]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[function] += 1
+        return function(*args, **(kwargs or {}))
 
 
 def counted(call: Callable[[], Any]) -> Counter[Any]:

@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
-from experiments.bench.hostile import hostile_run
-from gst.execution.executor import executor
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor, executor
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.lower import stream_program
@@ -33,6 +31,8 @@ from gst.programs import (
     differ_beyond_rounding,
     outputs_differ,
 )
+from tests.choices import rest_in_e2e
+from tests.lowering.hostile import hostile_run
 from tests.made_devices import pair
 from tests.programs.small import SMALL, STRUCTURES, small_program
 
@@ -60,11 +60,6 @@ def order_of(program: Program, plan: Plan, devices: Sequence[Device]) -> dict[st
     return {name: order for name, order in orders.items() if order}
 
 
-@pytest.mark.parametrize("separate_memory", [False, True])
-def test_ten_random_plans_give_the_outputs_of_the_program(program: Program, separate_memory: bool) -> None:
-    computes(program, separate_memory, 10)
-
-
 def test_an_expanded_value_is_copied_with_its_strides() -> None:
     """As the heads of grouped-query attention are; written out, the product could not be viewed."""
 
@@ -79,14 +74,6 @@ def test_an_expanded_value_is_copied_with_its_strides() -> None:
     streams = stream_program(program, plan, devices)
     assert outputs_differ(LaneExecutor(program, streams, devices).run(), eager(program)) is None
     assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
-
-
-def computes(program: Program, separate_memory: bool, num_plans: int) -> None:
-    """Random plans give the outputs of the program run in order."""
-    want, rng = eager(program), np.random.default_rng(0)
-    with GraphExecutor(program, pair(separate_memory)) as running:
-        for _ in range(num_plans):
-            assert outputs_differ(running.run(random_plan(program, rng)), want) is None
 
 
 def test_three_devices_in_two_memories(program: Program) -> None:
@@ -109,12 +96,7 @@ def test_three_devices_in_two_memories(program: Program) -> None:
             assert len(read - there) > 0
 
 
-def test_one_memory_copies_nothing(program: Program) -> None:
-    streams = stream_program(program, random_plan(program, np.random.default_rng(0)), pair(separate_memory=False))
-    assert COPY not in streams.kind
-
-
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", rest_in_e2e(STRUCTURES, STRUCTURES[:1]))
 def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> None:
     program, step = small_program(name), WORKLOADS[name](**SMALL[name])
     plan = random_plan(program, np.random.default_rng(0))
@@ -171,29 +153,6 @@ def test_a_failing_operation_is_reported_and_the_executor_survives(program: Prog
             with pytest.raises(ExecutionError, match=rf"^step \d+ of cpu:\d \(run {node}\): .*out of luck"):
                 running.run(attempt)
         assert running.submit("cpu:1", lambda: "alive") == "alive"
-
-
-def test_the_executor_runs_again_after_wrong_values() -> None:
-    """An operation that fails for some inputs only: the next run, with good inputs, is right."""
-    step = TrainingStep(
-        "pick", lambda p, i: (p["w"][i].sum(), {"w": p["w"] * 2}), ({"w": torch.ones(3)}, torch.tensor([1]))
-    )
-    program = capture(step)
-    plan = Plan(NAMES, np.arange(program.num_nodes) % 2)
-    with GraphExecutor(program, pair(separate_memory=True)) as running:
-        with pytest.raises(ExecutionError, match="out of"):
-            running.run(plan, [torch.ones(3), torch.tensor([7])])
-        assert outputs_differ(running.run(plan), eager(program)) is None
-
-
-def test_a_plan_that_does_not_fit_is_refused(program: Program) -> None:
-    with GraphExecutor(program, pair(separate_memory=False)) as running:
-        with pytest.raises(ValueError, match=r"device 'cuda:7'; the executor has cpu:0, cpu:1"):
-            running.run(alone(program, "cuda:7"))
-        with pytest.raises(ValueError, match="the plan places 3 nodes"):
-            running.run(Plan(("cpu:0",), np.zeros(3, np.int64)))
-    with pytest.raises(ValueError, match="closed"):
-        running.run(alone(program))
 
 
 def test_threads_of_the_worker_are_its_own(program: Program) -> None:

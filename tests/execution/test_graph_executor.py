@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
-from gst.execution import executor as choice
-from gst.execution import graph_executor, lane_groups
+from gst.execution import executor as executing
+from gst.execution import groups as compiling
 from gst.execution.child import Runner
-from gst.execution.executor import executor
-from gst.execution.graph_executor import GraphExecutor
-from gst.execution.lane_groups import LaneGroups
+from gst.execution.executor import GraphExecutor, executor
+from gst.execution.groups import LaneGroups
 from gst.execution.on_accelerator import reference
 from gst.execution.residents import Residents
 from gst.lowering.calls import eager
@@ -31,6 +30,7 @@ from gst.machine.devices import Device
 from gst.programs import Program, capture_module, differ_beyond_rounding, outputs_differ
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR, gpus
+from tests.execution.tiny import tiny_program
 from tests.lowering.test_stream_program import lanes_of, random_plan
 from tests.programs.small import SMALL, small_program
 
@@ -67,7 +67,7 @@ def test_plans_in_turns_give_the_outputs_of_the_program_and_each_is_recorded_onc
 
 
 def test_outputs_stay_when_the_plan_runs_again() -> None:
-    program = small_program("gpt")
+    program = tiny_program()
     devices = lanes_of(1, 2)
     plan = unfused(program, devices, 0)
     with GraphExecutor(program, devices, {0}, Recorder()) as running:
@@ -81,7 +81,7 @@ def test_outputs_stay_when_the_plan_runs_again() -> None:
 def test_what_is_timed_is_what_a_caller_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that stay are not copied, other inputs are, and so are outputs."""
     inference = capture_module(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
-    for program, steady in ((small_program("gpt"), 0), (inference, 2)):
+    for program, steady in ((tiny_program(), 0), (inference, 2)):
         devices, calls, results = lanes_of(1, 2), list[Any](), list[Any]()
         plan = unfused(program, devices, 0)
         with GraphExecutor(program, devices, {0}, Recorder()) as running:
@@ -89,7 +89,7 @@ def test_what_is_timed_is_what_a_caller_does(monkeypatch: pytest.MonkeyPatch) ->
             run = graph.run
             monkeypatch.setattr(graph, "run", lambda *given, run=run, calls=calls: calls.append(given) or run(*given))
             with monkeypatch.context() as patch:
-                patch.setattr(graph_executor, "timed", lambda run, results=results: results.append(run()) or 1.0)
+                patch.setattr(executing, "timed", lambda run, results=results: results.append(run()) or 1.0)
                 assert running.time_ms(plan) == 1.0
             ((inputs, num_steady),) = calls
             assert len(inputs) == len(program.inputs) and num_steady == steady
@@ -100,7 +100,7 @@ def test_what_is_timed_is_what_a_caller_does(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_outputs_are_of_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that the thread of the executor takes is that of the caller's stream, who frees it."""
-    program, devices, log = small_program("gpt"), lanes_of(1, 2), list[Any]()
+    program, devices, log = tiny_program(), lanes_of(1, 2), list[Any]()
     plan = unfused(program, devices, 0)
     with GraphExecutor(program, devices, {0}, Recorder()) as running:
         running.record(plan)
@@ -123,7 +123,7 @@ def test_outputs_are_of_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch
 
 def test_who_ends_with_the_interpreter_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then threads are at a standstill; here one waits for a lock."""
-    program, devices, gate = small_program("gpt"), lanes_of(1, 1), threading.Event()
+    program, devices, gate = tiny_program(), lanes_of(1, 1), threading.Event()
     running = GraphExecutor(program, devices).__enter__()
     running._worker.submit(gate.wait)  # type: ignore[union-attr]
     try:
@@ -176,7 +176,7 @@ def test_one_plan_sees_no_inputs_of_another(program: Program) -> None:
 
 
 def test_memory_of_weights_goes_with_the_last_plan_that_reads_them() -> None:
-    program, devices = small_program("gpt"), lanes_of(1, 1)
+    program, devices = tiny_program(), lanes_of(1, 1)
     plan = unfused(program, devices, 0)
     recorder = Recorder()
     with GraphExecutor(program, devices, {0}, recorder) as running:
@@ -221,7 +221,7 @@ class ShortOfMemory(Recorder):
 
 
 def test_where_memory_is_short_other_plans_are_forgotten() -> None:
-    program = small_program("gpt")
+    program = tiny_program()
     devices, recorder = lanes_of(1, 2), ShortOfMemory()
     first, second = (unfused(program, devices, seed) for seed in range(2))
     with GraphExecutor(program, devices, {0}, recorder) as running:
@@ -234,7 +234,7 @@ def test_where_memory_is_short_other_plans_are_forgotten() -> None:
 
 def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of outputs take memory too, and so does a plan that runs eagerly."""
-    program, devices = small_program("gpt"), lanes_of(1, 2)
+    program, devices = tiny_program(), lanes_of(1, 2)
     first, second = (unfused(program, devices, seed) for seed in range(2))
     with GraphExecutor(program, devices, {0}, Recorder()) as running:
         running.run(first)
@@ -258,8 +258,8 @@ def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(monk
 
 
 def test_plans_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = small_program("gpt")
-    monkeypatch.setattr(graph_executor, "MAX_PLANS", 2)
+    program = tiny_program()
+    monkeypatch.setattr(executing, "MAX_PLANS", 2)
     devices = lanes_of(1, 2)
     plans = [unfused(program, devices, seed) for seed in range(3)]
     with GraphExecutor(program, devices, {0}, Recorder()) as running:
@@ -269,7 +269,7 @@ def test_plans_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.
 
 
 def test_a_closed_executor_and_an_unknown_device_are_refused() -> None:
-    program = small_program("gpt")
+    program = tiny_program()
     devices = lanes_of(1, 1)
     running = GraphExecutor(program, devices)
     with pytest.raises(ValueError, match="the executor is closed"):
@@ -283,7 +283,7 @@ def test_a_closed_executor_and_an_unknown_device_are_refused() -> None:
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group that compiles is used, whatever the clock says."""
-    monkeypatch.setattr(lane_groups, "_times_us", lambda functions, device: [1.0, 4.0])
+    monkeypatch.setattr(compiling, "_times_us", lambda functions, device: [1.0, 4.0])
 
 
 @pytest.mark.e2e
@@ -306,7 +306,7 @@ def test_compiled_groups_give_the_outputs_of_the_program(name: str) -> None:
 def test_a_graph_records_the_function_of_a_group(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in of a graph sees calls of PyTorch alone, so the functions are the operations: right ones give the
     outputs of the program, ones that are wrong behind their check do not."""
-    program, devices, recorder = small_program("gpt"), lanes_of(1, 2), Recorder()
+    program, devices, recorder = tiny_program(), lanes_of(1, 2), Recorder()
 
     def compiled(module: Callable[..., Any], inputs: Any) -> Callable[..., Any]:
         count = 0
@@ -340,12 +340,12 @@ def for_these_strides(module: Callable[..., Any], examples: Sequence[Tensor]) ->
 
 @pytest.mark.usefixtures("always_faster")
 def test_inputs_of_another_layout_go_through_operations_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, devices = small_program("gpt"), lanes_of(1, 1)
+    program, devices = tiny_program(), lanes_of(1, 1)
     monkeypatch.setattr(torch._inductor, "compile", for_these_strides)
     groups, plan = LaneGroups(program, devices), chained(program, devices, 5)
     nodes, call = next((nodes, call) for nodes, call in groups.calls(plan).items())
     group = next(each for each in fusion_groups(program, plan) if each.nodes == nodes)
-    values = lane_groups.example_values(program, {*group.inputs, *group.outputs})
+    values = compiling.example_values(program, {*group.inputs, *group.outputs})
     strided = {
         node: torch.empty(*value.shape, 2, dtype=value.dtype)[..., 0].copy_(value) for node, value in values.items()
     }
@@ -356,9 +356,9 @@ def test_inputs_of_another_layout_go_through_operations_one_by_one(monkeypatch: 
 
 @pytest.mark.e2e
 def test_a_group_that_is_slower_or_does_not_compile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, devices = small_program("gpt"), lanes_of(1, 1)
+    program, devices = tiny_program(), lanes_of(1, 1)
     plan = chained(program, devices, 5)
-    monkeypatch.setattr(lane_groups, "_times_us", lambda functions, device: [4.0, 1.0])
+    monkeypatch.setattr(compiling, "_times_us", lambda functions, device: [4.0, 1.0])
     slower = LaneGroups(program, devices)
     assert slower.calls(plan) == {} and set(slower.shares(plan).values()) == {1.0}
     assert {each.reason for each in slower._structures.values()} == {"4.0 us compiled, 1.0 us one by one"}
@@ -380,7 +380,7 @@ def test_a_group_that_is_slower_or_does_not_compile_is_left_alone(monkeypatch: p
 def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program, devices = small_program("gpt"), lanes_of(1, 2)
+    program, devices = tiny_program(), lanes_of(1, 2)
     made = list[Any]()
     monkeypatch.setattr(torch._inductor, "compile", lambda module, inputs: made.append(module) or module)
     groups, plan = LaneGroups(program, devices), chained(program, devices, 6)
@@ -392,7 +392,7 @@ def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_oth
     def no_form(*arguments: Any) -> str:
         raise ValueError("no form in a file")
 
-    monkeypatch.setattr(lane_groups, "structure_key", no_form)
+    monkeypatch.setattr(compiling, "structure_key", no_form)
     apart = LaneGroups(program, devices)
     group = max(fusion_groups(program, plan), key=lambda each: len(each.nodes))
     fewer = np.full(program.num_nodes, -1)
@@ -406,7 +406,7 @@ def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_oth
 
 def test_times_of_a_group_and_of_its_operations_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "compile", lambda module, inputs: module)
-    program, devices = small_program("gpt"), lanes_of(1, 1)
+    program, devices = tiny_program(), lanes_of(1, 1)
     groups = LaneGroups(program, devices)
     assert groups.shares(chained(program, devices, 7))
     for each in groups._structures.values():
@@ -431,11 +431,11 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
 
 
 def test_devices_of_several_memories_are_lanes_and_accelerators_must_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = small_program("gpt")
+    program = tiny_program()
     if not torch.accelerator.is_available():
         with pytest.raises(ValueError, match=r"^this process has no accelerator 'cuda:0/stream:0'"):
             executor(program, gpus(2, 2))
-    monkeypatch.setattr(choice, "is_here", lambda device: device.type == "cuda")
+    monkeypatch.setattr(executing, "is_here", lambda device: device.type == "cuda")
     for devices in (lanes_of(2, 1), gpus(2, 2), gpus(1, 2)[:-1]):
         assert isinstance(executor(program, devices), GraphExecutor)
 

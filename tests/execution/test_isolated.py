@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import signal
@@ -17,13 +16,15 @@ import pytest
 import torch
 
 from gst.execution import child
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
+from gst.execution.native import NativeExecutor
+from gst.execution.on_accelerator import reference
 from gst.lowering.calls import storages
-from gst.lowering.plan import Plan
+from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
-from gst.machine.load import LoadGate, _ticks_of_descendants, read_busy
+from gst.machine.load import LoadGate
 from gst.programs import Program, Step, capture
 from gst.util.compiled import compiler
 from tests import fragile
@@ -119,18 +120,6 @@ def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], mon
     assert asked == [("cpu", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
 
 
-def test_the_time_of_a_child_is_not_that_of_others(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
-    """The gate would take what is measured for a neighbour's load."""
-    plan = random_plans(programs["rnnlm"], 1)[0]
-    isolated.time(plan)
-    own, children = read_busy()[1] - time.process_time(), _ticks_of_descendants()
-    deadline = time.monotonic() + 60
-    while (grown := _ticks_of_descendants() - children) < 10 and time.monotonic() < deadline:
-        isolated.time(plan)
-    assert grown >= 10, "the child runs the plan"
-    assert read_busy()[1] - time.process_time() - own > 0.09  # ten ticks of 10 ms
-
-
 def test_no_plan_for_this_program_or_these_devices(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
     with pytest.raises(ValueError, match="places 3 nodes"):
         measure_plans(isolated, [of_nodes(0, 0, 0)])
@@ -140,6 +129,7 @@ def test_no_plan_for_this_program_or_these_devices(isolated: IsolatedExecutor, p
     assert isolated.num_started == 1, "a refusal costs no child"
 
 
+@pytest.mark.e2e
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match=r"nowhere cannot be read"),
@@ -201,27 +191,17 @@ def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tm
     assert isolated.num_started == 5, "a fresh child after each but the limit on values, which harms nobody"
 
 
-def limited(devices: list[Device], limit: int) -> list[Device]:
-    return [dataclasses.replace(each, memory_limit=limit) for each in devices]
-
-
-def large(tmp_path: Path) -> Path:
-    """x -> a value of 256 MiB -> its sum."""
-    step = Step("large", lambda x: x.expand(64, 2**20).contiguous().sum(), (torch.ones(2**20),))
-    program = capture(step)
-    program.save(tmp_path / "large")
-    return tmp_path / "large"
-
-
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-def test_a_limit_holds_for_plans_and_not_for_the_profile(tmp_path: Path) -> None:
-    directory, limit = large(tmp_path), 2**27
-    plan = Plan(HERE, np.zeros(Program.load(directory).num_nodes, np.int64))
-    with IsolatedExecutor(directory, limited(pair(separate_memory=False), limit)) as isolated:
+def test_a_limit_holds_for_plans_and_not_for_the_profile() -> None:
+    """x -> a value of 4 MiB -> its sum."""
+    program = capture(Step("large", lambda x: x.expand(64, 2**14).contiguous().sum(), (torch.ones(2**14),)))
+    plan, limit = Plan(HERE, np.zeros(program.num_nodes, np.int64)), 2**21
+    with NativeExecutor(program, pair(separate_memory=False)) as native:
+        runner = child.Runner(native, reference(program, native.devices), limit)
         for _ in range(2):
-            (found,) = measure_plans(isolated, [plan], repetitions=1)
-            assert found.outcome == "failed" and found.reason.startswith("out of memory: "), found.reason
-            assert isolated.costs(1).times_us.max() > 0
+            with pytest.raises(ExecutionError, match="out of memory: 4194304 bytes, limit 2097152"):
+                runner.check(plan)
+            assert runner.costs(1).times_us.max() > 0
 
 
 @pytest.mark.e2e
@@ -242,12 +222,3 @@ def test_a_child_does_not_outlive_its_parent(saved: Path) -> None:
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_running(child)
-
-
-def test_a_gate_with_no_patience_does_not_look(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:
-    def refuse() -> tuple[float, float]:
-        raise AssertionError("it looked")
-
-    gate = dataclasses.replace(LoadGate(), patience_s=0.0, read=refuse)
-    (found,) = measure_plans(isolated, random_plans(programs["rnnlm"], 1), repetitions=1, gate=gate)
-    assert found.outcome == "ok"

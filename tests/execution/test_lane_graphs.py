@@ -28,17 +28,13 @@ NOTHING_HERE = pytest.mark.skipif(torch.accelerator.is_available(), reason="ther
 
 
 @NOTHING_HERE
-def test_without_an_accelerator_lanes_run_eagerly_and_say_why(program: Program) -> None:
-    devices = lanes_of(1, 3)
-    graph = LaneGraph(LaneExecutor(program, random_streams(program, np.random.default_rng(0), 1, 3), devices))
+def test_lanes_of_accelerators_that_are_not_here_run_eagerly_and_say_why(program: Program) -> None:
+    streams = random_streams(program, np.random.default_rng(0), 1, 3)
+    graph = LaneGraph(LaneExecutor(program, streams, lanes_of(1, 3)))
     assert graph.reason == "graphs are recorded on an accelerator; this runs on cpu"
     doubled = [value * 2 if value.is_floating_point() else value for value in program.inputs]
     for inputs in (None, doubled, None):
         assert outputs_differ(graph.run(inputs), eager(program, inputs)) is None
-
-
-@NOTHING_HERE
-def test_lanes_of_accelerators_that_are_not_here_run_eagerly_and_say_why() -> None:
     program, devices = small_program("inception", "cuda"), gpus(2, 1)
     streams = stream_program(program, random_plan(program, devices, np.random.default_rng(1)), devices)
     with FakeTensorMode(allow_non_fake_inputs=True):

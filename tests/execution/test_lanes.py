@@ -21,11 +21,12 @@ from gst.lowering.stream_program import COPY, RECORD, WAIT, StreamProgram, examp
 from gst.machine.devices import Device
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
 from gst.util.recording import is_here
+from tests.choices import rest_in_e2e
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 
 HOST = Device("cpu:0", "cpu", (), 1, "host", "test")
-FOR_CUDA = ("gpt", "inception")
+FOR_CUDA = ("inception", "gpt")
 NO_ACCELERATOR = pytest.mark.skipif(
     not torch.accelerator.is_available(), reason="needs an accelerator that PyTorch knows; there is none here"
 )
@@ -45,21 +46,6 @@ def gpus(count: int, lanes: int) -> list[Device]:
 def fake_outputs(program: Program, streams: StreamProgram, devices: list[Device]) -> list[Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         return LaneExecutor(program, streams, devices).run()
-
-
-def assert_operands_are_where_they_are_read(program: Program) -> None:
-    """2 and 4 GPUs with the CPU, several lanes each: fake tensors refuse operands on different devices."""
-    for seed, (count, lanes) in enumerate(((2, 2), (4, 3))):
-        devices = gpus(count, lanes)
-        plan = random_plan(program, devices, np.random.default_rng(seed))
-        streams = stream_program(program, plan, devices, storages_of(program))
-        check(streams)
-        outputs = fake_outputs(program, streams, devices)
-        where = {node: streams.memories[memory] for node, memory in streams.results.T.tolist()}
-        for output, value in zip(program.outputs, outputs, strict=True):
-            if isinstance(output, Reference) and isinstance(value, torch.Tensor):
-                assert str(value.device).replace("cpu", "host") == where[output.node]
-                assert [tuple(value.shape)] == list(program.operations[output.node].shapes)
 
 
 def test_outputs_on_several_cpu_devices_are_those_of_the_program(bundled_program: Program) -> None:
@@ -119,15 +105,21 @@ def test_devices_of_another_machine_are_refused(program: Program) -> None:
         LaneExecutor(program, streams, [HOST])
 
 
-@pytest.mark.parametrize("name", FOR_CUDA)
+@pytest.mark.parametrize("name", rest_in_e2e(sorted(SMALL), FOR_CUDA[:1]))
 def test_a_program_for_cuda_finds_its_operands_on_every_gpu(name: str) -> None:
-    assert_operands_are_where_they_are_read(small_program(name, "cuda"))
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_every_program_for_cuda_finds_its_operands_on_every_gpu(name: str) -> None:
-    assert_operands_are_where_they_are_read(small_program(name, "cuda"))
+    """2 and 4 GPUs with the CPU, several lanes each: fake tensors refuse operands on different devices."""
+    program = small_program(name, "cuda")
+    for seed, (count, lanes) in enumerate(((2, 2), (4, 3))):
+        devices = gpus(count, lanes)
+        plan = random_plan(program, devices, np.random.default_rng(seed))
+        streams = stream_program(program, plan, devices, storages_of(program))
+        check(streams)
+        outputs = fake_outputs(program, streams, devices)
+        where = {node: streams.memories[memory] for node, memory in streams.results.T.tolist()}
+        for output, value in zip(program.outputs, outputs, strict=True):
+            if isinstance(output, Reference) and isinstance(value, torch.Tensor):
+                assert str(value.device).replace("cpu", "host") == where[output.node]
+                assert [tuple(value.shape)] == list(program.operations[output.node].shapes)
 
 
 def test_an_operand_on_the_wrong_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

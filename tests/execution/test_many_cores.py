@@ -12,7 +12,7 @@ from gst.machine.devices import Device
 from gst.programs import outputs_differ
 from gst.util.compiled import compiler
 from tests.execution.test_native import keeps_the_rule, names
-from tests.programs.small import small_program
+from tests.execution.tiny import tiny_program
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -26,7 +26,7 @@ def test_plans_on_both_sides_of_each_border_between_words_keep_the_rule() -> Non
     wide = Device("wide", "cpu", tuple(fill), 1, "host", "made up")
     devices = [Device(f"cpu:{number}", "cpu", each, 1, "host", "made up") for number, each in enumerate(used)]
     devices.append(wide)
-    program, rng = small_program("inception"), np.random.default_rng(0)
+    program, rng = tiny_program(), np.random.default_rng(0)
     want = eager(program)
     with NativeExecutor(program, devices) as native:
         for _ in range(4):

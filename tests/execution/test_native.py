@@ -16,13 +16,13 @@ from gst.lowering.lower import stream_program
 from gst.lowering.plan import ExecutionError, Plan, Timeline, ranks
 from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY
-from gst.machine.devices import Device, select
+from gst.machine.devices import Device
 from gst.programs import Program, TrainingStep, capture, outputs_differ
 from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of, bytes_behind
 from tests.execution.test_executor import alone, random_plan
+from tests.execution.tiny import tiny_program
 from tests.made_devices import pair
-from tests.programs.small import small_program
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -104,18 +104,9 @@ def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Pr
             assert outputs_differ(native.run(random_plan(bundled_program, rng, names(MOLDABLE))), want) is None
 
 
-@pytest.mark.slow
-def test_many_random_plans_do_not_block_each_other() -> None:
-    program, rng = small_program("inception"), np.random.default_rng(1)
-    devices = [dataclasses.replace(device, threads=1) for device in CHAINED]
-    with NativeExecutor(program, devices) as native:
-        for _ in range(30):
-            native.run(random_plan(program, rng, names(CHAINED)))
-
-
 def test_of_ready_operations_the_greatest_priority_runs_first() -> None:
     """On one device the order is that of a list schedule by rank."""
-    program = small_program("inception")
+    program = tiny_program()
     plan = alone(program, priority=np.random.default_rng(2).integers(0, 9, program.num_nodes))
     rank = ranks(plan)
     with NativeExecutor(program, MOLDABLE) as native:
@@ -227,14 +218,3 @@ def test_what_does_not_fit_is_refused(program: Program, monkeypatch: pytest.Monk
     monkeypatch.setattr("gst.execution.native.load", load.__wrapped__)
     with pytest.raises(ValueError, match=r"^plans on core sets need a C\+\+ compiler.*install g\+\+"):
         executor(program, MOLDABLE)
-
-
-def test_a_core_set_is_named_by_its_first_and_last_core() -> None:
-    devices = core_sets((3,), (5,), (7,))
-    both = select(["cpu:0-1", "cpu:2"], devices)[0]
-    assert both.cores == (3, 5) and both.threads == 2 and both.memory == "host"
-    for name, complaint in (("cpu:1-3", "no cpu:3"), ("cpu:1-1", "greater"), ("cpu:0-1-2", "no device")):
-        with pytest.raises(ValueError, match=complaint):
-            select([name], devices)
-    with pytest.raises(ValueError, match="several memories"):
-        select(["cpu:0-1"], pair(separate_memory=True))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution import links
+from gst.execution import costs as measuring
 from gst.execution.child import Runner
-from gst.execution.costs import COPY_US, links_of, links_record, profiled_costs
-from gst.execution.graph_executor import GraphExecutor
-from gst.execution.links import MOST_GB_PER_S, SIZES, copy_rate, fitted, measured_links
+from gst.execution.costs import MOST_GB_PER_S, SIZES, copy_rate, fitted, measured_links
+from gst.execution.executor import GraphExecutor
+from gst.lowering.costs import COPY_US, links_of, links_record, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover
 from gst.placement.profiling import cached_task
@@ -92,8 +92,8 @@ def test_copies_leave_an_accelerator_first_on_a_stream_of_their_own_into_memory_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Described tensors stand for those of the accelerator."""
-    monkeypatch.setattr(links, "Lane", Journal)
-    monkeypatch.setattr(links, "synchronise", lambda devices: None)
+    monkeypatch.setattr(measuring, "Lane", Journal)
+    monkeypatch.setattr(measuring, "synchronise", lambda devices: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: Journal.pin(tensor))
     monkeypatch.setattr(Journal, "entries", [])
     meta = torch.device("meta")
@@ -114,7 +114,7 @@ def test_links_of_devices_are_those_of_their_places(monkeypatch: pytest.MonkeyPa
         asked.append((source.type, destination.type))
         return (4.0, 3.0) if is_pinned else (7.0, 2.0)
 
-    monkeypatch.setattr(links, "copy_rate", rate)
+    monkeypatch.setattr(measuring, "copy_rate", rate)
     cores = [Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2)]
     apart = replace(GPU, name="cuda:0/other", memory="other")  # within an accelerator nothing is asked of it
     assert np.isinf(measured_links([GPU, apart])[1]).all() and not asked

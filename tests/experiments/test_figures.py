@@ -7,17 +7,15 @@ import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.figures import architecture, overview
+from experiments.figures import architecture
 from experiments.figures import documents as docs
-from experiments.figures.catalogue import NUMBERS, TABLES
-from experiments.figures.documents import COMMAND, ROOT, documents, fill, table, tell, up_to_date
+from experiments.figures.catalogue import TABLES
+from experiments.figures.documents import COMMAND, ROOT, documents, fill, table
+from experiments.figures.measured import formatted
 from experiments.figures.pictures import PICTURES, draw, fingerprint
 
 MEND = f"stale; run: {COMMAND}"
@@ -30,19 +28,22 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", ALL, ids=named)
-def test_tables_and_numbers_are_those_of_the_results(path: Path) -> None:
-    assert path.read_text() == up_to_date(path, TABLES, NUMBERS), f"{named(path)} is {MEND}"
+def test_tables_are_those_of_the_results_and_links_and_commands_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    assert text == fill(text, TABLES), f"{named(path)} is {MEND}"
+    assert [link for link in _links(text) if not (path.parent / link).exists()] == []
+    assert [name for name in _modules(text) if find_spec(name) is None] == []
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_of_the_results_and_small(name: str) -> None:
     path = ROOT / name
-    assert path.exists(), f"{name} is {MEND}"
     with Image.open(path) as picture:
         assert picture.info["Source"] == fingerprint(PICTURES[name][1]), f"{name} is {MEND}"
     assert path.stat().st_size < LIMIT
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_can_be_drawn(name: str, tmp_path: Path) -> None:
     draw(name, tmp_path / "drawn.png")
@@ -51,25 +52,8 @@ def test_pictures_can_be_drawn(name: str, tmp_path: Path) -> None:
         assert min(picture.size) > 200 and least < 128 < most
 
 
-@pytest.mark.parametrize("drawing", [architecture, overview], ids=lambda each: each.PICTURE.name)
-def test_drawings_are_of_the_code(drawing: ModuleType) -> None:
-    assert drawing.PICTURE.read_text() == drawing.picture(), f"{named(drawing.PICTURE)} is {MEND}"
-
-
-def test_the_overview_is_legible_in_light_and_dark_and_stays_inside_its_frame() -> None:
-    text = overview.picture()
-    assert "@media (prefers-color-scheme: dark)" in text and 'class="ground"' in text
-    assert min(float(size) for size in re.findall(r"([\d.]+)px", text)) >= 12
-    places = [tuple(map(float, pair)) for pair in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"', text)]
-    assert len(places) > 15 and all(0 < x < overview.WIDTH and 0 < y < overview.HEIGHT for x, y in places)
-
-
-def test_modules_import_lower_layers_only() -> None:
-    found, layers = architecture.imports(), architecture.layers()
-    level = {name: number for number, layer in enumerate(layers) for name in layer}
-    below = [(name, each) for name, imported in found.items() for each in imported]
-    assert len(below) > 50 and len(found) == len(level)
-    assert [pair for pair in below if level[pair[0]] >= level[pair[1]]] == []
+def test_the_drawing_is_of_the_code() -> None:
+    assert architecture.PICTURE.read_text() == architecture.picture(), f"{named(architecture.PICTURE)} is {MEND}"
 
 
 FOLDERS = [name for layer in architecture.layers()[1:] for name in layer if (ROOT / name.replace(".", "/")).is_dir()]
@@ -85,42 +69,22 @@ def test_every_folder_tells_its_content_input_output_and_first_file(name: str) -
 
 def test_a_docstring_without_input_or_first_file_has_empty_parts(tmp_path: Path) -> None:
     examples = (
-        (
-            "Cutting: a graph goes in; segments come out.\n\nRead `cut.py`.",
-            ("Cutting", "a graph", "segments", "cut.py"),
-        ),
+        ("Cutting: a graph goes in; segments come out.\n\nRead `cut.py`.",
+         ("Cutting", "a graph", "segments", "cut.py")),
         ("Memory.\n\nKeys go in, with steps; rows come out of a table.", ("Memory", "Keys", "rows", "")),
         ("Words.", ("Words", "", "", "")),
-    )
+    )  # fmt: skip
     for text, parts in examples:
         (tmp_path / "__init__.py").write_text(f'"""{text}"""')
         found = architecture.describe(tmp_path)
         assert (found.holds, found.goes_in, found.comes_out, found.first_file) == parts
 
 
-def test_an_arrow_is_left_out_if_others_connect_its_ends() -> None:
-    arrows = architecture.reduced({"a": ["b", "c", "d"], "b": ["c"], "c": ["d"], "d": []})
-    assert arrows == [("a", "b"), ("b", "c"), ("c", "d")]
-
-
 def test_every_table_and_picture_is_shown_somewhere() -> None:
     text = {path: path.read_text() for path in ALL}
-    shown = {name for each in text.values() for _, name, _ in docs.MARKED.findall(each)}
-    assert shown == set(TABLES)
+    assert {name for each in text.values() for _, name, _ in docs.MARKED.findall(each)} == set(TABLES)
     linked = {named((path.parent / link).resolve()) for path, each in text.items() for link in _links(each)}
     assert set(PICTURES) <= linked
-    assert {document for document, _, _ in NUMBERS} <= set(map(named, ALL))
-
-
-def _links(text: str) -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
-
-
-@pytest.mark.parametrize("path", ALL, ids=named)
-def test_links_lead_somewhere_and_commands_can_be_run(path: Path) -> None:
-    text = path.read_text()
-    assert [link for link in _links(text) if not (path.parent / link).exists()] == []
-    assert [name for name in _modules(text) if find_spec(name) is None] == []
 
 
 def test_the_commands_of_the_results_can_be_run() -> None:
@@ -129,25 +93,25 @@ def test_the_commands_of_the_results_can_be_run() -> None:
     assert len(modules) > 10 and [name for name in modules if find_spec(name) is None] == []
 
 
+def _links(text: str) -> list[str]:
+    return [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
+
+
 def _modules(text: str) -> list[str]:
     return [name for name in re.findall(r"python -m (experiments\.[\w.]+[a-z_])", text) if "NAME" not in name]
 
 
 def test_another_result_makes_another_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a result that is not there is named, in a table; in a number it stops everything."""
+    """And a result that is not there is named."""
     results = shutil.copytree(docs.RESULTS, tmp_path / "results")
     placement = json.loads((results / "placement.json").read_text())
     placement["geomean"]["fused_over_pytorch"] = 9.87
     (results / "placement.json").write_text(json.dumps(placement))
     monkeypatch.setattr(docs, "RESULTS", results)
-    page = ROOT / "docs" / "results.md"
-    before, after = page.read_text(), up_to_date(page, TABLES, NUMBERS)
-    assert "9.87" not in before and "**9.87x**" in after
-    assert "9.87 times as fast as plain PyTorch" in " ".join(after.split())
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert "9.87" not in page and "**9.87x**" in fill(page, TABLES)
     (results / "placement.json").unlink()
-    assert "results/placement.json` is not there" in fill(before, TABLES)
-    with pytest.raises(FileNotFoundError):
-        up_to_date(page, TABLES, NUMBERS)
+    assert "results/placement.json` is not there" in fill(page, TABLES)
 
 
 def test_only_what_stands_between_marks_is_replaced() -> None:
@@ -161,15 +125,7 @@ def test_only_what_stands_between_marks_is_replaced() -> None:
         fill(text, {"two": tables["two"]})
 
 
-@given(st.floats(-1e6, 1e6), st.integers(0, 10**9))
-def test_a_number_is_found_by_its_sentence_and_stays(first: float, second: int) -> None:
-    text, sentence = "It is 1.5 times as\nfast (of 1,000 plans). Not 7.", "{:.2f} times as fast (of {:,} plans)"
-    told = tell(text, sentence, [first, second])
-    assert told == f"It is {first:.2f} times as\nfast (of {second:,} plans). Not 7."
-    assert tell(told, sentence, [1.5, 1000]) == text.replace("1.5", "1.50")
-
-
-@pytest.mark.parametrize("text", ["nothing of it", "2 times as fast, 3 times as fast"])
-def test_a_sentence_has_to_be_there_once(text: str) -> None:
-    with pytest.raises(ValueError, match="sentences read"):
-        tell(text, "{:.0f} times as fast", [1.0])
+def test_columns_format_the_values_of_a_row() -> None:
+    rows = [{"ms": 1234.5, "share": 0.123, "of": {"a b": 2}}, {"ms": None, "share": 0.5}]
+    made = formatted(rows, [("time", "{ms:,.0f} ms"), ("", "{share:.1%}"), ("two", "{of[a b]}")], ["mean", "", "3"])
+    assert made.splitlines()[2:] == ["| 1,234 ms | 12.3 % | 2 |", "| - | 50.0 % | - |", "| mean | | 3 |"]

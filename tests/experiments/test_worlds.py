@@ -20,8 +20,8 @@ from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import FittedSimulator
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
@@ -175,4 +175,4 @@ def test_the_study_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert rows[: len(first["rows"])] == first["rows"] and {row["seed"] for row in rows} == {0, 1}
     assert json.loads(path.read_text())["over_none"]["giant"]["go at 16"][3] == 2
     wrong = subprocess.run([*command, "--ways", "best"], cwd=ROOT, capture_output=True, text=True)
-    assert wrong.returncode == 2 and "there is no 'best'; worlds are" in wrong.stderr
+    assert wrong.returncode == 2 and "there is no 'best'; there are" in wrong.stderr

@@ -18,18 +18,11 @@ import numpy as np
 import torch
 
 from experiments.reproductions.elf import call_graph, node_features, open_binary
-from experiments.reproductions.elf.calls import call_depth, language
+from experiments.reproductions.elf.calls import language
 from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
-from experiments.reproductions.graphnet.reader import operator_graph, read_sources
-from experiments.reproductions.hlsyn.source.reader import HlSyn
-from experiments.reproductions.neusight.graphs import NeuSightTimes
+from experiments.reproductions.graphnet.reader import read_sources
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
-from experiments.reproductions.public_problems.formats import read_public_graph
-from experiments.reproductions.timm.dataset import TimmStepTimes
-from experiments.reproductions.timm.step_time import model as step_time_model
-from experiments.reproductions.timm.step_time.machines import MACHINES, machine_of
-from experiments.reproductions.timm.step_time.xla import read_xla
 from gst.cli import main
 from gst.cost import CostModel
 from gst.data import MalNet, TpuGraphsCollection, read_hlo
@@ -51,14 +44,10 @@ from gst.training.rank import load
 from gst.util.arrays import as_bytes, shortened, view
 from gst.util.untrusted import plain
 from tests.reference import random_graph
-from tests.reproductions.hlsyn import hlsyn_made
-from tests.reproductions.neusight import neusight_made
 from tests.reproductions.public_problems.published_latency import latency
-from tests.reproductions.timm import timm_made
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
-WEIGHTS = Path(step_time_model.__file__).with_name("weights.pt")
 CPUS = tuple(Device(f"cpu:{number}", "cpu", (), 1, "host", "test") for number in range(2))
 
 
@@ -136,7 +125,7 @@ def _write_sources(folder: Path) -> Path:
 
 
 def _operators(samples: Path) -> object:
-    return [operator_graph(source) for source in read_sources(samples)]
+    return [(source.inputs, source.forward) for source in read_sources(samples)]
 
 
 def _write_indices(folder: Path) -> Path:
@@ -153,7 +142,7 @@ def _indexed(path: Path) -> object:
 def _binary(path: Path) -> object:
     binary = open_binary(path)
     calls = call_graph(binary)
-    return node_features(calls), call_depth(calls), language(binary), binary.needed()
+    return node_features(calls), language(binary), binary.needed()
 
 
 def _write_packages(folder: Path) -> Path:
@@ -265,15 +254,6 @@ def _write_model(folder: Path) -> Path:
     return folder / "model.pt"
 
 
-def _write_step_times(folder: Path) -> Path:
-    shutil.copy(WEIGHTS, folder / "weights.pt")
-    return folder / "weights.pt"
-
-
-def _step_times(path: Path) -> object:
-    return step_time_model.load(path).settings
-
-
 def _write_policy(folder: Path) -> Path:
     save_policy(GO(channels=8), folder / "policy.pt")
     return folder / "policy.pt"
@@ -331,22 +311,10 @@ READERS = {
     "tpugraphs list": Reader(_write_indices, _indexed, untouched=("unet.npz",)),
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
     "hlo text": Reader(_copied("hlo/zoo.txt"), read_hlo),
-    "xla program": Reader(_copied("xla/attention.lowered.txt"), lambda path: read_xla(path).kernels()),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
-    "doppler": Reader(_copied("public_graphs/doppler.txt"), read_public_graph, share=0.2),
-    "pipedream": Reader(_copied("public_graphs/pipedream.txt"), read_public_graph, share=0.2),
-    "piper": Reader(_copied("public_graphs/piper.json"), read_public_graph, share=0.2),
-    "workflow": Reader(_copied("public_graphs/workflow.json"), read_public_graph, share=0.2),
-    "workflow 1.3": Reader(_copied("public_graphs/workflow_1_3.json"), read_public_graph, share=0.2),
     "fx sources": Reader(_write_sources, _operators),
-    "neusight": Reader(neusight_made.write, lambda path: list(NeuSightTimes(str(path))), share=0.1),
-    "hlsyn": Reader(hlsyn_made.write, lambda path: list(HlSyn(str(path))), share=0.1),
-    "timm": Reader(timm_made.write, lambda path: list(TimmStepTimes(str(path))), share=0.1),
-    "step times": Reader(_write_step_times, _step_times, share=0.1),
-    "machine": Reader(_text("host.json", json.dumps(MACHINES["h100"]._asdict())), lambda path: machine_of(str(path))),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
-    "elf aarch64": Reader(_copied("elf/calls_aarch64.so"), _named(_binary)),
     "debian packages": Reader(_write_packages, _packages),
     "edge list": Reader(_text("a.edgelist", "# caller callee\n1 2\n2 3\n\n3 10\n"), read_edge_list),
     "malnet": Reader(_write_malnet, _malnet),

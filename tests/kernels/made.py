@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gst.kernels.program import GENERATOR, Kernel, KernelProgram, Region, View
+from gst.kernels.run import Run
+from gst.lowering.stream_program import RECORD, RUN, WAIT, Ints
 
 LENGTH = 16  # floats of a storage
 
@@ -95,3 +99,43 @@ def by_hand(program: KernelProgram) -> list[Tensor]:
 def fresh_inputs(program: KernelProgram) -> list[Tensor]:
     """Return copies of the inputs, so that runs that write to them begin alike."""
     return [view.on(program.given[view.storage].clone(), program.device) for view in program.inputs]
+
+
+def in_order(run: Run, order: Ints) -> list[Any]:
+    """Run the calls one after the other in an order of the steps that the events allow; return the outputs."""
+    with torch.no_grad():
+        for call in run.streams.argument[order[run.streams.kind[order] == RUN]].tolist():
+            run._calls[call]()
+    return run.outputs()
+
+
+def on_threads(run: Run, before: Callable[[], object] = lambda: None) -> list[Any]:
+    """Run each stream on a thread of its own, in which `before` is called first; return the outputs."""
+    streams, errors = run.streams, list[BaseException]()
+    events = [threading.Event() for _ in range(streams.num_events)]
+
+    def work(number: int) -> None:
+        try:
+            before()
+            with torch.no_grad():
+                for step in range(streams.bounds[number], streams.bounds[number + 1]):
+                    kind, argument = int(streams.kind[step]), int(streams.argument[step])
+                    if kind == RUN:
+                        run._calls[argument]()
+                    elif kind == RECORD:
+                        events[argument].set()
+                    elif kind == WAIT:
+                        events[argument].wait()
+        except BaseException as error:
+            errors.append(error)
+            for event in events:
+                event.set()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(streams.lanes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return run.outputs()

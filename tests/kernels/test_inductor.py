@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,23 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.compile_fx import compile_fx
 
-from experiments.bench.strangers_program import module_of
+from experiments.reproductions.graphnet.module import module_of
 from experiments.reproductions.graphnet.reader import read_sources
 from gst.execution.lanes import issue_order
+from gst.kernels import inductor
+from gst.kernels.graphs import GraphOnStreams, inner_compile
 from gst.kernels.lower import stream_program
 from gst.kernels.program import GENERATOR, KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program, require_movable
 from gst.kernels.run import Run, kernel_times_us
 from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_module, outputs_differ, training_step
-from tests.programs.small import SMALL, small_program
+from tests.kernels.made import in_order, on_threads
+from tests.programs.small import SMALL
 
+TINY = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
 ONE_THREAD = {"cpp.threads": 1}  # sums of several threads differ from run to run
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
 
@@ -46,9 +52,9 @@ def require_equal_in_every_order(program: Program, plans: int = 6) -> KernelProg
         run = Run(kernels, streams)
         run._memory.copy_(torch.full((run.places.size,), 255, dtype=torch.uint8).untyped_storage())
         got = (
-            run.on_threads(lambda _: torch.set_num_threads(1))
+            on_threads(run, lambda: torch.set_num_threads(1))
             if number % 3 == 2
-            else run.in_order(issue_order(streams, rng))
+            else in_order(run, issue_order(streams, rng))
         )
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
@@ -56,7 +62,7 @@ def require_equal_in_every_order(program: Program, plans: int = 6) -> KernelProg
 
 
 def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> None:
-    kernels = require_equal_in_every_order(small_program("rnnlm"))
+    kernels = require_equal_in_every_order(capture(WORKLOADS["rnnlm"](**TINY)))
     assert {each.kind for each in kernels.kernels} == {"generated", "operator"}
     times = kernel_times_us(Run(kernels), 2)
     assert (times > 0).all() and np.isfinite(times).all()
@@ -64,7 +70,7 @@ def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> N
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [each for each in SMALL if each != "rnnlm"])
+@pytest.mark.parametrize("name", list(SMALL))
 def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: None) -> None:
     require_equal_in_every_order(capture(WORKLOADS[name](**SMALL[name])))
 
@@ -124,7 +130,7 @@ def test_random_numbers_keep_their_order(one_thread: None) -> None:
     for number in range(3):
         streams = stream_program(kernels, rng.integers(0, 1 + number, kernels.num_kernels))
         torch.manual_seed(7)
-        results.append([each.clone() for each in Run(kernels, streams).in_order(issue_order(streams, rng))])
+        results.append([each.clone() for each in in_order(Run(kernels, streams), issue_order(streams, rng))])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
     torch.manual_seed(7)
     assert all(torch.equal(a, b) for a, b in zip(results[0], step(torch.ones(64, 64)), strict=True))
@@ -153,6 +159,32 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
     refused = pytest.raises(NotUnderstoodError, match=r"gst_tests\.secret\.default returns memory of its arguments")
     with torch._functorch.config.patch(check_custom_op_aliasing=False), refused:  # PyTorch's own check, an error in CI
         kernel_program(module, [torch.ones(3)])
+
+
+def test_this_version_is_known_and_others_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inductor.unsupported() == ""
+    monkeypatch.setitem(inductor.NAMES, "torch._C", ("_storage_that_is_gone",))
+    assert inductor.unsupported.__wrapped__() == f"torch {torch.__version__} has no torch._C._storage_that_is_gone"
+    reason = inductor.unsupported("9.1.0")
+    assert reason == "the code that torch 9.1.0 generates is unknown here; known are 2.11 to 2.15"
+    monkeypatch.setattr(inductor, "unsupported", lambda: reason)
+    program = capture(Step("relu", lambda x: [torch.relu(x) @ x], (torch.ones(4, 4),)))
+    with pytest.raises(NotUnderstoodError, match=reason):
+        kernel_program(as_module(program), program.inputs)
+
+
+def test_graphs_of_an_unknown_version_run_as_inductor_compiles_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "unsupported", lambda: "unknown")
+    graphs: list[Any] = []
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        graphs.append(inner_compile(None)(*args, **kwargs))  # type: ignore[arg-type]  # never searches
+        return graphs[-1]
+
+    x = torch.linspace(-1, 1, 16).view(4, 4)
+    compiled = torch.compile(lambda x: torch.relu(x) @ x, backend=partial(compile_fx, inner_compile=inner))
+    torch.testing.assert_close(compiled(x), torch.relu(x) @ x)
+    assert graphs and not any(isinstance(each.current_callable, GraphOnStreams) for each in graphs)
 
 
 def test_what_inductor_does_stays_as_it_was() -> None:

@@ -34,7 +34,7 @@ class CountedStream:
         self.known |= event
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_a_replay_computes_anew_what_was_recorded(seed: int, num_streams: int) -> None:
     rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def test_a_replay_computes_anew_what_was_recorded(seed: int, num_streams: int) -
     assert sum(each.waits for each in lanes) == int((streams.kind == WAIT).sum()) + joins
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1))
 def test_memory_of_operators_is_released_when_its_stream_knows_that_nobody_reads_it(seed: int) -> None:
     rng = np.random.default_rng(seed)

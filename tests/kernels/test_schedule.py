@@ -13,12 +13,12 @@ from gst.kernels.proof import check
 from gst.kernels.run import Run
 from gst.kernels.schedule import list_schedule, reuse, upward_ranks
 from gst.kernels.streams import lowered
-from tests.kernels.made import by_hand, fresh_inputs, random_program
+from tests.kernels.made import by_hand, fresh_inputs, in_order, random_program
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(1, 40), st.integers(1, 5), st.sampled_from([np.inf, 400.0, 0.0]), st.integers(1, 40))
 def test_a_schedule_keeps_dependencies_and_a_plan_of_it_computes_the_same(
     seed: int, num_calls: int, num_streams: int, most_bytes: float, window: int
@@ -37,14 +37,8 @@ def test_a_schedule_keeps_dependencies_and_a_plan_of_it_computes_the_same(
     assert upward_ranks(program, times_us).max() <= found.makespan_us * (1 + 1e-9) <= times_us.sum() * (1 + 1e-6)
     streams, want = lowered(program, found), by_hand(program)
     for _ in range(2):
-        got = Run(program, streams, fresh_inputs(program)).in_order(issue_order(streams, rng))
+        got = in_order(Run(program, streams, fresh_inputs(program)), issue_order(streams, rng))
         assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
-
-
-def test_a_window_of_one_call_is_the_order_of_the_program() -> None:
-    program = random_program(np.random.default_rng(0), 30)
-    found = list_schedule(program, np.ones(30), 4, window=1)
-    assert (np.argsort(found.begin_us) == np.arange(30)).all()
 
 
 def test_waits_for_bytes_save_memory_and_cost_no_time_that_the_schedule_has_not() -> None:
@@ -65,13 +59,3 @@ def test_waits_for_bytes_save_memory_and_cost_no_time_that_the_schedule_has_not(
         assert (found.end_us[pairs[0]] <= found.begin_us[pairs[1]]).all()
     assert np.mean(shared) < np.mean(plain) and (np.array(shared) <= 1.01 * np.array(plain)).all()
     assert np.mean(shared) < 1.25 * np.mean(one)
-
-
-def test_less_memory_is_taken_where_less_is_allowed() -> None:
-    wide, narrow = [], []
-    for seed in range(20):
-        program = random_program(np.random.default_rng(seed), 60, num_storages=40)
-        for sizes, limit in ((wide, np.inf), (narrow, 600.0)):
-            found = list_schedule(program, np.ones(60), 4, limit)
-            sizes.append(layout(program, lowered(program, found)).size)
-    assert np.mean(narrow) < np.mean(wide)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import gst
-from gst.kernels import state as state_module
+from gst.kernels import inductor
 from gst.kernels.program import KernelProgram
-from gst.kernels.recording import NotUnderstoodError
 from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
 from gst.placement.api.placed import Placed
@@ -36,13 +35,13 @@ def network(optimizer: str = "adam", **settings: Any) -> TrainingStep:
     return training_step("net", model, loss, batch(8, 0), optimizer, **{"rate": 0.01, **settings})
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.e2e)])
-def test_losses_of_two_hundred_steps_are_those_of_the_step_as_written(optimizer: str) -> None:
+@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("adam", marks=pytest.mark.e2e)])
+def test_losses_of_many_steps_are_those_of_the_step_as_written(optimizer: str) -> None:
     step = network(optimizer)
     placed, state = StepInPlace(step), step.inputs[0]
     assert not placed.reason
     addresses = {key: value.data_ptr() for key, value in placed.state.items()}
-    for number in range(200):
+    for number in range(60):
         data = batch(8, number)
         loss, state = step.function(state, *data)
         torch.testing.assert_close(placed(*data), loss, rtol=1e-4, atol=1e-6)
@@ -81,19 +80,6 @@ def test_no_call_copies_state() -> None:
 
 
 @pytest.mark.e2e
-def test_a_saved_state_goes_on_to_the_same_losses(tmp_path: Path) -> None:
-    step = network()
-    first = StepInPlace(step)
-    for number in range(5):
-        first(*batch(8, number))
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    want = [first(*batch(8, number)) for number in range(5, 10)]
-    other = StepInPlace(step)
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert [other(*batch(8, number)) for number in range(5, 10)] == want
-
-
-@pytest.mark.e2e
 def test_another_size_of_batch_trains_the_same_state() -> None:
     step = network("momentum")
     placed, state = StepInPlace(step), step.inputs[0]
@@ -116,41 +102,6 @@ def test_a_learning_rate_that_is_a_tensor_is_part_of_the_state() -> None:
     placed.load_state_dict({**placed.state, "rate": torch.tensor(0.5)})
     placed(*batch(8, 1))
     assert not all(torch.equal(placed.state[key], before[key]) for key in trained)
-
-
-def accumulated_and_clipped(state: dict[str, Tensor], *data: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """A step as users write it: gradients of two halves of the batch, summed and clipped, and momentum."""
-
-    def loss_of(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(torch.tanh(x @ weights["in"]) @ weights["out"], y)
-
-    weights = {key: state[key] for key in ("in", "out")}
-    halves = zip(*(each.chunk(2) for each in data), strict=True)
-    both = [torch.func.grad_and_value(loss_of)(weights, *half) for half in halves]
-    gradients = {key: sum(gradient[key] for gradient, _ in both) / 2 for key in weights}
-    norm = torch.stack([each.square().sum() for each in gradients.values()]).sum().sqrt()
-    scale = (0.05 / (norm + 1e-6)).clamp(max=1.0)
-    speed = {f"{key}/speed": 0.9 * state[f"{key}/speed"] + scale * gradients[key] for key in weights}
-    new = {key: state[key] - 0.5 * speed[f"{key}/speed"] for key in weights}
-    return sum(loss for _, loss in both) / 2, {key: (new | speed)[key] for key in state}
-
-
-def first_state() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    weights = {"in": torch.randn(6, 16, generator=generator), "out": torch.randn(16, 2, generator=generator)}
-    return weights | {f"{key}/speed": torch.zeros_like(value) for key, value in weights.items()}
-
-
-def test_gradients_are_accumulated_and_clipped_as_the_step_says() -> None:
-    step = Step("clipped", accumulated_and_clipped, (first_state(), *batch(8, 0)))
-    placed, state = StepInPlace(step), first_state()
-    assert not placed.reason
-    for number in range(20):
-        data = batch(8, number)
-        loss, state = accumulated_and_clipped(state, *data)
-        torch.testing.assert_close(placed(*data), loss, rtol=1e-4, atol=1e-6)
-    for key, value in state.items():
-        torch.testing.assert_close(placed.state[key], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.e2e
@@ -235,14 +186,12 @@ def test_states_that_change_places_are_read_before_they_are_written() -> None:
         assert all(torch.equal(placed.state[key], state[key]) for key in state)
 
 
-def test_a_step_that_is_not_understood_runs_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise NotUnderstoodError("aten.secret is unknown")
-
-    monkeypatch.setattr(state_module, "kernel_program", refuse)
-    step = network("sgd")
+def test_an_unknown_version_of_pytorch_runs_steps_compiled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = inductor.unsupported("9.1.0")
+    monkeypatch.setattr(inductor, "unsupported", lambda: reason)
+    step = network("momentum")
     placed, state = StepInPlace(step), step.inputs[0]
-    assert placed.reason == "aten.secret is unknown"
+    assert placed.reason == reason and "torch 9.1.0" in reason
     for number in range(3):
         loss, state = step.function(state, *batch(8, number))
         torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
@@ -253,7 +202,7 @@ def test_errors_say_what_is_wanted() -> None:
         StepInPlace(Step("double", lambda x: x + x, (torch.ones(2),)))
     with pytest.raises(ValueError, match=r"'lost' renews no state.*training_step"):
         StepInPlace(Step("lost", lambda state, x: x + state["a"], ({"a": torch.ones(2)}, torch.ones(2))))
-    placed = StepInPlace(network("sgd"))
+    placed = StepInPlace(network("momentum"))
     with pytest.raises(ValueError, match=r"differ in 1\.bias"):
         placed.load_state_dict({key: value for key, value in placed.state.items() if key != "1.bias"})
     with pytest.raises(ValueError, match=r"'1.bias' of the state to load has shape \(3,\); want \(16,\)"):
@@ -263,7 +212,7 @@ def test_errors_say_what_is_wanted() -> None:
 
 
 def test_a_placed_step_is_called_with_batches_alone() -> None:
-    step = network("sgd")
+    step = network("momentum")
     placed = Placed(step, step.inputs, (), {}, {}, {})
     state = step.inputs[0]
     for number in range(3):

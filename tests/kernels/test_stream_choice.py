@@ -15,11 +15,10 @@ import torch
 
 from gst.execution.measure import measure
 from gst.kernels import streams
-from gst.kernels.kept import kept_times_us
 from gst.kernels.lower import layout
 from gst.kernels.run import Run
 from gst.kernels.schedule import list_schedule
-from gst.kernels.streams import kernel_words, on_streams, within_memory
+from gst.kernels.streams import kernel_words, on_streams, stored_times_us, within_memory
 from tests.kernels.made import by_hand, fresh_inputs, random_program
 
 
@@ -74,9 +73,9 @@ def test_times_of_kernels_are_kept_by_content(tmp_path: Path, monkeypatch: pytes
     (path,) = tmp_path.rglob("*/kernels/*/*.json")
     for damaged in ("", "[]", '{"times_us": [1.0]}', '{"times_us": "x"}', json.dumps({"times_us": [-1.0] * 20})):
         path.write_text(damaged)
-        assert not kept_times_us(Run(program))[1] and kept_times_us(Run(program))[1]
+        assert not stored_times_us(Run(program))[1] and stored_times_us(Run(program))[1]
     other = replace(program, key="1" * 16)
-    assert not kept_times_us(Run(other))[1]
+    assert not stored_times_us(Run(other))[1]
 
 
 def test_without_time_one_stream_is_taken_and_the_others_are_named() -> None:

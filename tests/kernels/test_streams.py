@@ -17,12 +17,12 @@ from gst.kernels.run import Run
 from gst.lowering.happens_before import RaceError, happens_before
 from gst.lowering.race_check import check as check_values
 from gst.lowering.stream_program import WAIT, StreamProgram
-from tests.kernels.made import by_hand, fresh_inputs, random_program
+from tests.kernels.made import by_hand, fresh_inputs, in_order, on_threads, random_program
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(1, 40), st.integers(1, 5))
 def test_every_order_on_every_stream_computes_the_same(seed: int, num_calls: int, num_streams: int) -> None:
     rng = np.random.default_rng(seed)
@@ -33,12 +33,12 @@ def test_every_order_on_every_stream_computes_the_same(seed: int, num_calls: int
     for number in range(4):
         run = Run(program, streams, fresh_inputs(program))
         run._memory.copy_(torch.full((run.places.size,), 255, dtype=torch.uint8).untyped_storage())  # NaN
-        got = run.on_threads() if number == 3 else run.in_order(issue_order(streams, rng))
+        got = on_threads(run) if number == 3 else in_order(run, issue_order(streams, rng))
         for a, b in zip(got, want, strict=True):
             assert torch.equal(a, b)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(2, 40))
 def test_dependencies_order_all_calls_that_meet(seed: int, num_calls: int) -> None:
     """The pairs that are left out follow from others, and each pair that is there meets."""
@@ -68,7 +68,7 @@ def without(streams: StreamProgram, step: int) -> StreamProgram:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(SEEDS)
 def test_a_wait_that_is_missing_is_found(seed: int) -> None:
     """Waits are the least that are needed: without any of them, calls that meet or share memory race."""
@@ -109,7 +109,7 @@ def test_memory_that_is_used_too_early_is_found() -> None:
             run = Run(program, streams, fresh_inputs(program))
             run.places = moved
             run._calls = [run._bound(call) for call in range(program.num_kernels)]
-            for one, other in zip(run.in_order(issue_order(streams, rng)), want, strict=True):
+            for one, other in zip(in_order(run, issue_order(streams, rng)), want, strict=True):
                 assert torch.equal(one, other)
         if len(program.placed):
             start = places.start.copy()
@@ -159,4 +159,4 @@ def test_a_failing_call_ends_all_threads() -> None:
     broken = replace(program, kernels=tuple(kernels))
     streams = stream_program(broken, np.arange(20) % 3)
     with pytest.raises(ArithmeticError, match="as planned"):
-        Run(broken, streams, fresh_inputs(program)).on_threads()
+        on_threads(Run(broken, streams, fresh_inputs(program)))

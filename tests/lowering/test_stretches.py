@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.bench.hostile import verify
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.happens_before import Stretches, happens_before, inner_steps, stretches
 from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, StreamProgram, example
 from gst.programs import Program, outputs_differ
 from tests.execution.test_lanes import eager
+from tests.lowering.hostile import verify
 from tests.lowering.test_stream_program import lanes_of, random_streams
 
 

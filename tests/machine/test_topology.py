@@ -36,9 +36,7 @@ def test_three_cores_to_a_cache_are_a_set_and_none_reaches_over_its_border(tmp_p
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("count", "threads", "cache", "numa"), [(64, 1, 8, 32), (64, 2, 4, 16), (256, 2, 8, 32), (240, 1, 12, 60)]
-)
+@pytest.mark.parametrize(("count", "threads", "cache", "numa"), [(64, 1, 8, 32), (64, 2, 4, 16), (120, 1, 12, 60)])
 def test_of_many_cores_sets_nest_and_are_bounded(
     tmp_path: Path, count: int, threads: int, cache: int, numa: int
 ) -> None:

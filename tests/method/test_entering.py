@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import gst
-from gst.method.draws import checked_estimate
 
 data = pytest.importorskip("torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]")
 loader = pytest.importorskip("torch_geometric.loader")
@@ -78,9 +77,9 @@ def test_pygs_data_and_batches_are_cut_at_first_sight_and_kept_by_content() -> N
     assert model(graphs).equal(want) and model([each.clone() for each in graphs]).equal(want)
     (batch,) = loader.DataLoader(graphs, batch_size=4)
     assert model(batch).equal(want) and nn.CrossEntropyLoss()(model(batch), batch.y).isfinite()
-    assert len(model._entered._cut) == 4
+    assert len(model._entrance._cut) == 4
     graphs[0].x = graphs[0].x + 1
-    assert not model(graphs).equal(want) and len(model._entered._cut) == 5
+    assert not model(graphs).equal(want) and len(model._entrance._cut) == 5
     alike = SimpleNamespace(x=graphs[1].x, edge_index=graphs[1].edge_index)
     torch.testing.assert_close(model([alike]), want[1:2])
     assert gst.segment(alike, max_nodes=12).num_segments == gst.segment(graphs[1], max_nodes=12).num_segments
@@ -161,9 +160,7 @@ def test_what_is_no_list_of_graphs_is_named(given: Any, message: str, unchecked:
             model(given())
 
 
-def test_a_number_of_segments_is_whole(unchecked: None) -> None:
-    with pytest.raises(ValueError, match=r"num_fresh is 1\.5; want a whole number"):
-        checked_estimate("mean", 1.5, 1.0, False, "auto")  # type: ignore[arg-type]
+def test_a_number_of_nodes_is_whole(unchecked: None) -> None:
     with pytest.raises(ValueError, match=r"max_nodes is 7\.5; want a whole number"):
         gst.segment(ring(0), max_nodes=7.5)  # type: ignore[arg-type]
 

@@ -34,8 +34,8 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name in CASES if name not in BAD])
 def test_no_host_waits_in_a_step_on_a_described_device(found: dict[str, Any], name: str) -> None:
     assert found[name]["failure"] is None and found[name]["waits"] == []
-    if name not in ("fresh segments alone", "SAGE, maxima") and not name.startswith("padded"):
-        assert found[name]["known"] > 5  # rows of the table, or of now
+    if name not in ("fresh segments alone", "all segments", "SAGE, maxima") and not name.startswith("padded"):
+        assert found[name]["known"] > 5  # rows of the table
 
 
 @pytest.mark.e2e
@@ -59,7 +59,7 @@ def waits_are_errors() -> Iterator[None]:
 
 @pytest.mark.gpu
 @NO_GPU
-@pytest.mark.parametrize("estimate", [None, "dropout", "regression", "composite"])
+@pytest.mark.parametrize("estimate", [None, "dropout", "difference", "composite"])
 def test_no_host_waits_in_a_step_on_a_gpu(estimate: str | None) -> None:
     """Nor where rows of a table on the device are pulled and staged; steps before allocate and choose kernels. Segments
     are read, and fetched on a stream of their own, before the step."""
@@ -80,19 +80,3 @@ def test_no_host_waits_in_a_step_on_a_gpu(estimate: str | None) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert model.step == 6
-
-
-@pytest.mark.gpu
-@NO_GPU
-def test_rows_are_pulled_and_pushed_on_streams_of_their_own() -> None:
-    """While a long kernel runs on the current stream, rows come from the host's pinned memory and go back to it."""
-    table = EmbeddingTable(1000, 64, device="cuda", tier="pinned")
-    keys = torch.arange(1000)
-    table.push(keys, torch.ones(1000, 64, device="cuda"), 0)
-    pending = table.prefetch(keys, 1)
-    torch.cuda._sleep(50_000_000)
-    rows, _, is_known = pending.wait()
-    assert bool(is_known.all()) and bool((rows == 1).all())
-    table.write_back(keys, torch.full((1000, 64), 2.0, device="cuda"), 1)
-    table.wait()
-    assert bool((table.pull(keys)[0] == 2).all())

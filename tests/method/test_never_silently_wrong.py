@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import in_processes
-from reference import models, random_graph
+from reference import models, random_graph, rows_in_use
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
@@ -26,7 +26,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare
 from gst.method.batch import SegmentBatch
-from gst.method.draws import Peers, dropout_weights
+from gst.method.draws import Peers
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import SegmentSums
 from gst.nn.sparse import CsrMatrix, neighbour_attention, neighbour_max, product
@@ -55,7 +55,7 @@ def stale_model(table: EmbeddingTable, encoder: Callable[..., Tensor] = features
 
 
 def rows_of(table: EmbeddingTable) -> list[Tensor]:
-    return [each.clone() for each in table.export_rows()]
+    return [each.clone() for each in rows_in_use(table)]
 
 
 def assert_same(a: list[Tensor], b: list[Tensor]) -> None:
@@ -67,7 +67,7 @@ def assert_same(a: list[Tensor], b: list[Tensor]) -> None:
 
 def rows_read(model: GraphSegmentTraining, graph: SegmentedGraph) -> int:
     """How many rows of the table a step with `graph` could read."""
-    return int(model.rows_of(model.draw([graph])).is_known().sum())
+    return int((model.rows_of(model.draw([graph])).ages() >= 0).sum())
 
 
 @pytest.mark.parametrize(
@@ -287,19 +287,6 @@ def test_exact_draws_no_dropout_and_leaves_modes_as_they_were() -> None:
 
 
 # Dtypes -------------------------------------------------------------------------------------------
-
-
-def test_weights_have_the_dtype_of_the_model() -> None:
-    """A third is not the same number in float32."""
-    table = EmbeddingTable(1, 5, torch.float64)
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, 0.3, table)
-    graph = segment(random_graph(0, 18), 6)
-    model([graph])
-    draw = model.draw([graph])
-    assert draw is not None
-    known = torch.ones(graph.num_segments, 1, dtype=torch.bool)
-    dropped = dropout_weights(draw.fresh, draw.inclusion, known, draw.kept, 0.3)
-    assert dropped.fresh.dtype == dropped.stale.dtype == torch.float64
 
 
 class TwoLayers(nn.Module):
@@ -592,7 +579,7 @@ def settled(rank: int, world_size: int) -> tuple[list[list[int]], list[str]]:
         return model(prefetched=model.load(model.draw(graphs, configs, peers=peers)))
 
     def note() -> None:
-        written.append(sorted(set(model.table.shard.export_rows()[2].tolist())))
+        written.append(sorted(set(rows_in_use(model.table.shard)[2].tolist())))
 
     predicted()  # step 1 has no backward pass, in training mode
     model.table.statistics()

@@ -13,10 +13,11 @@ from torch import nn
 import gst
 from gst.data.synthetic import synthetic_program
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method import encoding, estimator, scoring
+from gst.method import encoding, scoring
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import Sizes
 from gst.method.scoring import RecordedEncoding, recorded_encoding
+from tests.choices import rest_in_e2e
 from tests.execution.recorded import Spoilt, pooled
 from tests.method.host_waits import TakesSegments
 
@@ -42,11 +43,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch, made: GraphSegmentTraining, graph:
     stands_for = Spoilt()
     sizes = Sizes.of([graph], 1, 1, 16, made.encoder)
     encode = RecordedEncoding(made, sizes, lambda device: stands_for, is_recorded=True)
-    monkeypatch.setattr(estimator, "recorded_encoding", lambda *_: encode)
+    monkeypatch.setattr(scoring, "recorded_encoding", lambda *_: encode)
     return encode, stands_for
 
 
-@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("encoder", rest_in_e2e(ENCODERS, ["SAGE"]))
 def test_scores_of_replays_are_those_of_the_estimator(
     encoder: str, graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +136,7 @@ def test_scores_of_a_gpu_are_those_of_the_cpu(
         made_for.append(recorded_encoding(*arguments))
         return made_for[-1]
 
-    monkeypatch.setattr(estimator, "recorded_encoding", remembered)
+    monkeypatch.setattr(scoring, "recorded_encoding", remembered)
     monkeypatch.setattr(scoring, "MOST_PADDING", 9.0)
     made.max_rows = 16 * int(np.diff(graph.row_ptr).max())
     want, got = made.scores(graph), made.to("cuda").scores(graph)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.reproductions.public_problems.cost_graphs import NO_OVERHEAD, CostGraph
-from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, Storages
 from gst.machine.devices import Device
 from gst.placement.task import Task
 

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from gst.placement.api.backend import backend
 from gst.placement.api.trials import outcome
 from gst.util.compiled import compiler
 from gst.whole_model.variants import KERNELS
+from tests.choices import rest_in_e2e
+from tests.kernels.made import on_threads
 from tests.kernels.test_graphs import on_four_streams
 
 ROOT = Path(__file__).parents[2]
@@ -168,7 +171,7 @@ def test_training_on_streams_is_that_of_inductor(monkeypatch: pytest.MonkeyPatch
     graphs = []
 
     def compiler_of(search: Any) -> Any:
-        made = inner_compile(on_four_streams, lambda run: run.on_threads)
+        made = inner_compile(on_four_streams, lambda run: partial(on_threads, run))
 
         def inner(*args: Any, **options: Any) -> Any:
             compiled = made(*args, **options)
@@ -255,7 +258,7 @@ def test_a_graph_whose_outputs_would_lie_elsewhere_is_not_placed(monkeypatch: py
 
 
 @needs_compiler
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("learns", rest_in_e2e([False, True], [True]))
 def test_random_numbers_that_reach_no_output_are_drawn_as_written(learns: bool) -> None:
     weight = torch.ones(4, 4, requires_grad=learns)
 

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, random_task
 
-from experiments.reproductions.public_problems.baselines import baselines
 from experiments.reproductions.public_problems.cost_graphs import read_cost_graph, task_of_cost_graph
-from experiments.reproductions.public_problems.generated import generated_problem
 from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import heft
 from gst.placement.baselines.portfolio import chunks, expert, layers, metis, portfolio, single, topo
-from gst.placement.baselines.units import colocated, held_bytes, smallest_units
+from gst.placement.baselines.units import held_bytes, smallest_units
 from gst.placement.machines import CORE, GPU, Machine, machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
@@ -70,15 +68,12 @@ def test_chunks_follow_program_order_and_share_the_time(task: Task) -> None:
 def test_simulated_gpus_take_the_sum_of_their_launches_and_no_delay_of_threads(gpus: Task) -> None:
     run = gpus.simulator.run(single(gpus, 0))
     assert run.makespan_us == pytest.approx(gpus.times_us[0].sum(), rel=1e-9)
-    cores = machine("cores:2").task(gpus.program)  # where a thread takes time from one operation to the next
-    want = cores.times_us[0].sum() + cores.contention.switch_us * (np.count_nonzero(cores.costs.computed) - 1)
-    assert cores.simulator.run(single(cores, 0)).makespan_us == pytest.approx(want, rel=0.01)
-
-
-def test_plans_on_simulated_gpus_wake_no_threads(gpus: Task) -> None:
     free = Simulator(gpus.costs, NO_OVERHEAD)
     for plan in portfolio(gpus).values():
         assert gpus.simulator.run(plan).makespan_us == free.run(plan).makespan_us
+    cores = machine("cores:2").task(gpus.program)  # where a thread takes time from one operation to the next
+    want = cores.times_us[0].sum() + cores.contention.switch_us * (np.count_nonzero(cores.costs.computed) - 1)
+    assert cores.simulator.run(single(cores, 0)).makespan_us == pytest.approx(want, rel=0.01)
 
 
 def test_inputs_go_where_they_are_first_read(gpus: Task) -> None:
@@ -153,7 +148,7 @@ def test_where_one_device_cannot_hold_everything_all_other_plans_fit(gpus: Task,
         assert name.startswith("single") != (runtime.excess(plan) == 0), name
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("share", [0.3, 0.7])
 def test_a_small_accelerator_beside_a_slow_core_holds_what_it_can(task: Task, share: float) -> None:
     both = Machine((GPU, CORE), 1.0, 12.0).task(task.program)
     peak = both.memory_use(both.simulator.run(single(both, 0)))["cuda:0"]
@@ -188,7 +183,7 @@ def test_published_costs_keep_groups_whole_and_accelerators_within_their_memory(
     assert best < 0.5 * runtime([plans["single:cpu:0"]])[0]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_operations_go_where_they_can_run(seed: int) -> None:
     task = random_task(seed)
     for name, plan in portfolio(task).items():
@@ -196,25 +191,7 @@ def test_operations_go_where_they_can_run(seed: int) -> None:
             assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all(), name
 
 
-def test_units_are_numbered_in_program_order() -> None:
-    for task in (random_task(0), random_task(1)):
-        of = colocated(task).of
-        first = [np.flatnonzero(of == unit)[0] for unit in range(of.max() + 1)]
-        assert first == sorted(first)
-
-
-def test_neighbours_differ_and_mixtures_come_from_their_parents(task: Task) -> None:
-    generator = np.random.default_rng(0)
-    plan = heft(task)
-    assert len({mutate(task, plan, generator).key for _ in range(50)}) > 30
-    assert (mutate(task, plan, generator).priority == plan.priority).all()
-    parents = [single(task, 0), plan]
-    for _ in range(20):
-        child = crossover(task, parents, generator).placement
-        assert all((child[i] == parents[0].placement[i]) or (child[i] == plan.placement[i]) for i in range(len(child)))
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_moves_keep_groups_whole_where_they_must_and_operations_where_they_can_run(seed: int) -> None:
     task, generator = random_task(seed), np.random.default_rng(seed)
     plans = [heft(task), metis(task)]
@@ -222,6 +199,9 @@ def test_moves_keep_groups_whole_where_they_must_and_operations_where_they_can_r
         plans.append(mutate(task, plans[-1], generator))
         plans.append(crossover(task, plans, generator))
     assert len({plan.key for plan in plans}) > 50
+    assert (mutate(task, plans[0], generator).priority == plans[0].priority).all()
+    child, parents = crossover(task, plans[:2], generator).placement, np.stack([each.placement for each in plans[:2]])
+    assert (child == parents).any(0).all(), "a mixture comes from its parents"
     for plan in plans:
         assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all()
         for group in range(task.num_groups):
@@ -258,5 +238,3 @@ def test_without_pymetis_all_other_baselines_are_there(monkeypatch: pytest.Monke
     objective = Budgeted(SimulatedObjective(task), budget=200)
     anneal(task, objective)
     assert objective.num_asked == 200
-    public = baselines(generated_problem(1, nodes=40, devices=3, shape="chains"))
-    assert "metis" not in public and "heft" in public

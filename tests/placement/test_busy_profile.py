@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.execution.costs import Costs
+from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.load import LoadGate
-from gst.placement.profiling import AT_ONCE, cached_task, measured_task
+from gst.placement.profiling import NO_WAIT, cached_task, measured_task
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention
 
@@ -59,7 +59,7 @@ class Runner:
         ([BUSY, BUSY, QUIET, QUIET], IDLE, 1, True),
         ([QUIET, QUIET, QUIET], IDLE, 1, True),
         ([BUSY, BUSY, BUSY, BUSY, QUIET], IDLE, 1, False),  # not for ever
-        ([BUSY, BUSY, QUIET], AT_ONCE, 1, False),
+        ([BUSY, BUSY, QUIET], NO_WAIT, 1, False),
         ([BUSY, BUSY, QUIET], replace(IDLE, threshold=-1.0, patience_s=0.0), 1, False),  # never quiet
     ],
 )
@@ -89,13 +89,16 @@ def test_a_profile_that_cannot_be_made_again_leaves_the_one_before(task: Task, t
     assert measured.costs.load == BUSY and np.allclose(measured.times_us, task.times_us * 3)
 
 
-def test_costs_of_another_release_are_refused(task: Task, tmp_path: Path) -> None:
+def test_costs_of_another_release_or_machine_are_refused(task: Task, tmp_path: Path) -> None:
     assert task.program is not None
     cached_task(task.program, task.devices, tmp_path, lambda: task)
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"contention": {"least_share": 0.5}}))
     with pytest.raises(ValueError, match=r"costs.json is damaged, or of another release; give an empty directory"):
         cached_task(task.program, task.devices, tmp_path, lambda: task)
+    cached_task(task.program, task.devices, tmp_path / "other", lambda: task)
+    with pytest.raises(ValueError, match=r"costs.json was made with machine .*; give another --out"):
+        cached_task(task.program, task.devices, tmp_path / "other", lambda: task, {"cpu": "another"})
 
 
 @pytest.mark.parametrize("load", [QUIET, BUSY])
@@ -117,10 +120,3 @@ def test_the_command_says_that_others_were_busy_while_operations_were_profiled(
     assert json.loads(Path("result.json").read_text())["profile_load"] == load
     assert main([*arguments, "--resume"]) == 0
     assert (words in capsys.readouterr().out) == (load == BUSY), "costs of before are used"
-
-
-def test_costs_of_another_machine_are_refused(task: Task, tmp_path: Path) -> None:
-    assert task.program is not None
-    cached_task(task.program, task.devices, tmp_path, lambda: task)
-    with pytest.raises(ValueError, match=r"costs.json was made with machine .*; give another --out"):
-        cached_task(task.program, task.devices, tmp_path, lambda: task, {"cpu": "another"})

@@ -14,10 +14,9 @@ import torch
 
 from gst.lowering.plan import Plan, RunsInTurns
 from gst.machine.devices import Device
-from gst.placement.fusion import whole_step
 from gst.placement.objectives import Planned, SimulatedObjective
 from gst.placement.planning import check_fits
-from gst.placement.profiling import cached_task, measured_task
+from gst.placement.profiling import cached_task, measured_task, whole_step
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 

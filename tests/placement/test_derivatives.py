@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.execution.plain import COMPILED
 from gst.placement.api import backend as module
 from gst.util.compiled import compiler
+from gst.whole_model.variants import COMPILED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")]
 X = torch.linspace(-1, 1, 24).reshape(6, 4).double()

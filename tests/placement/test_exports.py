@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gst.placement.api.plan_trace import trace_of_task
+from gst.placement.api.drawing import trace_of_task
 from tests.placement.random_tasks import random_task
 
 

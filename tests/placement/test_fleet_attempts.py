@@ -20,14 +20,22 @@ import pytest
 import torch
 
 from gst.cli import main
-from gst.execution.costs import Costs, profiled_costs
 from gst.execution.measure import Log, Measurement
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.fleet.cluster import Kind, joined, kind_of_search, select_kinds
-from gst.placement.fleet.host import PROGRAM_FILES, Host, RemoteWorker, cache_program, cached_program, digest_of, pack
-from gst.placement.fleet.processes import NoWorker, Pool, WorkerLost
-from gst.placement.fleet.workers import Attempts, FleetWorkers
+from gst.placement.fleet.host import (
+    PROGRAM_FILES,
+    Host,
+    RemoteWorker,
+    WorkerLost,
+    cache_program,
+    cached_program,
+    digest_of,
+    pack,
+)
+from gst.placement.fleet.workers import Attempts, FleetWorkers, NoWorker, Pool
 from gst.programs import Program, Step, capture
 
 NAN = float("nan")

@@ -15,11 +15,10 @@ from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device, discover, select, usable_cores
-from gst.placement.fusion import FusedTask, chains, fused_task, whole_step
 from gst.placement.measured import place_measured
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
-from gst.placement.profiling import measured_task
+from gst.placement.profiling import FusedTask, chains, fused_task, measured_task, whole_step
 from gst.placement.task import Task
 from gst.programs import Program, Step, TrainingStep, capture
 from gst.util.compiled import compiler

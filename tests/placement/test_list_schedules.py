@@ -15,22 +15,17 @@ from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 from tests.choices import rest_in_e2e
 
-SEEDS = range(30)
+SEEDS = range(15)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_heft_agrees_with_its_slow_twin(seed: int) -> None:
+def test_list_schedules_agree_with_their_slow_twins(seed: int) -> None:
     task = random_task(seed)
-    slow = Slow(task)
-    assert heft(task).placement.tolist() == slow.heft()
+    slow, queued = Slow(task), with_queues(task)
+    assert heft(task).placement.tolist() == slow.heft() and etf(task).placement.tolist() == slow.etf()
     np.testing.assert_allclose(rank_us(task), [slow.rank[node] for node in range(task.num_nodes)], rtol=1e-9)
     np.testing.assert_array_equal(np.argsort(-heft(task).priority), slow.order)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_heft_agrees_with_its_slow_twin_where_copies_queue(seed: int) -> None:
-    task = with_queues(random_task(seed))
-    assert heft(task).placement.tolist() == Slow(task).heft()
+    assert heft(queued).placement.tolist() == Slow(queued).heft()
 
 
 def test_list_schedules_that_know_of_queues_are_faster_where_copies_queue() -> None:
@@ -51,12 +46,7 @@ def with_queues(task: Task) -> Task:
     return replace(task, costs=replace(task.costs, copies_queue=True))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_etf_agrees_with_its_slow_twin(seed: int) -> None:
-    assert etf(random_task(seed)).placement.tolist() == Slow(random_task(seed)).etf()
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_both_agree_with_their_slow_twins_where_memory_is_short(seed: int) -> None:
     held = 0
     for share in (0.28, 0.4, 0.6):
@@ -88,17 +78,14 @@ def test_a_device_that_shares_cores_waits_for_all_of_them() -> None:
     assert set(heft(no_gain).placement) == {0, 1}
 
 
-def test_on_a_chain_every_edge_leads_to_a_favourite_child() -> None:
-    edges = np.stack([np.arange(9), np.arange(1, 10)])
-    assert favourite_children(edges, np.ones(10), np.full(9, 5.0)).tolist() == list(range(9))
-
-
-def test_the_favourite_child_is_the_one_of_the_longer_way() -> None:
-    edges = np.array([[0, 0, 0, 2], [1, 2, 3, 4]])  # 2 goes on
+def test_favourite_children_by_hand() -> None:
+    chain = np.stack([np.arange(9), np.arange(1, 10)])
+    assert favourite_children(chain, np.ones(10), np.full(9, 5.0)).tolist() == list(range(9))
+    edges = np.array([[0, 0, 0, 2], [1, 2, 3, 4]])  # 2 goes on, so the way through it is longer
     assert 1 in favourite_children(edges, np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.full(4, 0.5)).tolist()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_nobody_has_two_favourite_children_or_is_one_twice(seed: int) -> None:
     generator = np.random.default_rng(seed)
     edges = random_edges(generator, 60, 2.0)
@@ -139,19 +126,15 @@ def core_set_task(seed: int, nodes: int = 120) -> Task:
     return replace(task, contention=random_task(0).contention)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_moldable_is_never_slower_than_its_parts(seed: int) -> None:
-    task = core_set_task(seed)
-    parts = [heft(task), heft(task, narrow=True), *(task.plan(np.full(task.num_nodes, device)) for device in range(3))]
-    assert task.simulator.makespans([moldable(task)])[0] <= task.simulator.makespans(parts).min()
-
-
-def test_moldable_gains_where_some_operations_gain_from_two_cores() -> None:
+def test_moldable_is_never_slower_than_its_parts_and_gains_where_operations_gain_from_two_cores() -> None:
     gains = []
-    for seed in range(8):
+    for seed in range(5):
         task = core_set_task(seed)
         parts = [heft(task), heft(task, narrow=True)]
-        gains.append(task.simulator.makespans(parts).min() / task.simulator.makespans([moldable(task)])[0])
+        alone = [task.plan(np.full(task.num_nodes, device)) for device in range(3)]
+        took = task.simulator.makespans([moldable(task)])[0]
+        assert took <= task.simulator.makespans([*parts, *alone]).min()
+        gains.append(task.simulator.makespans(parts).min() / took)
     assert np.mean(gains) > 1.03
 
 

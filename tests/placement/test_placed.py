@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import gst
-from gst.execution.graph_executor import GraphExecutor
+from gst.execution.executor import GraphExecutor
 from gst.execution.measure import Log
 from gst.machine.devices import discover, usable_cores
 from gst.placement.api import placed as placed_module

@@ -85,7 +85,7 @@ def test_a_search_anneals_on_the_simulator_and_on_what_it_has_learned(
         asked.append(runtime.objective)
         anneal(task, runtime, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gst.placement.proposers.anneal", recorded)
+    monkeypatch.setattr("gst.placement.search.annealing.anneal", recorded)
     starts, log = portfolio(moldable), Log(tmp_path / "log.jsonl")
     search = Loop(moldable, Simulates(moldable), log, starts, 2 * len(starts) + 8, 50, rounds=2)
     search.run()

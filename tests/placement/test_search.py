@@ -1,4 +1,4 @@
-"""The loop on real devices, small: budgets, logs, resuming, and never worse than where it started."""
+"""The loop: budgets, logs, resuming; and plans that are measured for real."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gst.placement.objectives import MeasuredObjective
 from gst.placement.task import Task
 from gst.programs import TrainingStep
 from gst.programs.workloads import rnnlm
+from tests.placement.pretended import Pretended
 
 
 def small() -> TrainingStep:
@@ -27,24 +28,13 @@ def small() -> TrainingStep:
     return rnnlm(layers=2, hidden=16, steps=3, batch=4, vocabulary=30)
 
 
-def begun(task: Task, executor: IsolatedExecutor, log: Path, budget: int) -> Loop:
-    runtime = MeasuredObjective(executor, repetitions=3)
-    return Loop(task, runtime, Log(log), portfolio(task), budget, evaluations=60, rounds=2)
-
-
-def isolated(task: Task, log: Path) -> IsolatedExecutor:
-    """Return what measures, in a process of its own; the program is saved next to the log."""
-    assert task.program is not None
-    folder = log.parent / "program"
-    if not folder.exists():
-        task.program.save(folder)
-    return IsolatedExecutor(folder, task.devices)
+def begun(task: Task, log: Path, budget: int) -> Loop:
+    return Loop(task, Pretended(task), Log(log), portfolio(task), budget, evaluations=60, rounds=2)
 
 
 def searched(task: Task, log: Path, budget: int) -> Loop:
-    with isolated(task, log) as executor:
-        search = begun(task, executor, log, budget)
-        search.run()
+    search = begun(task, log, budget)
+    search.run()
     return search
 
 
@@ -105,7 +95,7 @@ def test_a_log_of_another_search_is_refused(
     other = record | changed | {"measurement": record["measurement"] | changed.get("measurement", {})}
     log.write_text(json.dumps(other) + "\n")
     with pytest.raises(ValueError, match=words):
-        begun(task, isolated(task, log), log, 6)
+        begun(task, log, 6).run()
 
 
 def test_a_finished_search_goes_on_with_a_larger_budget_and_rests_with_a_smaller(task: Task, tmp_path: Path) -> None:
@@ -127,14 +117,16 @@ def _slower(record: dict[str, Any]) -> dict[str, Any]:
     return record | {"measurement": seen | times | {"samples_ms": [1e3 * each for each in seen["samples_ms"]]}}
 
 
-def test_plans_may_be_measured_in_a_process_of_their_own(task: Task, tmp_path: Path) -> None:
+def test_plans_are_measured_in_a_process_of_their_own(task: Task, tmp_path: Path) -> None:
     assert task.program is not None
     task.program.save(tmp_path / "program")
-    plans = list(portfolio(task).values())[:2]
+    starts = dict(list(portfolio(task).items())[:2])
     with IsolatedExecutor(tmp_path / "program", task.devices) as isolated:
-        runtime = MeasuredObjective(isolated, repetitions=2)
-        assert [each.plan_key for each in runtime.measure(plans)] == [plan.key for plan in plans]
-        assert (runtime(plans) > 0).all()
+        measurer = MeasuredObjective(isolated, repetitions=2)
+        loop = Loop(task, measurer, Log(tmp_path / "log.jsonl"), starts, 4, evaluations=20)
+        best = loop.run()
+        assert (measurer([best]) > 0).all()
+    assert len(loop.trials) == 4 and all(trial.measurement.outcome == "ok" for trial in loop.trials)
 
 
 @pytest.mark.e2e

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.execution.plain import COMPILED
 from gst.placement.api import backend as module
 from gst.placement.api.trials import copies_of, lifted, outcome, overlaps
-from gst.training.placing import PlacedSteps
+from gst.training.callbacks import PlacedSteps
 from gst.util.compiled import compiler
+from gst.whole_model.variants import COMPILED
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 X, Y = torch.linspace(-1, 1, 48).reshape(16, 3), torch.linspace(-2, 2, 16).reshape(16, 1)

@@ -12,16 +12,15 @@ from jaxtyping import Int64
 
 from gst.lowering.plan import Plan
 from gst.placement.baselines.arrays import Scheduled, moved
-from gst.placement.baselines.computed import ComputedOperations
 from gst.placement.baselines.list_schedules import etf, heft
-from gst.placement.machines import machine
+from gst.placement.machines import generated_task, machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.search import annealing, windows
-from gst.placement.search.annealing import anneal
+from gst.placement.search.annealing import ComputedOperations, anneal
 from gst.placement.search.windows import SIZE, Border, Run, Schedule, refine, run_window, schedule, sweep, tails
 from gst.placement.task import Task
 from gst.programs import traced
+from tests.choices import rest_in_e2e
 
 CORE_SETS = (9, 10, 18)  # seeds of 200 or more nodes on cores and the set of all of them
 
@@ -89,11 +88,13 @@ def check_admitted(what: Scheduled, plan: Schedule) -> None:
     np.testing.assert_array_equal(plan.end, slow_schedule(what, plan.home, plan.order))
 
 
-@pytest.mark.parametrize("groups", [True, False])
-@pytest.mark.parametrize("limits", [True, False])
+@pytest.mark.parametrize(
+    ("groups", "limits"),
+    rest_in_e2e([(True, True), (False, False), (True, False), (False, True)], [(True, True), (False, False)]),
+)
 def test_a_schedule_is_admitted_and_better_than_the_one_it_begins_with(groups: bool, limits: bool) -> None:
     ratios = []
-    for seed in (1, 2, 4, 5):
+    for seed in (1, 2, 4):
         operations, start = begun(made(seed, groups=groups, limits=limits))
         plan, count = refine(operations.what, start, 40_000)
         check_admitted(operations.what, plan)
@@ -102,7 +103,7 @@ def test_a_schedule_is_admitted_and_better_than_the_one_it_begins_with(groups: b
     assert max(ratios) <= 1 and np.mean(ratios) < 0.98
 
 
-@pytest.mark.parametrize("seed", CORE_SETS)
+@pytest.mark.parametrize("seed", rest_in_e2e(CORE_SETS, CORE_SETS[:1]))
 def test_devices_that_share_cores_never_run_at_once(seed: int) -> None:
     operations, start = begun(made(seed))
     assert (operations.what.use.sum(1) > 1).any()
@@ -111,8 +112,7 @@ def test_devices_that_share_cores_never_run_at_once(seed: int) -> None:
     assert plan.makespan <= start.makespan
 
 
-@pytest.mark.parametrize("steps", [0, 1, 300])
-@pytest.mark.parametrize("nodes", [40, 400])
+@pytest.mark.parametrize(("nodes", "steps"), [(40, 0), (40, 300), (400, 1)])
 def test_few_steps_are_no_harm(nodes: int, steps: int) -> None:
     for seed in (1, 2, 5):
         operations, start = begun(made(seed, nodes))
@@ -141,9 +141,9 @@ def test_descents_cool_and_report_their_progress(monkeypatch: pytest.MonkeyPatch
     assert temperatures[-1] < 0.05 * max(temperatures) and len({*shares}) > 10
 
 
-@pytest.mark.parametrize("offset", [1, 17, SIZE])
+@pytest.mark.parametrize("offset", [1, SIZE])
 def test_a_sweep_knows_when_everything_runs(offset: int) -> None:
-    for seed in (1, 2, 5, *CORE_SETS):
+    for seed in (1, *CORE_SETS[:1]):
         operations, start = begun(made(seed))
         what, home, order = operations.what, start.home.copy(), start.order.copy()
         begin, end, state = start.begin.copy(), start.end.copy(), np.array([1], np.uint64)
@@ -188,10 +188,10 @@ def test_the_longest_path_through_a_window_is_the_makespan_of_the_whole() -> Non
 
 @pytest.fixture(scope="module")
 def giant() -> tuple[Task, list[Plan]]:
-    """A task of 10,000 operations, and its list schedules."""
-    task = generated_task(1, num_nodes=10_000, num_devices=4)
+    """A task of 4,000 operations, and its list schedules."""
+    task = generated_task(1, num_nodes=4_000, num_devices=4)
     plans = [plan for plan in (heft(task), etf(task)) if plan is not None]
-    assert task.num_nodes >= 10_000 and len(plans) == 2
+    assert task.num_nodes >= 4_000 and len(plans) == 2
     return task, plans
 
 

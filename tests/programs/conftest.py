@@ -3,10 +3,11 @@
 import pytest
 
 from gst.programs import WORKLOADS, Program, TrainingStep
-from tests.programs.small import SMALL, small_program  # by the name that other directories use: one cache
+from tests.choices import rest_in_e2e
+from tests.programs.small import SMALL, STRUCTURES, small_program  # by the name that other directories use: one cache
 
 
-@pytest.fixture(scope="session", params=sorted(SMALL))
+@pytest.fixture(scope="session", params=rest_in_e2e(sorted(SMALL), STRUCTURES))
 def small_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -133,16 +133,11 @@ def test_any_structure_of_outputs_is_given_back() -> None:
     assert result["twice"][0].tolist() == [2, 2] and result["same"][0].tolist() == [1, 1]
 
 
+@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")  # the time is that of production
-@pytest.mark.parametrize(
-    ("layers", "steps", "num_nodes", "limit_s"),
-    [(3, 7, 3_000, 15), pytest.param(8, 13, 12_000, 60, marks=[pytest.mark.e2e, pytest.mark.slow])],
-)
-def test_a_program_of_12_000_nodes_is_captured_within_a_minute(
-    layers: int, steps: int, num_nodes: int, limit_s: float
-) -> None:
-    """And one of a quarter as many in a quarter of the time."""
-    step = WORKLOADS["gnmt"](layers=layers, hidden=8, steps=steps, batch=2, vocabulary=20)
-    started = time.process_time()  # of this process alone: others may run beside it
-    assert capture(step).num_nodes >= num_nodes
-    assert time.process_time() - started < limit_s
+def test_a_program_of_12_000_nodes_is_captured_within_a_minute() -> None:
+    step = WORKLOADS["gnmt"](layers=8, hidden=8, steps=13, batch=2, vocabulary=20)
+    started = time.process_time()  # of this process alone
+    assert capture(step).num_nodes >= 12_000
+    assert time.process_time() - started < 60

@@ -1,4 +1,4 @@
-"""Outputs are compared within the tolerance of their dtype; inputs are checked."""
+"""Outputs are compared within the tolerance of their dtype; inputs are checked; a module computes the same."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from gst.programs import TrainingStep, capture, differ_beyond_rounding, outputs_differ
+from gst.lowering.calls import eager
+from gst.programs import Step, TrainingStep, as_module, capture, differ_beyond_rounding, outputs_differ
 from gst.programs.program import rounding_margins
+from tests.programs.small import small_program
 
 
 def test_rounding_is_no_difference_and_anything_else_is() -> None:
@@ -54,3 +56,17 @@ def test_rounding_excuses_what_is_badly_conditioned_and_nothing_else() -> None:
         [*want[:2], torch.tensor(4)],
     ):
         assert differ_beyond_rounding(wrong, want, run, inputs) is not None
+
+
+def test_a_module_takes_the_inputs_and_returns_the_outputs_of_the_program() -> None:
+    program = small_program("rnnlm")
+    assert outputs_differ(as_module(program)(*program.inputs), eager(program)) is None
+
+
+def test_constants_are_buffers_and_plain_outputs_stay() -> None:
+    offset = torch.arange(3.0)
+    program = capture(Step("offset", lambda x: (x + offset, 3), (torch.ones(3),)))
+    assert any(operation.kind == "constant" for operation in program.operations)
+    shifted, number = as_module(program)(torch.full((3,), 2.0))
+    torch.testing.assert_close(shifted, offset + 2)
+    assert number == 3

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from gst.programs import WORKLOADS
-from tests.programs.small import SMALL
+from tests.choices import rest_in_e2e
+from tests.programs.small import SMALL, STRUCTURES
+
+EACH = pytest.mark.parametrize("name", rest_in_e2e(sorted(SMALL), STRUCTURES))
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@EACH
 def test_loss_decreases_when_the_step_is_iterated(name: str) -> None:
     step = WORKLOADS[name](**SMALL[name])
     parameters, *tensors = step.inputs
@@ -18,7 +21,7 @@ def test_loss_decreases_when_the_step_is_iterated(name: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@EACH
 def test_the_step_changes_none_of_its_inputs(name: str) -> None:
     step = WORKLOADS[name](**SMALL[name])
     before = {key: value.clone() for key, value in step.inputs[0].items()}
@@ -26,7 +29,7 @@ def test_the_step_changes_none_of_its_inputs(name: str) -> None:
     assert all(torch.equal(before[key], value) for key, value in step.inputs[0].items())
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@EACH
 def test_a_seed_gives_one_step_and_leaves_the_global_generator_alone(name: str) -> None:
     before = torch.get_rng_state()
     first, again, other = (WORKLOADS[name](**SMALL[name], seed=seed).inputs[0] for seed in (1, 1, 2))

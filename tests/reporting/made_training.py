@@ -48,3 +48,37 @@ def _graph(name: str, kind: str, configs: int, rng: np.random.Generator) -> dict
         measured = rng.uniform(80.0, 120.0, configs)
         predicted = measured + rng.normal(0, 4, configs)
     return {"graph": name, "predicted": predicted.tolist(), "measured": measured.tolist(), "tau": 0.812}
+
+
+def make_demo() -> dict[str, Any]:
+    """A record as `gst demo` makes it."""
+    segments = [{"nodes": 10**k, "prepare_s": 0.5, "step_ms": 20.0, "peak_mib": 500.0 + k} for k in (4, 5, 6)]
+    wholes = [{"nodes": 10**k, "prepare_s": 0.5, "step_ms": 20.0, "peak_mib": 10.0 ** (k - 2) + 500} for k in (4, 5)]
+    compared = {"nodes": 100_000, "train_s": 1.5, "peak_mib": 800.0, "wrong_pairs": 0.115}
+    times = {"median_ms": 10.0, "again_median_ms": 10.0, "feasible": True}
+    plans = {"annealing": {**times, "simulated_ms": 9.0}, "pytorch": {**times, "again_median_ms": 15.0}}
+    plans |= {"compiled": {**times, "again_median_ms": 12.0}, "frozen": {"feasible": False, "reason": "left out: <no>"}}
+    trials = [
+        {"label": label, "origin": "annealing", "round": round_, "predicted_ms": 9.0, "median_ms": ms}
+        for label, round_, ms in (("a", 0, 11.0), ("b", 1, 10.0), ("a", 2, 11.0))
+    ]
+    return {
+        "command": "gst demo --quick", "machine": {"cpu": "Example CPU", "cores": 2}, "seconds": 99.5,
+        "growth": {
+            "segments": segments, "whole": wholes, "seconds": 40.0,
+            "compared": {"segments": compared, "whole": {**compared, "train_s": 9.5, "wrong_pairs": 0.102}},
+        },
+        "ranking": {
+            "tau": {"GST": 0.8, "linear regression on sums": 0.5, "linear regression on each node": 0.79},
+            "num_train": 875, "num_held_out": 300, "nodes": 372,
+            "held_out": {
+                "kind": "order", "unit": "ns",
+                "graphs": [{"graph": "AlexNet", "predicted": [0.1, 0.5, 0.9], "measured": [7.0, 9.0, 8.0], "tau": 0.8}],
+            },
+        },
+        "placement": {
+            "program": "inception-2", "runtime": "measured", "plans": plans,
+            "best": "annealing", "winner": "annealing", "measurements": trials,
+            "cost_model": {"name": "gst", "tau": 0.4, "num_measured": 3, "num_screened": 1_234},
+        },
+    }  # fmt: skip

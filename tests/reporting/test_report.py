@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 import re
 from typing import Any
@@ -11,12 +9,13 @@ from typing import Any
 import pytest
 from made_records import make_record
 from report_html import Html as Page
-from report_html import faults
 
 from gst.reporting.headline import best_baseline, headline, undercut
 from gst.reporting.placement import render
+from tests.choices import rest_in_e2e
 
-HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
+LARGE = [(300, 120_000), (5_000, 400_000), (50_000, 3_000_000), (70_000, 700_000)]
+"""Nodes of a program, and the most bytes of its page."""
 
 
 def drawn(page: str) -> str:
@@ -203,85 +202,6 @@ def test_the_headline_is_of_the_runs_that_did_not_choose_the_plan(record: dict[s
     assert headline(record).startswith("Best plan 43.0 ms (42.0\u201344.0) on 2 devices; plain PyTorch 61.8 ms")
 
 
-def hostile(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value in KEPT else value + HOSTILE
-    if isinstance(value, dict):
-        return {(key if key in KEYS else hostile(key)): hostile(entry) for key, entry in value.items()}
-    return [hostile(entry) for entry in value] if isinstance(value, list) else value
-
-
-def _keys(value: Any) -> set[str]:
-    if isinstance(value, dict):
-        return set(value).union(*map(_keys, value.values()))
-    return set().union(*map(_keys, value)) if isinstance(value, list) else set()
-
-
-KEPT = {"ok", "failed", "pytorch", "measured", "simulated", "hdp", "go", "annealing"}
-KEYS = _keys(make_record()) | _keys(make_record(runtime="simulated")) - {"cpu", "threads", "single:cpu:0", "chunks"}
-
-
-@pytest.mark.parametrize("runtime", ["measured", "simulated"])
-@pytest.mark.parametrize("num_nodes", [300, 5_200])
-def test_hostile_text_stays_text(num_nodes: int, runtime: str) -> None:
-    record = make_record(num_nodes, runtime)
-    clean, page = Page(render(record)), Page(render(hostile(record)))
-    assert set(page.tags) == set(clean.tags) and page.tags.count("script") == 1 and "img" not in page.tags
-    assert "alert('x')" in page.text
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
-
-
-WRONG: list[Any] = [None, 7, "words", [], {}, [None, 7, "words", []], {"words": 7}, [["a", "b"]]]
-
-
-@pytest.mark.parametrize("runtime", ["measured", "simulated"])
-@pytest.mark.parametrize("part", ["plans", "measurements", "devices", "timeline", "curves", "machine", "cost_model"])
-def test_parts_of_another_type_become_sentences_too(part: str, runtime: str) -> None:
-    record = make_record(40, runtime)
-    for wrong in WRONG:
-        Page(render(record | {part: wrong}))
-    for inner in WRONG:
-        Page(render(record | {part: {"annealing": inner, "kinds": inner, "bars": inner}}))
-
-
-def test_the_page_loads_nothing(record: dict[str, Any]) -> None:
-    page = render(record)
-    assert faults(page) == []
-    assert "default-src 'none'" in page
-
-
-@pytest.mark.parametrize("missing", [None, *make_record()])
-def test_missing_pieces_become_sentences(record: dict[str, Any], missing: str | None) -> None:
-    for key in record if missing is None else [missing]:
-        record[key] = None
-    page = Page(render(record))
-    for key, sentence in {
-        "plans": "No plan was measured again",
-        "measurements": "The search measured no plan",
-        "graph": "no graph to draw",
-        "timeline": "no timeline",
-        "curves": "No account was kept",
-        "devices": "No devices were recorded",
-    }.items():
-        assert (sentence in page.text) == (missing in (None, key)), key
-    Page(render({name: value for name, value in record.items() if value is not None}))
-
-
-@pytest.mark.parametrize("runtime", ["measured", "simulated"])
-def test_not_a_number_never_reaches_the_page(runtime: str) -> None:
-    def spoil(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: entry if key == "graph" else spoil(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [spoil(entry) for entry in value]
-        return math.nan if isinstance(value, float) else value
-
-    record = make_record(runtime=runtime)
-    page = drawn(render(spoil(copy.deepcopy(record)))).lower()
-    for word in ("nan", "none ms", '"inf'):
-        assert word not in page, word
-
-
 def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
     record["measurements"][5]["median_ms"] = math.inf
     record["plans"]["chunks"] |= {"low_ms": None, "high_ms": math.nan, "simulated_ms": None}
@@ -294,16 +214,10 @@ def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
     assert "cpu:1: busy 50 %" in text and "cpu:0 150 150 50.0 %" in text
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "most"), [(300, 120_000), (5_000, 400_000), (50_000, 3_000_000), (70_000, 700_000)]
-)
+@pytest.mark.parametrize(("num_nodes", "most"), rest_in_e2e(LARGE, LARGE[-1:]))
 def test_the_page_stays_small(num_nodes: int, most: int) -> None:
     page = render(make_record(num_nodes))
     assert len(page.encode()) < most
     lanes = page.split('id="timeline"')[1].split("</section>")[0]
     assert len(lanes.encode()) < 300_000
     assert page.count("data-segment=") == min(-(-num_nodes // 100), 400)
-
-
-def test_a_saved_record_renders_to_the_same_page(record: dict[str, Any]) -> None:
-    assert render(json.loads(json.dumps(record))) == render(record)

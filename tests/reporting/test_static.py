@@ -1,30 +1,85 @@
-"""Laws of every page, with or without a browser: structure, names, links, contrast, nothing from outside."""
+"""Laws of every page: structure, names, links, contrast, nothing from outside, complete with parts missing or wrong."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Callable
 from importlib import resources
 from itertools import product
+from typing import Any
 
 import pytest
 from made_records import make_record
-from made_training import make_training
-from report_html import blend, colours, contrast, faults
+from made_training import make_demo, make_training
+from report_html import Html, blend, colours, contrast, faults
 
+from gst.reporting.demo import render_demo
 from gst.reporting.placement import render
 from gst.reporting.training import render_training
 
 READ = 4.5  # least contrast of text, level AA of the Web Content Accessibility Guidelines 2
 SEEN = 3.0  # and of what must be seen to understand a drawing
 
+HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
+WRONG: list[Any] = [
+    None, 7, "words", [], {}, [None, 7, "words", []], [["a", "b"]], {"graphs": [{"measured": 7}, 3], "plans": {"x": 3}},
+]  # fmt: skip
+PAGES: dict[str, tuple[Callable[[dict[str, Any]], str], dict[str, Any]]] = {
+    "measured": (render, make_record(40)), "simulated": (render, make_record(40, "simulated")),
+    "fit": (render_training, make_training(configs=40)), "demo": (render_demo, make_demo()),
+}  # fmt: skip
 
-@pytest.mark.parametrize("runtime", ["measured", "simulated"])
-def test_pages_of_searches_have_no_faults(runtime: str) -> None:
-    assert faults(render(make_record(runtime=runtime))) == []
+
+def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A record with every value changed that is neither a dictionary nor a list."""
+    if isinstance(value, dict):
+        return {key: replaced(entry, change) for key, entry in value.items()}
+    return [replaced(entry, change) for entry in value] if isinstance(value, list) else change(value)
 
 
-def test_pages_of_trainings_have_no_faults() -> None:
-    assert faults(render_training(make_training())) == []
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_faults_and_is_that_of_its_saved_record(name: str) -> None:
+    draw, record = PAGES[name]
+    assert faults(draw(record)) == [] and "default-src 'none'" in draw(record)
+    assert draw(json.loads(json.dumps(record))) == draw(record)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_stands_whatever_is_missing_or_wrong(name: str) -> None:
+    draw, record = PAGES[name]
+    assert faults(draw({})) == []
+    for part, wrong in product(record, WRONG):
+        assert faults(draw(record | {part: wrong})) == [], (part, wrong)
+    for inner in WRONG:
+        inside = {"annealing": inner, "kinds": inner, "bars": inner, "best": "1", "streams": inner}
+        assert faults(draw(record | dict.fromkeys(("timeline", "curves", "plans", "kernels"), inside))) == []
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, None, "words"])
+@pytest.mark.parametrize("name", PAGES)
+def test_not_a_number_never_reaches_a_page(name: str, wrong: Any) -> None:
+    draw, record = PAGES[name]
+    graph = {"graph": record["graph"]} if "graph" in record else {}
+    page = draw(replaced(record, lambda value: wrong if isinstance(value, float) else value) | graph)
+    drawn = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    assert faults(page) == [] and not re.search(r"\b(nan|inf|None|NaN)\b", drawn)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_hostile_text_stays_text(name: str) -> None:
+    draw, record = PAGES[name]
+    known = {"ok", "failed", "measured", "simulated", "hdp", "annealing", "pytorch", "order", "training"}
+    hostile = replaced(record, lambda each: each + HOSTILE if isinstance(each, str) and each not in known else each)
+    page = Html(draw(hostile))
+    assert set(page.tags) <= {*Html(draw(record)).tags} and page.tags.count("script") == 1 and "img" not in page.tags
+    assert "alert('x')" in page.text and not [each for each, _ in page.attributes if each.startswith("on")]
+    named = replaced(record, lambda value: value)
+    for part in ("plans", "curves", "machine", "model", "tau"):  # keys are text of the record, too
+        if isinstance(entries := named.get(part), dict):
+            named[part] = {key + HOSTILE: entry for key, entry in entries.items()}
+    assert "img" not in Html(draw(named)).tags
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -66,59 +63,15 @@ def test_courses_stand_where_their_values_are() -> None:
     assert "low: 0 after epoch 1, 1.00 after epoch 2" in svg
 
 
-def test_without_validation_or_epochs_or_table_it_says_so() -> None:
+def test_sections_without_content_are_left_out() -> None:
     record = make_training()
     for entry in record["epochs"]:
         for key in ("tau", "ordered_pairs", "slowdown@1", "slowdown@5", "age_mean", "age_max"):
             del entry[key]
     page = Html(render_training(record | {"held_out": {}}))
     assert summary(record) == "The loss went from 0.9 to 0.15 in 6 epochs; nothing held out was scored"
-    for words in ("no metric", "kept no embedding table", "No prediction of anything held out"):
-        assert words in page.text, words
+    assert [words for tag, words in page.words if tag == "h2"] == ["Loss and metric", "What was trained, on what"]
     assert summary({}) == summary(record | {"epochs": []}) == "No epoch was finished"
-
-
-@pytest.mark.parametrize("wrong", [None, 7, "words", [], {}, [None, 7, []], {"graphs": [{"measured": 7}, 3]}])
-@pytest.mark.parametrize("part", [None, *make_training()])
-def test_whatever_is_missing_or_wrong_the_page_stands(part: str | None, wrong: Any) -> None:
-    record = make_training()
-    for key in record if part is None else [part]:
-        record[key] = wrong
-    page = render_training(record)
-    assert faults(page) == []
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, None])
-def test_not_a_number_never_reaches_the_page(wrong: float | None) -> None:
-    def spoiled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: spoiled(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [spoiled(entry) for entry in value]
-        return wrong if isinstance(value, float) else value
-
-    page = render_training(spoiled(make_training()))
-    assert faults(page) == []
-    assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL))
-
-
-def test_hostile_text_stays_text() -> None:
-    hostile = "</title><script>alert('x')</script>\"'&<img src=x onerror=alert(1)>"
-
-    def spoiled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: spoiled(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [spoiled(entry) for entry in value]
-        return value + hostile if isinstance(value, str) and value not in ("order", "training") else value
-
-    clean, page = Html(render_training(make_training())), Html(render_training(spoiled(make_training())))
-    assert page.tags == clean.tags and "alert('x')" in page.text
-
-
-def test_a_saved_record_renders_to_the_same_page() -> None:
-    record = make_training()
-    assert render_training(json.loads(json.dumps(record))) == render_training(record)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7, 60])

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.execution.costs import Costs, measure_costs, profiled_costs
+from gst.execution.costs import measure_costs
 from gst.execution.native import NativeExecutor
 from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Work
+from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.lower import lowered
 from gst.lowering.plan import Plan, Timeline, in_order_of, ranks
 from gst.lowering.race_check import check
@@ -121,6 +122,15 @@ def test_by_hand_a_value_travels_between_memories() -> None:
     got = Simulator(costs, NOTHING).run(Plan(names(devices), np.array([0, 1])))
     assert got.end_us.tolist() == [10, 32]
     assert peak_bytes(costs, got) == {"memory 0": 1000, "memory 1": 2000}
+
+
+def test_by_hand_a_value_stays_until_its_copy_has_arrived() -> None:
+    """Operation 0 ends at 10, and its copy arrives at 25; operation 2 makes another value in memory 0 meanwhile."""
+    devices = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(2)]
+    costs = made(devices, [(0, 1)], np.array([[10.0, 7, 2], [10, 7, 2]]))
+    run = Simulator(costs, NOTHING).run(Plan(names(devices), np.array([0, 1, 0])))
+    assert run.end_us.tolist() == [10, 32, 12]
+    assert peak_bytes(costs, run) == {"memory 0": 2000, "memory 1": 2000}
 
 
 def test_by_hand_a_value_crosses_once_and_copies_of_a_memory_go_one_after_the_other() -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -24,10 +27,12 @@ from gst.data.loader import Selection, Step, StepLoader
 from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.training.processes import share_of
+from gst.training.processes import reduced, share_of
+from tests.choices import rest_in_e2e
 
 CHANNELS, TOGETHER, EPOCHS = 8, 4, 2
 Trained = tuple[list[Tensor], dict[str, Any] | None]
+Answers = Callable[[int], list[dict[str, Any]]]
 VARIANTS: dict[str, dict[str, Any]] = {
     "every segment": {"num_fresh": 99},
     "GST": {"num_fresh": 1},
@@ -113,20 +118,30 @@ def train(
     return [parameter.detach() for parameter in model.parameters()], state
 
 
-def train_all(rank: int, world_size: int) -> dict[str, Trained]:
+def train_all(rank: int, world_size: int) -> dict[str, Any]:
     names = VARIANTS if world_size <= 2 else OF_FOUR
-    trained = {name: train(rank, world_size, VARIANTS[name], selections(), TOGETHER) for name in names}
+    trained: dict[str, Any] = {name: train(rank, world_size, VARIANTS[name], selections(), TOGETHER) for name in names}
     if world_size <= 2:
         trained["at once"] = train(rank, world_size, ACCUMULATED, alike(), 4)
         trained["accumulated"] = train(rank, world_size, ACCUMULATED, alike(), 2, accumulate=2)
+    if world_size == 2:
+        trained["logged"] = reduced({"mean": (float(rank), fmean), "sum": (rank + 1.0, sum), "max": (float(rank), max)})
     return trained
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Trained]]]:
-    """What each process ends with, by the number of processes."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What each process ends with, given the number of processes; one alone is this one."""
     folder = tmp_path_factory.mktemp("meetings")
-    return {world_size: in_processes(world_size, train_all, folder) for world_size in (1, 2, 4)}
+
+    @cache
+    def by_world_size(world_size: int) -> list[dict[str, Trained]]:
+        if world_size > 1:
+            return in_processes(world_size, train_all, folder)
+        with torch.random.fork_rng(devices=[]):
+            return [train_all(0, 1)]
+
+    return by_world_size
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
@@ -138,32 +153,37 @@ def by_key(state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     return state["keys"][order], state["written"][order], state["rows"][order]
 
 
-@pytest.mark.parametrize(("world_size", "name"), [*((2, name) for name in VARIANTS), *((4, name) for name in OF_FOUR)])
-def test_several_processes_follow_the_training_of_one(
-    name: str, world_size: int, trained: dict[int, list[dict[str, Trained]]]
-) -> None:
+OF_TWO = [(2, name) for name in VARIANTS]
+
+
+@pytest.mark.parametrize(("world_size", "name"), rest_in_e2e([*OF_TWO, *((4, name) for name in OF_FOUR)], OF_TWO))
+def test_several_processes_follow_the_training_of_one(name: str, world_size: int, trained: Answers) -> None:
     """All draws, gradients and rows of the table, idle processes in short steps included."""
-    parameters, table = trained[1][0][name]
-    for answer in trained[world_size]:
+    parameters, table = trained(1)[0][name]
+    for answer in trained(world_size):
         assert_close(answer[name][0], parameters)
     if table is not None:
-        state = trained[world_size][0][name][1]
+        state = trained(world_size)[0][name][1]
         assert state is not None and len(state["keys"]) > 20
         (keys, written, rows), (our_keys, our_written, our_rows) = by_key(table), by_key(state)
         assert torch.equal(our_keys, keys) and (VARIANTS[name].get("frozen") or torch.equal(our_written, written))
         assert_close(our_rows, rows)
 
 
-def test_variants_differ(trained: dict[int, list[dict[str, Trained]]]) -> None:
+def test_all_processes_log_the_same(trained: Answers) -> None:
+    assert [each["logged"] for each in trained(2)] == [{"mean": 0.5, "sum": 3.0, "max": 1.0}] * 2
+
+
+def test_variants_differ(trained: Answers) -> None:
     """Else equality would say nothing of them."""
-    ends = [torch.cat([p.flatten() for p in trained[1][0][name][0]]) for name in VARIANTS]
+    ends = [torch.cat([p.flatten() for p in trained(1)[0][name][0]]) for name in VARIANTS]
     assert all(not torch.allclose(a, b, rtol=1e-6) for a, b in itertools.combinations(ends, 2))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_accumulated_steps_are_one_larger_step(world_size: int, trained: dict[int, list[dict[str, Trained]]]) -> None:
+def test_accumulated_steps_are_one_larger_step(world_size: int, trained: Answers) -> None:
     """Parameters, and the rows that were written meanwhile."""
-    at_once, accumulated = (trained[world_size][0][name] for name in ("at once", "accumulated"))
+    at_once, accumulated = (trained(world_size)[0][name] for name in ("at once", "accumulated"))
     assert_close(accumulated[0], at_once[0])
     assert at_once[1] is not None and accumulated[1] is not None
     (keys, _, rows), (our_keys, _, our_rows) = by_key(at_once[1]), by_key(accumulated[1])

@@ -67,7 +67,7 @@ class Watch(L.Callback):
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         self.parameters.append([each.detach().clone() for each in pl_module.parameters()])
-        self.was_padded.append(pl_module._has_gradients)
+        self.was_padded.append(pl_module._padded is not None and pl_module._padded.has_gradients)
 
 
 def fit(
@@ -358,7 +358,7 @@ def test_a_training_that_changes_on_its_way_goes_on(
 
 def test_nothing_is_left_of_padded_steps(tmp_path: Path) -> None:
     module = fit(tmp_path, True).module
-    assert module._padded is None and not module._has_gradients
+    assert module._padded is None
     assert all(parameter.grad is None for parameter in module.parameters())
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gst.execution.plain import COMPILED
 from gst.programs import capture_module
 from gst.util.compiled import compiler
 from gst.whole_model.child_process import variants_on_cores
 from gst.whole_model.choosing import TimeIsUp, stopped_after
-from gst.whole_model.variants import AHEAD, FROZEN
+from gst.whole_model.variants import AHEAD, COMPILED, FROZEN
 
 
 @pytest.mark.e2e

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 import gst
 from gst.execution import on_accelerator
-from gst.execution.plain import COMPILED, PYTORCH
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
 from gst.placement.api import place as placing
@@ -31,7 +30,8 @@ from gst.programs import Step, capture, capture_module, outputs_differ, training
 from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
 from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
-from gst.whole_model.variants import KERNELS, MOST_COMPILED, ONE_GRAPH, OnAccelerator, Variant
+from gst.whole_model.variants import COMPILED, KERNELS, MOST_COMPILED, ONE_GRAPH, PYTORCH, OnAccelerator, Variant
+from tests.choices import rest_in_e2e
 from tests.execution.recorded import Recorder, counted
 
 CPU = torch.device("cpu")
@@ -336,17 +336,23 @@ def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-def test_compiled_variants_compute_what_a_model_or_a_step_does(model: nn.Module) -> None:
+@pytest.mark.parametrize(("is_step", "count"), rest_in_e2e([(True, 5), (True, 6), (False, 6)], [(True, 5)]))
+def test_compiled_variants_compute_what_a_model_or_a_step_does(
+    model: nn.Module, is_step: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are not among them: they are asked for with streams."""
+    monkeypatch.setattr(device_copy, "VARIANTS", device_copy.VARIANTS[:count])
     step = training_step("linear", nn.Linear(16, 8), lambda model, x: model(x).square().mean(), (X,))
-    for each, inputs, program in ((model, (X,), None), (step, step.inputs, capture(step))):
-        found = candidates_on_accelerator(each, inputs, CPU, program=program, graph=Recorder())
-        assert list(found.runs) == [each.name for each in device_copy.VARIANTS if each.kind != KERNELS], found.reasons
-        want = pytree.tree_leaves(found.runs[PYTORCH](*inputs))
-        for run in found.runs.values():
-            assert outputs_differ(pytree.tree_leaves(run(*inputs)), want) is None
-            assert outputs_differ(pytree.tree_leaves(run.timed(inputs)()), want) is None
+    each, inputs, program = (step, step.inputs, capture(step)) if is_step else (model, (X,), None)
+    result = candidates_on_accelerator(each, inputs, CPU, program=program, graph=Recorder())
+    assert list(result.runs) == [each.name for each in device_copy.VARIANTS if each.kind != KERNELS], result.reasons
+    want = pytree.tree_leaves(result.runs[PYTORCH](*inputs))
+    for run in result.runs.values():
+        assert outputs_differ(pytree.tree_leaves(run(*inputs)), want) is None
+        assert outputs_differ(pytree.tree_leaves(run.timed(inputs)()), want) is None
 
 
+@pytest.mark.e2e
 def test_plans_stand_beside_the_model_on_the_accelerator(
     model: nn.Module, stands_in: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

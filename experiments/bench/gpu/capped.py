@@ -1,4 +1,4 @@
-"""A model in less memory of an accelerator than it needs: plans over the accelerator and the CPU beside Accelerate.
+"""A model in less memory of an accelerator than it needs: a plan over accelerator and CPU, compared with Accelerate.
 
 Accelerate's device_map fills the accelerator with the first layers, and brings the weights of the others there for each
 call. The plan leaves the others on the CPU, which computes them; the checker proves that it keeps the limit.
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from experiments.bench.gpu.pipeline import pipelined
-from experiments.bench.gpu.record import clocks_of
+from experiments.bench.gpu.record import clocks_of, print_rows
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
@@ -38,18 +37,12 @@ from gst.util.untrusted import first_line
 
 WITHOUT_ACCELERATE = "accelerate is not installed (extra 'models')"
 OFFLOAD = "Accelerate, offload"
-ONE_ACCELERATOR = "pipeline stages need two accelerators"
 
 
 def model_of(blocks: int, width: int) -> nn.Sequential:
     """Layers one after the other, each with as many weights as the one before."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(blocks))).eval()
-
-
-def input_of(settings: Mapping[str, Any]) -> Tensor:
-    """As many rows as the batch has."""
-    return torch.randn(settings["batch"], settings["width"], generator=torch.Generator().manual_seed(1))
 
 
 def offloaded(module: nn.Module, inputs: tuple[Tensor, ...], device: torch.device, limit: int, folder: Path) -> Run:
@@ -107,13 +100,12 @@ def capped_plan(program: Program, devices: list[Device], limit: int) -> tuple[Pl
     return lowered(least)
 
 
-def reports(settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
-    """Times of a model under half of the memory that it takes: of the plan alone, then beside Accelerate, then with
-    pipeline stages.
+def reports(settings: Mapping[str, Any], place: torch.device) -> Iterator[dict[str, Any]]:
+    """Time a model under half of the memory that it takes: the plan alone, then compared with Accelerate.
 
     Args:
-        settings: `blocks` and `width` of the model, rows of a `batch`, and `repetitions` of each way.
-        kind: of the accelerator. With `cpu` memory of the CPU stands for that of an accelerator.
+        settings: `blocks` and `width` of the model, rows of a `batch`, and `repetitions` of each variant.
+        place: the accelerator. Memory of the CPU stands for that of an accelerator.
 
     Returns:
         whole_bytes; limit_bytes, half of them; plan_bytes, proven for the plan, and plan_measured_bytes, the most that
@@ -121,10 +113,11 @@ def reports(settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
         reason why one was not timed; clocks of the accelerator.
     """
     model = model_of(settings["blocks"], settings["width"])
-    inputs = (input_of(settings),)
+    generator = torch.Generator().manual_seed(1)
+    inputs = (torch.randn(settings["batch"], settings["width"], generator=generator),)
     program = capture_module(model, inputs)
     want = eager(program)
-    place = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
+    kind = place.type
     name = "accelerator" if kind == "cpu" else str(place)
     devices = [Device(name, kind, (), 1, name, "capped"), Device("cpu:0", "cpu", (), 1, "host", "beside it")]
     whole = _whole_bytes(program, devices)
@@ -148,20 +141,13 @@ def reports(settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
             runs[OFFLOAD] = offloaded(model, inputs, place, limit, Path(folder))
         except Exception as error:  # it is not installed, or whatever it raises
             reasons[OFFLOAD] = first_line(error)
-        row = timed(runs, reasons)
-    several = kind != "cpu" and torch.accelerator.device_count() > 1
-    if several:
-        yield row
-    row["ways"]["pipeline stages"] = (
-        pipelined(settings, kind, 2) if several else {"median_ms": None, "reason": ONE_ACCELERATOR}
-    )
-    yield row
+        yield timed(runs, reasons)
 
 
 def _timed(
     runs: Mapping[str, Run], reasons: Mapping[str, str], want: list[Any], repetitions: int
 ) -> dict[str, dict[str, Any]]:
-    """Medians of the ways whose outputs are right, timed in turns, and the reasons of the others."""
+    """Medians of the ways whose outputs are right, timed alternately, and the reasons of the others."""
     reasons = dict(reasons)
     for way, run in runs.items():
         try:
@@ -186,8 +172,4 @@ def _whole_bytes(program: Program, devices: list[Device]) -> int:
 
 
 if __name__ == "__main__":
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        sys.exit("there is no accelerator here")
-    for row in reports(json.loads(sys.argv[1]), accelerator.type):
-        print(json.dumps(row), flush=True)
+    print_rows(lambda device: reports(json.loads(sys.argv[1]), device))

@@ -1,4 +1,4 @@
-"""One workload on the accelerator of this machine, as written, by lanes and compiled, in a process of its own.
+"""One workload on the accelerator of this machine: as written, by streams and compiled, in a process of its own.
 
 python -m experiments.bench.gpu.child NAME SETTINGS.json    # out: lines of JSON, each with all that is known by then
 """
@@ -17,30 +17,30 @@ import torch
 
 from experiments.bench.gpu.host_outputs import differs_from_host
 from experiments.bench.gpu.plans import lanes_of, simulated_and_measured, task_of
-from experiments.bench.gpu.record import clocks_of
+from experiments.bench.gpu.record import clocks_of, print_rows
 from gst.execution.event_times import event_times_us
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
 from gst.execution.on_accelerator import Run, as_written, one_graph, whole
 from gst.lowering.calls import eager
-from gst.lowering.plan import ExecutionError
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
+from gst.util.untrusted import first_line
 
 DEAREST = 10  # operations whose times are reported
 WRITTEN, GRAPH = "as written", "as written, graph"
 WAYS_SHARE, PLANS_SHARE = 0.15, 0.4  # of the seconds of a workload that timing the ways, and its plans, may take
 
 
-def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
-    """Figures of one workload on the first accelerator: of the step as written, then by lanes, with plans, and with
-    each mode of `torch.compile`.
+def reports(name: str, settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Measure one workload on an accelerator: the step as written, then by streams, with plans, and in each mode of
+    `torch.compile`.
 
     Args:
         name: of the workload.
         settings: `repetitions` of each way, the numbers of `lanes`, the `modes` of `torch.compile`, how many `plans`
             are simulated and measured on the most lanes, 0 for none, and the `seconds` of all.
-        kind: of the accelerator. With `cpu` the same is done there, which times little but proves the way.
+        device: the accelerator, or the CPU, which times little but checks the rest.
 
     Returns:
         nodes; tf32, whether convolutions round to it; wrong, what its operations one by one on the accelerator compute
@@ -52,7 +52,6 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
     ends = time.monotonic() + settings["seconds"]
     step = resolve(name)
     program = capture(step, kind="cuda")
-    device = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
     ways = Ways(program, device, settings["repetitions"], settings["seconds"] * WAYS_SHARE)
     written = as_written(step, device)
     ways.add(WRITTEN, lambda: written)
@@ -86,7 +85,7 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
 
 
 class Ways:
-    """Ways to run one workload on one device: compared with its operations one by one there, and timed in turns.
+    """Runs one workload in several variants, compares each with op-by-op execution there, and times them alternately.
 
     Args:
         program: the workload.
@@ -115,7 +114,7 @@ class Ways:
             run = make()
             reason = differ_beyond_rounding(run(), self._want, self._there, self._inputs) or ""
         except Exception as error:  # whatever operators, graphs and compilers raise
-            reason = _first_line(error)
+            reason = first_line(error)
         else:
             self.runs[way] = run
         self.rows[way] = {"median_ms": None, "reason": reason}
@@ -157,14 +156,5 @@ def dearest(program: Program, times_us: np.ndarray) -> list[list[Any]]:
     return [[str(program.operations[node].target), round(float(times_us[node]), 2)] for node in nodes]
 
 
-def _first_line(error: Exception) -> str:
-    words = str(error.reason if isinstance(error, ExecutionError) else error).strip()
-    return (words.splitlines() or [type(error).__name__])[0]
-
-
 if __name__ == "__main__":
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        sys.exit("there is no accelerator here")
-    for row in reports(sys.argv[1], json.loads(sys.argv[2]), accelerator.type):
-        print(json.dumps(row), flush=True)
+    print_rows(lambda device: reports(sys.argv[1], json.loads(sys.argv[2]), device))

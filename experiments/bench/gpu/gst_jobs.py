@@ -3,9 +3,9 @@
     python -m experiments.bench.gpu.gst_jobs step|recorded|table|score SETTINGS.json    # out: lines of JSON
 
 `step` times the training step, computed copy by copy as the published code does, with equal states computed once, and
-that in bf16; `recorded` steps of padded batches beside replays of their recordings; `table` moves rows of an embedding
-table while the device computes; `score` scores configurations of one giant program. What a job computes is compared
-with the CPU, or with eager steps; `wrong` says where it differs, and is empty if it does not.
+that in bf16; `recorded` steps of padded batches, eager and as replays of their recordings; `table` moves rows of an
+embedding table in pinned memory and on the device; `score` scores configurations of one giant program. Results are
+compared with the CPU, or with eager steps; `wrong` names the differences, and is empty if there are none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 
 from embedding_cache import EmbeddingTable
 from experiments.bench import score as scoring
-from experiments.bench.gpu.record import clocks_of
+from experiments.bench.gpu.record import clocks_of, print_rows
 from experiments.bench.published import PublishedSAGE, layout_program, standardised
 from experiments.bench.step import VARIANTS, WARM_UP, Setting, Trainer
 from gst.cost.losses import pairwise_hinge
@@ -43,7 +43,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "published_configs": 32,
         "steps": 30,
     },
-    "table": {"keys": 1 << 18, "channels": 256, "rows": 1 << 15, "width": 4096, "repetitions": 25},
+    "table": {"keys": 1 << 18, "channels": 256, "rows": 1 << 15, "repetitions": 25},
     "score": {"nodes": 40_000, "configurable": 2000, "configs": 1000},
 }
 """Settings of each, the most important first."""
@@ -55,20 +55,17 @@ TARGET = 20.0  # of the step as the published code computes it over the quickest
 FEW = 8  # configurations that the CPU scores too
 
 
-def step(
-    settings: Mapping[str, Any], device: torch.device, say: Callable[[dict[str, Any]], object] = lambda row: None
-) -> dict[str, Any]:
-    """The training step in each variant.
+def step(settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Time the training step in each variant; yields the row after each.
 
     Args:
-        settings: `sizes`, the nodes of each made program, and `setting`, fields of `experiments.bench.step.Setting`.
+        settings: `sizes`, the nodes of each program, and `setting`, fields of `experiments.bench.step.Setting`.
         device: that trains; the same steps are computed on the CPU as a check.
-        say: is told the row after each variant.
 
     Returns:
         For each of `experiments.bench.step.VARIANTS` step_ms (median, with the draw and the reading of segments; the
         host waits for the loss), step_ms_min, gst_one_ms, intervals of both medians, losses and peak_mib of the device;
-        speedup, that of the quickest over the step copy by copy; target; wrong.
+        speedup, that of the fastest over the step copy by copy; target; wrong.
     """
     setting = Setting(**settings["setting"])
     graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(settings["sizes"])])
@@ -83,13 +80,11 @@ def step(
         if (error := _difference(losses[:COMPARED], want)) > (SHORT if bf16 else TOLERANCE):
             wrong.append(f"losses of {variant} are {error:.2g} off those on the CPU")
         speedup = rows["unshared fp32"]["step_ms"] / min(row["step_ms"] for row in rows.values())
-        result = {"variants": rows, "speedup": speedup, "target": TARGET, "wrong": "; ".join(wrong)}
-        say(result)
-    return result
+        yield {"variants": rows, "speedup": speedup, "target": TARGET, "wrong": "; ".join(wrong)}
 
 
 def _trained(trainer: Trainer) -> dict[str, Any]:
-    """Times and losses of a variant; steps with a table and of GST-One take turns."""
+    """Return times and losses of a variant; steps with a table and of GST-One alternate."""
     losses = [trainer.step(trainer.table) for _ in range(WARM_UP)]
     with_table, alone = list[float](), list[float]()
     for _ in range(trainer.setting.steps):
@@ -101,20 +96,20 @@ def _trained(trainer: Trainer) -> dict[str, Any]:
 
 
 def recorded(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A training step with a table, padded and eager, and as replays of one recording: of PyG's GraphSAGE and, under
-    `published`, of the published network, which computes equal states once.
+    """Time a training step with a table, padded and eager, and as replays of one recording: of PyG's GraphSAGE and,
+    under `published`, of the published network, which computes equal states once.
 
     Args:
-        settings: `sizes` of made programs, all of which are in each step; `configs` of a step and `channels` of
+        settings: `sizes` of synthetic programs, all of which are in each step; `configs` of a step and `channels` of
             GraphSAGE; `published_configs` of the other; and `steps`.
 
     Returns:
         eager_ms, recorded_ms and bf16_ms (recorded, in bf16), medians with draws and reading, and their intervals;
         speedup; reason why it ran eagerly, if it did; wrong; published, the same.
     """
-    found = _recorded(settings, device, _sage)
+    row = _recorded(settings, device, _sage)
     other = _recorded({**settings, "configs": settings["published_configs"]}, device, _published)
-    return found | {"published": other, "wrong": "; ".join(filter(None, (found["wrong"], other["wrong"])))}
+    return row | {"published": other, "wrong": "; ".join(filter(None, (row["wrong"], other["wrong"])))}
 
 
 Network = tuple[torch.nn.Module, torch.nn.Module, int, dict[str, Any]]
@@ -150,7 +145,7 @@ def _published(channels: int) -> Network:
 def _padded(
     settings: Mapping[str, Any], device: torch.device, is_recorded: bool | None, network: Callable[[int], Network]
 ) -> tuple[list[float], list[float], str]:
-    """Times of steps of padded batches behind the first, their losses, and why they are no replays."""
+    """Return times of steps of padded batches after the first, their losses, and the reason if they are no replays."""
     torch.manual_seed(0)
     graphs = standardised([layout_program(nodes, number) for number, nodes in enumerate(settings["sizes"])])
     segmented = [segment(graph, 1000, "contiguous") for graph in graphs]
@@ -174,35 +169,26 @@ def _padded(
 
 
 def table(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Rows of a table in pinned memory of the host, pulled and pushed before and while the device multiplies matrices.
+    """Pull and push rows of a table in pinned memory of the host, and of one on the device.
 
     Args:
-        settings: `keys` and `channels` of the table, `rows` moved at once, `width` of the matrices, and `repetitions`.
+        settings: `keys` and `channels` of the table, `rows` moved at once, and `repetitions`.
 
     Returns:
-        Medians in ms: compute_ms alone; pull_ms and push_ms alone; pull_then_compute_ms and compute_then_push_ms, one
-        behind the other; prefetch_ms and write_back_ms, on streams of their own beside the products; pull_hidden and
-        push_hidden, which share of the shorter of both the overlap saves; tier_pull_ms, tier_push_ms of a table on the
-        device; intervals of all medians; wrong.
+        Medians in ms: pull_ms and push_ms; tier_pull_ms, tier_push_ms of a table on the device; their intervals; wrong.
     """
     keys_of_table, channels, count = settings["keys"], settings["channels"], settings["rows"]
     generator = torch.Generator().manual_seed(0)
     keys = torch.randperm(keys_of_table, generator=generator)[:count]
     rows = torch.randn(count, channels, generator=generator).to(device)
-    left = torch.randn(settings["width"], settings["width"], device=device)
     pinned = EmbeddingTable(keys_of_table, channels, device=device, tier="pinned")
     near = EmbeddingTable(keys_of_table, channels, device=device)
     for each in (pinned, near):
         each.push(keys, rows, 0)
     out, clock = torch.empty(count, channels, device=device), iter(range(1, 1 << 30))
     runs: dict[str, Callable[[], object]] = {
-        "compute_ms": lambda: left @ left,
         "pull_ms": lambda: pinned.pull(keys, out=out),
         "push_ms": lambda: pinned.push(keys, rows, next(clock)),
-        "pull_then_compute_ms": lambda: (pinned.pull(keys, out=out), left @ left),
-        "compute_then_push_ms": lambda: (left @ left, pinned.push(keys, rows, next(clock))),
-        "prefetch_ms": lambda: _beside(lambda: pinned.prefetch(keys, out=out), lambda: left @ left),
-        "write_back_ms": lambda: (pinned.write_back(keys, rows, next(clock)), left @ left, pinned.wait()),
         "tier_pull_ms": lambda: near.pull(keys, out=out),
         "tier_push_ms": lambda: near.push(keys, rows, next(clock)),
     }
@@ -212,17 +198,12 @@ def table(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
             taken = _ms(run, device)
             if turn:
                 times[name].append(taken)
-    result = medians(times)
-    pulls, pushes = (min(result["compute_ms"], result[name]) for name in ("pull_ms", "push_ms"))
-    result["pull_hidden"] = (result["pull_then_compute_ms"] - result["prefetch_ms"]) / pulls
-    result["push_hidden"] = (result["compute_then_push_ms"] - result["write_back_ms"]) / pushes
     same = all(torch.equal(each.pull(keys)[0].to(device), rows) for each in (pinned, near))
-    fetched = pinned.prefetch(keys).wait()[0].to(device)
-    return result | {"wrong": "" if same and torch.equal(fetched, rows) else "rows differ from those pushed"}
+    return medians(times) | {"wrong": "" if same else "rows differ from those pushed"}
 
 
 def score(settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """All configurations of one giant program, in fp32 and in bf16.
+    """Score all configurations of one giant program, in fp32 and in bf16.
 
     Args:
         settings: fields of `experiments.bench.score.Setting`.
@@ -268,33 +249,6 @@ def medians(times_ms: Mapping[str, list[float]]) -> dict[str, Any]:
     return {name: median for name, (median, _, _) in bounds.items()} | {"intervals": intervals}
 
 
-def line(name: str, row: Mapping[str, Any]) -> str:
-    """Return the printed line of a job: `passed` or `failed`, and its figures."""
-    if "failed" in row:
-        return f"{name:<16} failed: {row['failed']}"
-    if name == "step":
-        ways = ", ".join(f"{variant} {each['step_ms']:.2f} ms" for variant, each in row["variants"].items())
-        ways += f"; {row['speedup']:.1f} times as fast as copy by copy (target {row['target']:g})"
-    elif name == "recorded":
-        ways = (
-            f"eager {row['eager_ms']:.2f} ms, recorded {row['recorded_ms']:.2f} ms, {row['speedup']:.2f} times as fast"
-        )
-    elif name == "table":
-        ways = f"pull {row['pull_ms']:.3f} ms, {row['pull_hidden']:.0%} hidden; push {row['push_ms']:.3f} ms, "
-        ways += f"{row['push_hidden']:.0%} hidden"
-    else:
-        rates = {each: row[each]["configs_per_second"] for each in scoring.VARIANTS}
-        ways = ", ".join(f"{each} {rate:.1f} configurations a second" for each, rate in rates.items())
-    late = f"; stopped before the rest: {row['unfinished']}" if "unfinished" in row else ""
-    return f"{name:<16} {'failed: ' + row['wrong'] if row['wrong'] else 'passed'}; {ways}{late}"
-
-
-def _beside(fetch: Callable[[], Any], compute: Callable[[], object]) -> None:
-    pending = fetch()
-    compute()
-    pending.wait()
-
-
 def _difference(got: list[float], want: list[float]) -> float:
     """The largest relative difference; infinite if a number is none."""
     largest = np.max([abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, want, strict=True)])
@@ -319,16 +273,17 @@ def _peak_mib(device: torch.device) -> float | None:
     return peak
 
 
-def _say(row: Mapping[str, Any]) -> None:
-    print(json.dumps(row), flush=True)
+def reports(name: str, settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one job, the last with clocks of the device."""
+    row: dict[str, Any] = {}
+    for row in step(settings, device) if name == "step" else [RUNS[name](settings, device)]:
+        yield row
+    yield row | {"clocks": clocks_of(device)}
 
 
-RUNS = {"step": partial(step, say=_say), "recorded": recorded, "table": table, "score": score}
+RUNS: dict[str, Callable[[Mapping[str, Any], torch.device], dict[str, Any]]] = {
+    "recorded": recorded, "table": table, "score": score,
+}  # fmt: skip
 
 if __name__ == "__main__":
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        sys.exit("there is no accelerator here")
-    device = torch.device(accelerator.type, 0)
-    row = RUNS[sys.argv[1]](json.loads(sys.argv[2]), device)
-    _say(row | {"clocks": clocks_of(device)})
+    print_rows(lambda device: reports(sys.argv[1], json.loads(sys.argv[2]), device))

@@ -1,4 +1,4 @@
-"""Kernels of a training step on streams, beside the modes of torch.compile, in a loop with a new batch each step.
+"""Kernels of a training step on streams, compared with modes of torch.compile, in a loop with a new batch each step.
 
 python -m experiments.bench.gpu.kernels NAME SETTINGS.json    # out: lines of JSON, each with all that is known by then
 
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from experiments.bench.gpu.kernel_task import kernel_task, lowered
+from experiments.bench.gpu.record import print_rows
+from experiments.worlds.kernel_task import kernel_task, lowered
 from gst.execution.measure import measure, timed
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.kernels.program import KernelProgram, Region
@@ -44,13 +45,13 @@ MODES = ("default", "reduce-overhead")
 Call = Callable[[], Any]
 
 
-def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
-    """Figures of one training step with its state in place.
+def reports(name: str, settings: Mapping[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Measure one training step with its state in place.
 
     Args:
         name: of the program.
         settings: `seconds` of all, `plans` to measure, `steps` of a loop, and `folder` for kernels and plans.
-        kind: of the accelerator. With `cpu` the same is done there, which times little but proves the way.
+        device: the accelerator, or the CPU, which times little but checks the rest.
 
     Returns:
         kernels, sum_us, critical_path_us, streams and best (`gst.kernels.streams.on_streams`); ways, by name the
@@ -59,8 +60,8 @@ def reports(name: str, settings: Mapping[str, Any], kind: str) -> Iterator[dict[
         torch.compile; plans, how many were measured.
     """
     ends = time.monotonic() + settings["seconds"]
-    step, device = resolve(name), torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
-    program = capture(step, kind="cpu" if kind == "cpu" else "cuda")
+    step = resolve(name)
+    program = capture(step, kind="cpu" if device.type == "cpu" else "cuda")
     ways = Ways(step, program, device)
     began = time.monotonic()
     inputs = ways.inputs()
@@ -238,6 +239,4 @@ def _file(name: str) -> str:
 
 
 if __name__ == "__main__":
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    for row in reports(sys.argv[1], json.loads(sys.argv[2]), "cpu" if accelerator is None else accelerator.type):
-        print(json.dumps(row), flush=True)
+    print_rows(lambda device: reports(sys.argv[1], json.loads(sys.argv[2]), device), needs_one=False)

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from experiments.bench import child_environment
+from experiments.bench.child import child_environment
+from experiments.bench.gpu.record import print_rows
 
 
 def reports(settings: Mapping[str, Any], devices: Sequence[str]) -> dict[str, Any]:
@@ -47,8 +46,5 @@ def reports(settings: Mapping[str, Any], devices: Sequence[str]) -> dict[str, An
 
 
 if __name__ == "__main__":
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        sys.exit("there is no accelerator here")
-    name = f"{accelerator.type}:0"
-    print(json.dumps(reports(json.loads(sys.argv[1]), [name, f"{name}/stream:1"])), flush=True)
+    settings = json.loads(sys.argv[1])
+    print_rows(lambda device: [reports(settings, [str(device), f"{device}/stream:1"])])

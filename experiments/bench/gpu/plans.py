@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Float64
 from scipy.stats import spearmanr
 
-from gst.execution.costs import profiled_costs
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
+from gst.lowering.costs import profiled_costs
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
-from gst.placement.api.plan_trace import plan_streams
+from gst.placement.api.drawing import plan_streams
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
 
-from experiments.bench import child_environment
+from experiments.bench.child import child_environment
 
 END_S = 10.0  # within which killed processes are gone
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.strangers_program import module_of
+from experiments.reproductions.graphnet.module import module_of
 from experiments.reproductions.graphnet.reader import FxSource, read_sources
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import storages

@@ -1,6 +1,11 @@
-"""The tests marked gpu, most important files first, and what is known of them when their time is over.
+"""Tests marked gpu, most important files first: in the time that they may take, the outcome of each test that began.
 
-In: the time that they may take, and tests that are left out. Out: the outcome of each test that began.
+This module is also the plugin of pytest that writes each outcome to a file at once, so that all is kept if pytest is
+killed:
+
+    python -m pytest -p experiments.bench.gpu.pytest_runs --outcomes FILE --leave-out FILE TEST_FILES...
+
+In: a JSON list of tests that are left out. Out: a line of JSON when a test begins, and one with its outcome.
 """
 
 from __future__ import annotations
@@ -13,12 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experiments.bench.gpu.outcomes import BEGUN
 from experiments.bench.gpu.process import run_session
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[3]
 FIRST = (
@@ -28,12 +35,13 @@ FIRST = (
 PROCESSES = 8  # of tests, which share the accelerator
 LAST = ("graph_executor",)
 """A file whose tests compile."""
+BEGUN = "begun"
 
 Outcome = dict[str, Any]
 
 
 def files_of_tests(folder: Path = ROOT / "tests") -> tuple[list[Path], list[Path]]:
-    """Files with tests marked gpu: those of `FIRST`, and all others, both in the order in which they run."""
+    """Return files with tests marked gpu: those of `FIRST`, and all others, both in the order in which they run."""
     files = {path.stem.removeprefix("test_"): path for path in sorted(folder.rglob("test_*.py"))
              if "mark.gpu" in path.read_text()}  # fmt: skip
     first = [files[name] for name in FIRST if name in files]
@@ -44,14 +52,13 @@ def files_of_tests(folder: Path = ROOT / "tests") -> tuple[list[Path], list[Path
 def gpu_tests(
     files: Sequence[Path], limit_s: float, left_out: Iterable[str] = (), log: Path | None = None
 ) -> dict[str, Any]:
-    """Run the tests marked gpu of some files. A file that needs a package which is not here fails by name, and the
-    others go on.
+    """Run the tests marked gpu of some files. A file that needs a missing package fails by name, and the others go on.
 
     Args:
         files: in the order in which they run.
         limit_s: seconds, after which they are ended.
         left_out: ids of tests.
-        log: where to write what pytest says, with the tracebacks of what failed.
+        log: where to write the output of pytest, with the tracebacks of what failed.
 
     Returns:
         status: exit status of pytest, None if the time was over; last_line, that pytest wrote; outcomes: for each test
@@ -63,7 +70,7 @@ def gpu_tests(
         ended = run_session(
             [
                 sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rfE",
-                "--continue-on-collection-errors", "-p", "experiments.bench.gpu.outcomes",
+                "--continue-on-collection-errors", "-p", "experiments.bench.gpu.pytest_runs",
                 "--outcomes", str(outcomes), "--leave-out", str(out), *_in_parallel(), *map(str, files),
             ],
             limit_s, ROOT,
@@ -85,7 +92,7 @@ def _in_parallel() -> list[str]:
 
 
 def parsed(lines: Iterable[str]) -> dict[str, Outcome]:
-    """The last that is known of each test.
+    """Return the last that is known of each test.
 
     Examples:
         >>> parsed(['{"test": "a", "outcome": "begun"}', '{"test": "a", "outcome": "passed", "seconds": 1.0}'])
@@ -112,8 +119,61 @@ def line(name: str, outcomes: Mapping[str, Outcome], last_line: str) -> str:
         'tests            1 failed, 1 passed in 2 s; 1 failed, 1 passed; failed: b'
     """
     counts = Counter(each["outcome"] for each in outcomes.values())
-    said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none ran"
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none ran"
     for outcome in ("failed", "unfinished"):
         if names := [test for test, each in outcomes.items() if each["outcome"] == outcome]:
-            said += f"; {outcome}: {', '.join(names)}"
-    return f"{name:<16} {last_line}; {said}"
+            summary += f"; {outcome}: {', '.join(names)}"
+    return f"{name:<16} {last_line}; {summary}"
+
+
+# The plugin ----------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, required=True, help="file to which lines of JSON are added")
+    parser.addoption("--leave-out", type=Path, help="JSON list of tests, by their ids")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Outcomes(config.option.outcomes))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.leave_out is not None:
+        out = set(json.loads(config.option.leave_out.read_text()))
+        items[:] = [item for item in items if item.nodeid not in out]
+
+
+class Outcomes:
+    """Writes a line for each event.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(nodeid, BEGUN)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self._write(report.nodeid, report.outcome, seconds=round(report.duration, 3), reason=_reason(report))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(report.nodeid, report.outcome, reason=_reason(report))
+
+    def _write(self, test: str, outcome: str, **more: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"test": test, "outcome": outcome, **more}) + "\n")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return why a test failed or was skipped, in a line; empty if it passed."""
+    why: Any = report.longrepr
+    if isinstance(why, tuple):  # file, line and words of a skip
+        why = why[2]
+    words = str(getattr(getattr(why, "reprcrash", None), "message", "") or why or "").strip().splitlines()
+    return next((each for each in reversed(words) if "Error" in each), words[0])[:300] if words else ""

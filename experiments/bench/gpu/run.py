@@ -1,35 +1,33 @@
-"""An accelerator, most important first: tests that all else rests on, kernels of training steps on streams beside
-torch.compile, GST's training step, the tiers of its table, `gst place` of inception, a model in half of its memory,
-then all other tests, jobs of GST and workloads by lanes, and last `max-autotune`; without one, what is proven without.
+"""An accelerator, most important first: tests that all else rests on, kernels of training steps on streams compared
+with torch.compile, GST's training step, the tiers of its table, `gst place` of inception, a model in half of its
+memory, then all other tests, jobs of GST and workloads by streams, and last `max-autotune`.
 
-    make gpu    # python -m experiments.bench gpu --json experiments/results/gpu/gpu.json; nineteen minutes at most
-    make gpu LIMIT=540 OUT=folder    # seconds of all together; then `make gpu LIMIT=540 OUT=folder RESUME=1` goes on
+    python -m experiments.bench gpu --json experiments/results/gpu/h100.json
+    python -m experiments.bench gpu --total-limit 540 --json gpu.json --resume
+    python -m experiments.bench gpu --programs gpt,inception --without-tests
 
-Each row runs in a process of its own and has a share of the time; the others go on when one fails, and what there is no
-time for is named. The figures are written after each row, and what a process said of errors to a folder beside them.
-Without an accelerator the workloads, training steps of the transformers library and GraphNet samples go through
-`experiments.bench.gpu.proofs`.
+`make gpu LIMIT=540 OUT=folder` limits the seconds of all together; `RESUME=1` goes on. Each row runs in a process of
+its own and has a share of the time; the others go on when one fails, and those without time are named. The figures are
+written after each row, error output to a folder next to them. Without an accelerator the workloads, training steps of
+the transformers library and GraphNet samples go through `experiments.bench.gpu.proofs`.
 """
 
 from __future__ import annotations
 
-import argparse
 import compileall
-import json
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from experiments.bench.gpu import gst_jobs, lines, pytest_runs
 from experiments.bench.gpu.kernels import STEPS
 from experiments.bench.gpu.process import run_session
 from experiments.bench.gpu.proofs import proven, steps_to_prove
-from experiments.bench.gpu.record import accelerator_record
+from experiments.bench.gpu.record import accelerator_here, accelerator_record
 from gst.machine.devices import machine_record
 from gst.programs import WORKLOADS
 from gst.util.untrusted import read_object
@@ -38,6 +36,7 @@ from gst.util.writing import write_json
 LATE_MODE = "max-autotune"  # of torch.compile; it takes minutes
 LEAST_S, LEAST_LATE_S = 10.0, 60.0  # in which nothing could be measured, and nothing compiled in the late mode
 FLOOR_S = 30.0  # that each row may take, if there is time: a process needs some for its imports
+ALONE = ("place", "capped")  # parts of the result that are one row
 PASSED = (0, 5)  # exit statuses of pytest: all passed, or there were none
 CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
 """Of the model in half of its memory: 1 GiB of weights."""
@@ -84,46 +83,65 @@ JOBS = (
 """The most important first; what comes later may find no time left."""
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The tests and figures of the accelerator of this machine, or the proofs without one; a line for each program.
+HELP = {
+    "programs": "workloads, step, recorded, table, score, place, capped, separated by commas (default: all of them)",
+    "lanes": "numbers of streams of the accelerator",
+    "modes": "of torch.compile; max-autotune at the end of all, if there is time; '' = not compiled",
+    "plans": "simulated and measured, too, as far as time goes", "without_tests": "leave out the tests marked gpu",
+    "samples": "without an accelerator: GraphNet samples, too",
+    "full": "without an accelerator: programs at full size (minutes)",
+    "time_limit": "seconds of each row at most", "total_limit": "seconds of all together, shared by the rows",
+    "resume": "keep the rows of --json that ended well",
+}  # fmt: skip
 
-    The figures are written to `options.json` after each row, so that a run which is killed leaves what it knows;
-    with `--resume` those that the file holds are kept.
+
+def run(
+    programs: tuple[str, ...] = (),
+    lanes: tuple[int, ...] = (1, 2, 4),
+    modes: tuple[str, ...] = ("default", "reduce-overhead", LATE_MODE),
+    repetitions: int = 25,
+    plans: int = 100,
+    without_tests: bool = False,
+    samples: Path | None = None,
+    full: bool = False,
+    time_limit: float = 300.0,
+    total_limit: float = 1140.0,
+    resume: bool = False,
+    json: Path | None = None,
+    command: str = "",
+) -> dict[str, Any]:
+    """Run the tests and measure the accelerator of this machine, or prove programs without one; a line for each row.
+
+    The figures are written to `json` after each row, so that a killed run leaves them.
     """
-    names = options.programs.split(",") if options.programs else None
-    result: dict[str, Any] = {"command": options.command, "machine": machine_record()}
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    result["accelerator"] = None if accelerator is None else str(accelerator)
-    if accelerator is None:
-        return result | _proofs(names, options)
+    device, result = accelerator_here(), {"command": command, "machine": machine_record()}
+    result["accelerator"] = None if device is None else device.type
+    if device is None:
+        return result | _proofs(programs or None, samples, full)
     compileall.compile_dir(str(ROOT / "gst"), quiet=2)  # else each process of a row compiles it again
-    modes = [each for each in options.modes.split(",") if each]
-    jobs = list(_jobs(names, not options.without_tests, LATE_MODE in modes))
-    settings = {
-        "repetitions": options.repetitions,
-        "lanes": [int(each) for each in options.lanes.split(",")],
-        "modes": [each for each in modes if each != LATE_MODE],
-        "plans": options.plans,
-    }
-    result["accelerator_record"] = accelerator_record(torch.device(accelerator.type, 0))
-    result |= {"settings": settings, "tests": {"outcomes": {}}, "gst": {}, "place": None, "capped": None}
+    jobs = list(_jobs(programs or None, not without_tests, LATE_MODE in modes))
+    early = [each for each in modes if each != LATE_MODE]
+    settings = {"repetitions": repetitions, "lanes": list(lanes), "modes": early, "plans": plans}
+    result |= {"accelerator_record": accelerator_record(device), "settings": settings}
+    result |= {"tests": {"outcomes": {}}, "gst": {}, "place": None, "capped": None}
     result |= {"kernels": {}, "workloads": {}, "compiled": {}}
-    result |= _before(options, result)
+    if resume and json is not None and json.exists():
+        result |= _before(json, result)
     result["skipped"] = []
-    deadline = time.monotonic() + options.total_limit
+    deadline = time.monotonic() + total_limit
     for job in jobs:
         if _is_done(job, result):
             continue
         left = deadline - time.monotonic()
         if left < (LEAST_LATE_S if job.part == "compiled" else LEAST_S):
-            result["skipped"].append(f"{job.name}: no time left of {options.total_limit:g} s")
+            result["skipped"].append(f"{job.name}: no time left of {total_limit:g} s")
             continue
-        limit_s = min(max(job.share * options.total_limit, FLOOR_S), options.time_limit, left)
+        limit_s = min(max(job.share * total_limit, FLOOR_S), time_limit, left)
         try:
-            print(_do(job, result, limit_s, options.json), flush=True)
+            print(_do(job, result, limit_s, json), flush=True)
         finally:
-            if options.json:
-                write_json(options.json, result)
+            if json:
+                write_json(json, result)
     print(f"skipped: {'; '.join(result['skipped']) or 'nothing'}", flush=True)
     return result
 
@@ -147,7 +165,7 @@ def _jobs(names: Sequence[str] | None, has_tests: bool, is_late: bool) -> Iterat
 
 def _is_done(job: Job, result: Mapping[str, Any]) -> bool:
     there = result[job.part]
-    return there is not None if job.part in ("place", "capped") else job.name in there
+    return there is not None if job.part in ALONE else job.name in there
 
 
 def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> str:
@@ -156,26 +174,28 @@ def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> 
     log = None if path is None else path.with_suffix("") / f"{job.part}_{name}.txt"
     if job.part == "tests":
         return _test(job.name, result["tests"], limit_s, log)
+    module, arguments = _child_of(job, result["settings"], limit_s, path)
+    row = _row(module, arguments, limit_s, log)
+    if job.part in ALONE:
+        result[job.part] = row
+    else:
+        result[job.part][job.name] = row
+    return lines.line(job.name, row)
+
+
+def _child_of(job: Job, settings: Mapping[str, Any], limit_s: float, path: Path | None) -> tuple[str, list[str]]:
+    """Return the module of this folder that does a job, and its arguments."""
     if job.part == "gst":
-        row = result["gst"][job.name] = _row("gst_jobs", [job.name, json.dumps(gst_jobs.JOBS[job.name])], limit_s, log)
-        return gst_jobs.line(job.name, row)
+        return "gst_jobs", [job.name, dumps(gst_jobs.JOBS[job.name])]
     if job.part == "kernels":
-        folder = Path("gpu") if path is None else path.parent
-        settings = {"seconds": limit_s, "plans": PLANS, "steps": STEPS, "folder": str(folder)}
-        row = result["kernels"][job.name] = _row("kernels", [job.name, json.dumps(settings)], limit_s, log)
-        return lines.kernels(job.name, row)
+        folder = str(Path("gpu") if path is None else path.parent)
+        return "kernels", [job.name, dumps({"seconds": limit_s, "plans": PLANS, "steps": STEPS, "folder": folder})]
     if job.part == "place":
-        settings = PLACED | {"seconds": round(limit_s * PLACED_SHARE)}
-        row = result["place"] = _row("place", [json.dumps(settings)], limit_s, log)
-        return lines.place(row)
+        return "place", [dumps(PLACED | {"seconds": round(limit_s * PLACED_SHARE)})]
     if job.part == "capped":
-        row = result["capped"] = _row("capped", [json.dumps(CAPPED)], limit_s, log)
-        return lines.capped(row)
-    settings = result["settings"] | {"seconds": limit_s}
-    if job.part == "compiled":
-        settings |= {"lanes": [], "plans": 0, "modes": [LATE_MODE]}
-    row = result[job.part][job.name] = _row("child", [job.name, json.dumps(settings)], limit_s, log)
-    return lines.workload(job.name, row)
+        return "capped", [dumps(CAPPED)]
+    late = {"lanes": [], "plans": 0, "modes": [LATE_MODE]} if job.part == "compiled" else {}
+    return "child", [job.name, dumps({**settings, "seconds": limit_s, **late})]
 
 
 def _test(name: str, tests: dict[str, Any], limit_s: float, log: Path | None) -> str:
@@ -190,20 +210,18 @@ def _test(name: str, tests: dict[str, Any], limit_s: float, log: Path | None) ->
     return pytest_runs.line(name, new, row["last_line"])
 
 
-def _before(options: argparse.Namespace, now: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of an earlier run that ended well, from `options.json`; none without `--resume`.
+def _before(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of an earlier run that ended well.
 
     Raises:
         ValueError: they are of another machine or other settings.
     """
-    if not options.goes_on or not options.json or not options.json.exists():
-        return {}
-    before = read_object(options.json)
+    before = read_object(path)
     if any(before.get(key) != now[key] for key in ("machine", "accelerator", "settings")):
-        raise ValueError(f"{options.json} is of other settings or another machine; leave --resume away")
+        raise ValueError(f"{path} is of other settings or another machine; leave --resume away")
     parts = ("kernels", "gst", "workloads", "compiled")
     rows = {part: {name: row for name, row in before[part].items() if _is_whole(row)} for part in parts}
-    alone = {part: before[part] for part in ("place", "capped") if before[part] and _is_whole(before[part])}
+    alone = {part: before[part] for part in ALONE if before[part] and _is_whole(before[part])}
     tests = {name: row for name, row in before["tests"].items() if row.get("status") in PASSED}
     tests["outcomes"] = {
         test: each for test, each in before["tests"]["outcomes"].items() if each["outcome"] in ("passed", "skipped")
@@ -215,13 +233,13 @@ def _is_whole(row: Mapping[str, Any]) -> bool:
     return not {"failed", "unfinished"} & set(row) and not row.get("wrong")
 
 
-def _proofs(names: Sequence[str] | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Rows of the programs, and what was skipped; a line for each.
+def _proofs(names: Sequence[str] | None, samples: Path | None, full: bool) -> dict[str, Any]:
+    """Return rows of the programs and the reasons for those that are skipped; prints a line for each.
 
     Raises:
         ValueError: a program failed.
     """
-    steps, skipped = steps_to_prove(names, options.samples, options.full)
+    steps, skipped = steps_to_prove(names, samples, full)
     rows = {name: proven(name, make, print) for name, make in steps.items()}
     skipped = ["the tests marked gpu", "every time", *skipped]
     wrong = [name for name, row in rows.items() if "failed" in row]
@@ -233,8 +251,8 @@ def _proofs(names: Sequence[str] | None, options: argparse.Namespace) -> dict[st
 
 
 def _row(module: str, arguments: Sequence[str], limit_s: float, log: Path | None = None) -> dict[str, Any]:
-    """The last that a child says, a module of this folder, with `unfinished`, the reason, if it did not end well; or
-    `{"failed": reason}`. What it says of errors goes to `log`."""
+    """Return the last row that a child printed, with the reason `unfinished` if it did not end well; or
+    `{"failed": reason}`. Its error output goes to `log`."""
     ended = run_session([sys.executable, "-m", f"experiments.bench.gpu.{module}", *arguments], limit_s)
     if log is not None and ended.stderr:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +266,6 @@ def _row(module: str, arguments: Sequence[str], limit_s: float, log: Path | None
 
 
 def _last_row(said: str) -> dict[str, Any] | None:
-    """The last whole line of JSON, with None for NaN and infinity, if there is any: a child that does not end compiling
-    has said what it knew before."""
-    lines = [line for line in said.splitlines(keepends=True) if line.startswith("{") and line.endswith("}\n")]
-    return json.loads(lines[-1], parse_constant=lambda _: None) if lines else None
+    """Return the last whole line of JSON, with None for NaN and infinity, if there is any."""
+    whole = [line for line in said.splitlines(keepends=True) if line.startswith("{") and line.endswith("}\n")]
+    return loads(whole[-1], parse_constant=lambda _: None) if whole else None

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from experiments.reproductions.circuits.circuit import Circuit, write_aiger
-from experiments.reproductions.circuits.files import CircuitFile
+from experiments.reproductions.circuits.files import CircuitFile, cache, circuit_files
 from gst.util.progress import bar
 from gst.util.writing import atomic_path
 
+CONES = 10  # of each circuit
 TRIES = 20  # draws for one cone of the wanted size
 
 
@@ -47,3 +48,9 @@ def write_cones(
                 write_aiger(part, target)
             written.append(cone)
     return written
+
+
+def labelled_files(data: Path) -> list[CircuitFile]:
+    """Return the circuits of `data` and output cones of each, which are written to the cache."""
+    files = circuit_files(data)
+    return [*files, *write_cones(files, cache() / "cones", CONES)]

@@ -1,4 +1,4 @@
-"""Inputs of a model of circuits: a graph of typed nodes with structural features, and numbers of the whole circuit.
+"""Graphs of circuits: typed nodes with structural features.
 
 Synthesis commands look for local waste: trees of ANDs (`balance`), cones of single use (`refactor`), reconvergent cuts
 of four inputs (`rewrite`), signals that are functions of others nearby (`resub`). The features count what each of them
@@ -16,8 +16,6 @@ from gst.graphs.graph import Graph
 KINDS = ("constant", "input", "and, no input inverted", "and, one inverted", "and, both inverted", "root of an xor",
          "root of a multiplexer", "output", "inverted output")  # fmt: skip
 WORDS = 4  # of 64 random input vectors, to estimate probabilities
-COUNTS = ("log ands", "log inputs", "log outputs", "log levels", "inputs / ands", "outputs / ands", "levels / log ands")
-"""Numbers of a circuit that its header and a pass over its levels give: what boosting on counts and depth sees."""
 
 
 def circuit_graph(circuit: Circuit) -> Graph:
@@ -60,26 +58,6 @@ def node_features(circuit: Circuit) -> Float32[np.ndarray, "variables features"]
         np.repeat([0.0, 1.0], [first, circuit.num_ands]) * _is_repeated(circuit),
     ]  # fmt: skip
     return np.stack(columns, axis=1).astype(np.float32)
-
-
-def circuit_counts(circuit: Circuit) -> Float64[np.ndarray, " counts"]:
-    """`COUNTS` of a circuit."""
-    ands, depth = max(1, circuit.num_ands), max(1, int(circuit.levels.max()))
-    inputs, outputs = max(1, circuit.num_inputs), max(1, len(circuit.outputs))
-    return np.array([
-        np.log(ands), np.log(inputs), np.log(outputs), np.log(depth), inputs / ands, outputs / ands,
-        depth / np.log(1 + ands),
-    ])  # fmt: skip
-
-
-def circuit_statistics(graph: Graph) -> Float64[np.ndarray, " statistics"]:
-    """Shares of the kinds of nodes, and mean and deviation of each feature over the ANDs."""
-    is_and = (graph.opcodes >= 2) & (graph.opcodes <= 6)
-    ands = (
-        graph.node_features[is_and].astype(np.float64) if is_and.any() else np.zeros((1, graph.node_features.shape[1]))
-    )
-    shares = np.bincount(graph.opcodes[is_and], minlength=7)[2:7] / max(1, is_and.sum())
-    return np.r_[shares, ands.mean(0), ands.std(0)]
 
 
 def _selections(circuit: Circuit) -> tuple[Bool[np.ndarray, " ands"], Bool[np.ndarray, " ands"]]:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from experiments.reproductions.circuits.circuit import MOST_BYTES, SUFFIXES, Circuit, read_circuit
-from experiments.reproductions.circuits.recipes import ARCHIVE
 from gst.util.compiled import cache_directory
 from gst.util.untrusted import DAMAGE, plain, shown
 from gst.util.writing import atomic_path
@@ -75,14 +74,8 @@ def circuit_files(data: Path) -> list[CircuitFile]:
     return sorted((CircuitFile(name, path) for name, path in files.items()), key=lambda file: file.name)
 
 
-def recipe_file(data: Path) -> Path | None:
-    """The archive of scripts below a folder or in an archive, if there is one."""
-    root = data if data.is_dir() else data.parent if data.suffix in SUFFIXES else unpacked(data)
-    return min(root.rglob(ARCHIVE), default=None)
-
-
 def unpacked(archive: Path) -> Path:
-    """The folder with the circuits and scripts of a tar archive, which are written once; nothing else of it is.
+    """The folder with the circuits of a tar archive, which are written once; nothing else of it is.
 
     Raises:
         ValueError: the archive is missing or damaged, a name leads out of it, or a file is too large.
@@ -100,7 +93,7 @@ def unpacked(archive: Path) -> Path:
                 name = PurePosixPath(member.name)
                 if name.is_absolute() or ".." in name.parts:
                     raise ValueError(f"member {shown(member.name)} leads out of the archive")
-                if not member.isfile() or not (name.suffix in SUFFIXES or name.name == ARCHIVE):
+                if not member.isfile() or name.suffix not in SUFFIXES:
                     continue
                 if member.size > MOST_BYTES or number >= MOST_MEMBERS:
                     raise ValueError(f"member {shown(member.name)} has {member.size} bytes and is number {number}")

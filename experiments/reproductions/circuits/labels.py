@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from experiments.reproductions.circuits.cones import write_cones
-from experiments.reproductions.circuits.files import CircuitFile, cache, circuit_files, recipe_file
+from experiments.reproductions.circuits.files import CircuitFile, cache, circuit_files
 from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, commands, read_recipes
 from gst.util.progress import bar
 from gst.util.untrusted import plain
@@ -126,11 +126,11 @@ def planned_jobs(
     data: Path, recipes: Path | None, number: int, seed: int = 0, cones: int = 0, least_ands: int = 0,
     most_ands: int = 10**9,
 ) -> list[Job]:  # fmt: skip
-    """Pair circuits of a size within the limits with recipes of a file, of the data, or of this package.
+    """Pair circuits of a size within the limits with recipes of a file, or of this package.
 
     All circuits get the same `number` of recipes, drawn by `seed`; each cone of a circuit gets its own.
     """
-    pool = chosen_recipes(data, recipes)
+    pool = read_recipes(recipes or SHIPPED_RECIPES)
     # All are read here: abc takes an empty file for an empty circuit.
     files = [file for file in circuit_files(data) if least_ands <= file.read().num_ands <= most_ands]
     if not cones:
@@ -141,11 +141,6 @@ def planned_jobs(
         draw = np.random.default_rng([seed, *file.name.encode()]).permutation(len(pool))[:number]
         jobs += [Job(file, pool[k]) for k in draw]
     return jobs
-
-
-def chosen_recipes(data: Path, recipes: Path | None) -> list[str]:
-    """Of a file, or else of the archive of scripts in `data`, or else those of OpenABC-D that this package has."""
-    return read_recipes(recipes or recipe_file(data) or SHIPPED_RECIPES)
 
 
 def label(

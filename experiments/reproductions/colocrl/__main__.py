@@ -7,4 +7,4 @@ workloads: a single device, minimum cuts (METIS where the paper has Scotch and M
 from experiments.reproductions.placement_tables import command_line
 
 if __name__ == "__main__":
-    command_line("colocrl", __doc__, ["colocrl"])
+    command_line("colocrl", __doc__, ["experiments.reproductions.colocrl.method:colocrl"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-MACHINES = {"EM_X86_64": "x86-64", "EM_AARCH64": "aarch64"}
+MACHINE = "EM_X86_64"
 MOST_SECTIONS = 4096
 MOST_BYTES = 1 << 30
 SYMBOL = np.dtype(
@@ -45,12 +45,10 @@ class Binary:
 
     Args:
         data: the whole file, memory-mapped.
-        machine: one of the values of `MACHINES`.
     """
 
     path: Path
     data: UInt8[np.ndarray, " bytes"]
-    machine: str
     sections: tuple[Section, ...]
 
     def section(self, *names: str) -> Section | None:
@@ -134,14 +132,14 @@ def open_binary(path: Path) -> Binary:
         problem = "damaged: sections overlap"
     if problem:
         raise ValueError(problem)
-    return Binary(path, np.memmap(path, np.uint8, "r"), MACHINES[elf["e_machine"]], sections)
+    return Binary(path, np.memmap(path, np.uint8, "r"), sections)
 
 
 def _problem(elf: Any) -> str:
     """Reason to refuse a file by its first header; empty if there is none."""
     if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
         return "not a linked program or library"
-    if elf["e_machine"] not in MACHINES or elf.elfclass != 64 or not elf.little_endian:
+    if elf["e_machine"] != MACHINE or elf.elfclass != 64 or not elf.little_endian:
         return f"for another machine ({elf['e_machine']})"
     return "damaged: too many sections" if elf.num_sections() > MOST_SECTIONS else ""
 

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from experiments.reproductions.elf import arm64, x86
 from experiments.reproductions.elf.binary import RELOCATION, Binary, Section
+from experiments.reproductions.elf.code import (
+    CALLS_SLOT,
+    JUMPS_TO_CODE,
+    JUMPS_TO_SLOT,
+    KINDS,
+    RELATIVE,
+    SYMBOLIC,
+    stub_slots,
+    sweep,
+)
 from experiments.reproductions.elf.functions import GO_MARKS, function_bounds
-from experiments.reproductions.elf.instructions import CALLS_SLOT, JUMPS_TO_CODE, JUMPS_TO_SLOT, KINDS, PADDING
 from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
-MACHINES = {"x86-64": x86, "aarch64": arm64}
 MISSING = -1
 TEXTS = (".rodata", ".data.rel.ro")
 NODE_FEATURES = (
@@ -77,16 +84,14 @@ def _disassemble(binary: Binary, bounds: np.ndarray) -> tuple[np.ndarray, np.nda
     counts, branches = [np.zeros((0, len(KINDS)), np.int64)], [np.zeros((3, 0), np.int64)]
     for section in binary.code():
         first, last = np.searchsorted(bounds[:, 0], [section.address, section.end])
-        inside = bounds[first:last] - section.address
-        swept = MACHINES[binary.machine].sweep(_padded(binary, section), inside[:, 0], inside[:, 1])
-        counts.append(swept[0])
-        branches.append(swept[1] + [[first], [section.address], [0]])
+        of_section = sweep(_code(binary, section), section.address, bounds[first:last])
+        counts.append(of_section[0])
+        branches.append(of_section[1] + [[first], [0], [0]])
     return np.concatenate(counts), np.concatenate(branches, axis=1)
 
 
-def _padded(binary: Binary, section: Section) -> np.ndarray:
-    content = binary.data[section.offset : section.offset + section.size]
-    return np.concatenate([content, np.zeros(PADDING, np.uint8)])
+def _code(binary: Binary, section: Section) -> np.ndarray:
+    return binary.data[section.offset : section.offset + section.size]
 
 
 def _position(sorted_numbers: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -99,9 +104,8 @@ def _slots_of_stubs(binary: Binary, targets: np.ndarray) -> np.ndarray:
     slots = np.full(len(targets), MISSING)
     for section in binary.linkage_tables():
         inside = np.flatnonzero((targets >= section.address) & (targets < section.end))
-        stubs, which = np.unique(targets[inside] - section.address, return_inverse=True)
-        slots_of_stubs = MACHINES[binary.machine].stub_slots(_padded(binary, section), stubs, section.address)
-        slots[inside] = slots_of_stubs[which]
+        stubs, which = np.unique(targets[inside], return_inverse=True)
+        slots[inside] = stub_slots(_code(binary, section), section.address, stubs)[which]
     return slots
 
 
@@ -123,18 +127,17 @@ def _loaded(binary: Binary, starts: np.ndarray, slots: np.ndarray) -> tuple[np.n
 
 def _fillings(binary: Binary, slots: np.ndarray) -> list[int | str]:
     """Content of each slot after loading: an address of this binary or the name of an import."""
-    machine = MACHINES[binary.machine]
     relocations = np.concatenate([binary.table(name, RELOCATION) for name in (".rela.plt", ".rela.dyn")])
     relocations = relocations[np.isin(relocations["offset"], slots)]
     rows = dict(zip(relocations["offset"].tolist(), relocations.tolist(), strict=True))
     fillings: list[int | str] = []
     for slot in slots.tolist():
         _, kind, symbol, addend = rows.get(slot, (slot, None, 0, 0))
-        if kind in machine.SYMBOLIC and symbol < len(binary.symbols):
+        if kind in SYMBOLIC and symbol < len(binary.symbols):
             entry = binary.symbols[symbol]
             fillings.append(int(entry["value"]) if entry["section"] else binary.string(int(entry["name"])))
         else:
-            fillings.append(addend if kind in machine.RELATIVE else binary.word(slot))
+            fillings.append(addend if kind in RELATIVE else binary.word(slot))
     return fillings
 
 
@@ -183,36 +186,3 @@ def language(binary: Binary) -> str:
 def _holds(binary: Binary, sections: tuple[str, ...], *words: bytes) -> bool:
     contents = (binary.content(name).tobytes() for name in sections)
     return any(word in content for content in contents for word in words)
-
-
-def call_depth(graph: CallGraph) -> float:
-    """Logarithm of 1 + the mean, over all functions, of the longest chain of calls that a function can start.
-
-    Functions that call each other in a circle count as one. The depth of the stack is a property of the whole graph,
-    which no function alone determines.
-    """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    callers, callees = graph.edges
-    matrix = coo_array((np.ones(len(callers)), (callers, callees)), (graph.num_nodes, graph.num_nodes))
-    _, circle = connected_components(matrix, connection="strong")
-    between = np.unique(circle[graph.edges], axis=1).astype(np.int64)
-    depths = _chains(between[:, between[0] != between[1]], int(circle.max()) + 1)
-    return float(np.log1p(depths[circle[: len(graph.bounds)]].mean()))
-
-
-def _chains(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Int64[np.ndarray, " nodes"]:
-    """Length of the longest path from each node of a graph without circles."""
-    callers = edges[0][np.argsort(edges[1], kind="stable")]
-    ends = np.cumsum(np.bincount(edges[1], minlength=num_nodes))
-    waiting = np.bincount(edges[0], minlength=num_nodes)
-    lengths = np.zeros(num_nodes, np.int64)
-    length, ready = 0, np.flatnonzero(waiting == 0)
-    while len(ready):
-        lengths[ready] = length
-        above = np.concatenate([callers[ends[node - 1] if node else 0 : ends[node]] for node in ready])
-        heard, times = np.unique(above, return_counts=True)
-        waiting[heard] -= times
-        length, ready = length + 1, heard[waiting[heard] == 0]
-    return lengths

@@ -14,18 +14,18 @@ from typing import Literal
 import numpy as np
 
 from experiments.reproductions.elf.binary import open_binary
-from experiments.reproductions.elf.calls import call_depth, call_graph, language, node_features
+from experiments.reproductions.elf.calls import call_graph, language, node_features
 from experiments.reproductions.elf.files import Package, binaries, groups, large_files, owners, reason
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 
 VERSION = 1  # of what is read
-CLASSIFICATIONS, REGRESSIONS = ("language", "section"), ("call_depth",)
+LABELS = ("language", "section")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A binary, the group it may not be split from, and its class (empty for a regression)."""
+    """A binary, the group it may not be split from, and its class."""
 
     path: Path
     group: str
@@ -43,8 +43,7 @@ class ElfBinaries(GraphSource):
     Args:
         root: where to look. Symbolic links are not followed; hard links to a file and copies of it do not count.
         label: what the target is. `language` (it was written in; plain features of the code tell much of it) and
-            `section` (of its Debian package): the place of the class in `classes`. `call_depth`: how long chains of
-            calls are, see `labels.call_depth`.
+            `section` (of its Debian package): the place of the class in `classes`.
         min_bytes: smaller files are left out.
         limit: at most so many binaries, evenly from all.
         min_groups: classes that fewer groups have are left out.
@@ -52,15 +51,15 @@ class ElfBinaries(GraphSource):
     """
 
     root: str = "/usr"
-    label: Literal["language", "section", "call_depth"] = "language"
+    label: Literal["language", "section"] = "language"
     min_bytes: int = 100_000
     limit: int | None = None
     min_groups: int = 5
     dpkg: str = "/var/lib/dpkg"
 
     def __post_init__(self) -> None:
-        if self.label not in CLASSIFICATIONS + REGRESSIONS:
-            raise ValueError(f"label is {self.label!r}; choose one of {', '.join(CLASSIFICATIONS + REGRESSIONS)}")
+        if self.label not in LABELS:
+            raise ValueError(f"label is {self.label!r}; choose one of {', '.join(LABELS)}")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit is {self.limit}; it starts at 1, leave it out for all")
 
@@ -104,8 +103,8 @@ class ElfBinaries(GraphSource):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their numbers; none for a regression."""
-        return tuple(sorted({found.label for found in self._labelled} - {""}))
+        """Names of the classes in the order of their numbers."""
+        return tuple(sorted({found.label for found in self._labelled}))
 
     @cached_property
     def _labelled(self) -> tuple[Found, ...]:
@@ -127,7 +126,7 @@ class ElfBinaries(GraphSource):
             except (ValueError, OSError) as error:
                 self.skipped[path] = reason(error)
                 continue
-            if label or self.label in REGRESSIONS:
+            if label:
                 found.append(Found(path, group, label))
             else:
                 self.skipped[path] = f"no {self.label} known"
@@ -142,11 +141,9 @@ class ElfBinaries(GraphSource):
     def _class(self, path: Path, package: Package | None) -> str:
         if self.label == "language":
             return language(open_binary(path))
-        return package.section if package and self.label == "section" else ""
+        return package.section if package else ""
 
     def _without_rare_classes(self, found: list[Found]) -> list[Found]:
-        if self.label in REGRESSIONS:
-            return found
         members: dict[str, set[str]] = {}
         for one in found:
             members.setdefault(one.label, set()).add(one.group)
@@ -156,6 +153,6 @@ class ElfBinaries(GraphSource):
 
     def _read(self, found: Found) -> Graph:
         calls = call_graph(open_binary(found.path))
-        target = float(self.classes.index(found.label)) if found.label else call_depth(calls)
+        target = float(self.classes.index(found.label))
         path = os.fsencode(found.path.relative_to(Path(self.root).resolve())).decode(errors="backslashreplace")
         return Graph(node_features(calls), calls.edges, targets=np.array([target]), name=f"{found.group}/{path}")

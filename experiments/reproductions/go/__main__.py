@@ -8,4 +8,4 @@ schedules (HEFT, m-ETF, m-SCT), annealing, and our own policy, all with the same
 from experiments.reproductions.placement_tables import command_line
 
 if __name__ == "__main__":
-    command_line("go", __doc__, ["hdp", "go", "annealing"])
+    command_line("go", __doc__, ["experiments.reproductions.hdp.method:hdp", "go", "annealing"])

@@ -18,10 +18,9 @@ from experiments.reproductions.go.imitation import Example, decisions_of
 from gst.lowering.plan import Plan
 from gst.placement.baselines.list_schedules import etf, heft
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.decisions import Decisions, LogProbabilities, draw, plans_of
 from gst.placement.policies.go import GO, samples_for
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
-from gst.placement.policies.ppo import PPO, Lesson
+from gst.placement.policies.ppo import PPO, Decisions, Lesson, LogProbabilities, draw, plans_of
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress

@@ -1,23 +1,20 @@
-"""Reader of GraphNet samples: FX source text -> operator graph with the shape of every value.
+"""Reader of GraphNet samples: the syntax tree of `forward`, its inputs, and the functions that a source may call.
 
-Nothing of a source is executed. Its calls are parsed and applied to tensors of the meta device, which have no content.
-A call that is not in `FUNCTIONS` or `METHODS` is an error that names its line.
+Nothing of a source is executed.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from experiments.reproductions.dataset_files import dataset_files
 from gst.util.untrusted import plain, shown
@@ -61,7 +58,6 @@ BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq,
     ast.NotEq: operator.ne, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
-OPERATORS = {operator.matmul: "matmul", operator.truediv: "div", operator.floordiv: "floor_divide"}
 UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
                                            ast.Not: operator.not_}  # fmt: skip
 
@@ -81,46 +77,6 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 FUNCTIONS = _functions()
 """Functions that a source may call, by name."""
-
-
-class Value(NamedTuple):
-    """A tensor that an operation reads or writes.
-
-    Args:
-        name: number of the value; equal for the operation that writes it and those that read it.
-        storage: number of its memory; a view has that of what it views.
-        strides: distance in elements from one index of a dimension to the next.
-        is_parameter: True for weights, buffers, and values computed from these alone, which do not grow with the batch.
-    """
-
-    name: int
-    storage: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    is_parameter: bool
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-
-class Operation(NamedTuple):
-    """A call of the source.
-
-    Args:
-        kind: last part of the function's name, such as `conv2d`; operators by their functions, such as `add`.
-        reads: tensors among its arguments, in their order.
-        constants: its other arguments, `{position or name: value}`.
-        is_view: True if its result shares the memory of an argument and nothing is written.
-    """
-
-    kind: str
-    reads: tuple[Value, ...]
-    writes: tuple[Value, ...]
-    constants: dict[int | str, Any]
-    is_view: bool
 
 
 class Weight(NamedTuple):
@@ -173,19 +129,15 @@ class FxSource:
         raise ValueError(f"{self.where}/model.py: it has no function forward")
 
 
-def read_sources(path: Path | str) -> Iterator[FxSource]:
-    """Read samples as `stream_sources`, by name."""
-    yield from sorted(stream_sources(path), key=lambda each: each.where)
-
-
-def stream_sources(path: Path | str) -> Iterator[FxSource]:
-    """Read the samples of `graphnet*.tar.xz`, or of a folder at any depth, one by one in the order of the files.
+def read_sources(path: Path | str) -> list[FxSource]:
+    """Read the samples of `graphnet*.tar.xz`, or of a folder at any depth, by name.
 
     Raises:
         ValueError: the archive is cut off, or a sample lacks one of its two files; the message names it.
     """
     path = Path(path)
     waiting: dict[str, dict[str, str]] = {}
+    sources = []
     for name, content in dataset_files(path, WANTED, "GraphNet"):
         folder, stem = PurePosixPath(name).parent, PurePosixPath(name).stem
         texts = waiting.setdefault(str(folder), {})
@@ -195,15 +147,10 @@ def stream_sources(path: Path | str) -> Iterator[FxSource]:
             raise ValueError(f"{path}: {name} is not UTF-8 text: {error.reason}") from error
         if len(texts) == 2:
             del waiting[str(folder)]
-            yield FxSource(folder.name, texts["model"], texts["weight_meta"], str(path / folder.parent))
+            sources.append(FxSource(folder.name, texts["model"], texts["weight_meta"], str(path / folder.parent)))
     for name in sorted(waiting):
         raise ValueError(f"{path}: {name} has no {'weight_meta' if 'model' in waiting[name] else 'model'}.py")
-
-
-def sample_names(path: Path | str) -> list[str]:
-    """List the names of the samples in the order of the files; raise ValueError if the archive is cut off."""
-    files = dataset_files(Path(path), WANTED, "GraphNet")
-    return [PurePosixPath(name).parent.name for name, _ in files if PurePosixPath(name).stem == "model"]
+    return sorted(sources, key=lambda each: each.where)
 
 
 def parse_weights(text: str, where: str) -> dict[str, Weight]:
@@ -252,220 +199,3 @@ def _tree(text: str, where: str) -> ast.Module:
 def is_parameter_input(name: str) -> bool:
     """True if an input is a weight or a buffer of the model."""
     return "parameters" in name or "buffers" in name or "self_" in name
-
-
-def is_image_input(name: str, weight: Weight) -> bool:
-    """True if an input is a batch of images."""
-    return len(weight.shape) == 4 and not is_parameter_input(name)
-
-
-def operator_graph(source: FxSource, image_size: int | None = None, is_channels_last: bool = False) -> list[Operation]:
-    """Return the operations of a program for one sample of input, in order, with the shape of every value.
-
-    Args:
-        image_size: height and width of the images, the input of four dimensions that is no weight; None = the source's.
-        is_channels_last: True if images and results of 2-D convolutions lie in NHWC, which the strides of values show.
-
-    Raises:
-        ValueError: a call is none of those that may be applied, or shapes contradict; the message names file and line.
-
-    Examples:
-        >>> block = "class {0}:\\n name = '{0}'\\n shape = {1}\\n dtype = 'torch.float32'\\n"
-        >>> model = "def forward(self, x, w):\\n y = torch.conv2d(x, w, None, (2, 2), (1, 1), (1, 1), 1)\\n return y"
-        >>> source = FxSource("small", model, block.format("x", [1, 3, 8, 8]) + block.format("w", [4, 3, 3, 3]))
-        >>> [(operation.kind, operation.writes[0].shape) for operation in operator_graph(source)]
-        [('conv2d', (1, 4, 4, 4))]
-    """
-    weights, forward = source.inputs, source.forward
-    names = [each.arg for each in forward.args.args if each.arg != "self"]
-    for name in names:
-        if name not in weights:
-            raise ValueError(f"{source.where}/model.py: input {shown(name)} is not in its weight_meta.py")
-    given = {name: weights[name] for name in names}
-    record = _Record(f"{source.where}/model.py", given, image_size, is_channels_last)
-    with torch.no_grad(), torch.device("meta"):
-        return record.run(forward)
-
-
-class _Record:
-    """Applies the calls of a source to meta tensors and records them."""
-
-    def __init__(
-        self, where: str, weights: Mapping[str, Weight], image_size: int | None, is_channels_last: bool
-    ) -> None:
-        self.where = where
-        self.is_channels_last = is_channels_last
-        self.operations: list[Operation] = []
-        self.values: dict[int, Value] = {}
-        self.alive: list[Tensor] = []  # values are identified by address: none may be freed
-        self.storages: dict[int, int] = {}
-        self.names: dict[str, Any] = {"Ellipsis": Ellipsis}
-        for name, weight in weights.items():
-            self.names[name] = self._input(name, weight, image_size)
-
-    def _input(self, name: str, weight: Weight, image_size: int | None) -> Any:
-        is_image = is_image_input(name, weight)
-        if re.fullmatch(r"s\d+", name):
-            return 1  # the batch, the only size that the sources keep as a symbol
-        if weight.data is not None and not weight.shape and len(weight.data) == 1:
-            return torch.tensor(weight.data[0], dtype=weight.dtype)
-        shape = (1, weight.shape[1], image_size, image_size) if is_image and image_size else weight.shape
-        tensor = torch.empty(shape, dtype=weight.dtype, device="meta")
-        if is_image and self.is_channels_last:
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-        self._value(tensor, is_parameter_input(name))
-        return tensor
-
-    def _value(self, tensor: Tensor, is_parameter: bool) -> Value:
-        value = self.values.get(id(tensor))
-        if value is None:
-            self.alive.append(tensor)
-            address = tensor.untyped_storage()._cdata
-            storage = self.storages.setdefault(address, len(self.storages))
-            value = Value(len(self.alive), storage, tuple(tensor.shape), tensor.stride(), tensor.dtype, is_parameter)
-            self.values[id(tensor)] = value
-        return value
-
-    def run(self, forward: ast.FunctionDef) -> list[Operation]:
-        for line in forward.body:
-            try:
-                if isinstance(line, ast.Assign):
-                    value = self._evaluate(line.value)
-                    for target in line.targets:
-                        self._assign(target, value)
-                elif isinstance(line, ast.AugAssign) and isinstance(line.target, ast.Name):
-                    value = self._binary(line.op, self._evaluate(line.target), self._evaluate(line.value))
-                    self._assign(line.target, value)
-                elif isinstance(line, ast.Expr):
-                    self._evaluate(line.value)
-                elif isinstance(line, ast.Return):
-                    if line.value is not None:
-                        self._evaluate(line.value)
-                    break
-                else:
-                    raise ValueError(f"{type(line).__name__} is no statement of an FX source")
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
-                    MemoryError) as error:  # fmt: skip
-                raise ValueError(f"{self.where}, line {line.lineno}: {plain(error)}") from error
-        return self.operations
-
-    def _assign(self, target: ast.expr, value: Any) -> None:
-        if isinstance(target, ast.Name):
-            self.names[target.id] = value
-        elif isinstance(target, ast.Tuple | ast.List):
-            if isinstance(value, Tensor) and value.dim() and len(value) != len(target.elts):  # before it is listed
-                raise ValueError(f"{len(value)} values for {len(target.elts)} names")
-            parts = [None] * len(target.elts) if value is None else list(value)
-            if len(parts) != len(target.elts):
-                raise ValueError(f"{len(parts)} values for {len(target.elts)} names")
-            for each, part in zip(target.elts, parts, strict=True):
-                self._assign(each, part)
-        elif isinstance(target, ast.Subscript):
-            place = self._evaluate(target.slice)
-            self._record("setitem", operator.setitem, (self._evaluate(target.value), place, value), {})
-        else:
-            raise ValueError(f"{ast.unparse(target)[:60]} is assigned to")
-
-    def _evaluate(self, node: ast.expr) -> Any:
-        match node:
-            case ast.Constant(value=value):
-                return value
-            case ast.Name(id=name):
-                if name not in self.names:
-                    raise ValueError(f"{name} has no value")
-                return self.names[name]
-            case ast.Tuple(elts=elements):
-                return tuple(self._evaluate(each) for each in elements)
-            case ast.List(elts=elements):
-                return [self._evaluate(each) for each in elements]
-            case ast.UnaryOp(op=sign, operand=operand):
-                function = UNARY[type(sign)]
-                return self._record(function.__name__, function, (self._evaluate(operand),), {})
-            case ast.BinOp(op=sign, left=left, right=right):
-                return self._binary(sign, self._evaluate(left), self._evaluate(right))
-            case ast.Compare(left=left, ops=[sign], comparators=[right]):
-                return self._binary(sign, self._evaluate(left), self._evaluate(right))
-            case ast.Subscript():
-                read = (self._evaluate(node.value), self._evaluate(node.slice))
-                return self._record("getitem", operator.getitem, read, {})
-            case ast.Slice(lower=lower, upper=upper, step=step):
-                return slice(*(None if each is None else self._evaluate(each) for each in (lower, upper, step)))
-            case ast.Attribute():
-                return self._attribute(node)
-            case ast.Call():
-                return self._call(node)
-        raise ValueError(f"{type(node).__name__} is no expression of an FX source")
-
-    def _attribute(self, node: ast.Attribute) -> Any:
-        dtype = _dtype(ast.unparse(node))
-        if dtype is not None:
-            return dtype
-        tensor = self._evaluate(node.value)
-        if isinstance(tensor, Tensor) and node.attr in ("shape", "dtype", "device", "ndim", "T", "mT"):
-            return getattr(tensor, node.attr)
-        raise ValueError(f"{ast.unparse(node)[:60]} is not an attribute that may be read")
-
-    def _binary(self, sign: ast.AST, left: Any, right: Any) -> Any:
-        function = BINARY.get(type(sign))
-        if function is None:
-            raise ValueError(f"operator {type(sign).__name__} may not be applied")
-        if not isinstance(left, Tensor) and not isinstance(right, Tensor):
-            if not isinstance(left, int | float) or not isinstance(right, int | float):
-                raise ValueError(f"{type(left).__name__} {type(sign).__name__} {type(right).__name__}")
-            if max(abs(left), abs(right)) > 2**63:
-                raise ValueError(f"a number is larger than {2**63}")
-            if isinstance(sign, ast.Pow) and (abs(left) > 2**40 or abs(right) > 8):
-                raise ValueError(f"{left} ** {right} is too large")
-        return self._record(OPERATORS.get(function, function.__name__), function, (left, right), {})
-
-    def _call(self, node: ast.Call) -> Any:
-        if any(isinstance(each, ast.Starred) for each in node.args) or any(each.arg is None for each in node.keywords):
-            raise ValueError("a call with * or **")
-        name = ast.unparse(node.func)
-        if name in IGNORED:
-            return None
-        if name == "device":
-            return torch.device("meta")
-        named: dict[str, Any] = {str(each.arg): self._evaluate(each.value) for each in node.keywords}
-        if name in FUNCTIONS:
-            if "device" in named:
-                named["device"] = torch.device("meta")
-            arguments = tuple(self._evaluate(each) for each in node.args)
-            return self._record(name.rpartition(".")[2], FUNCTIONS[name], arguments, named)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
-            tensor = self._evaluate(node.func.value)
-            if isinstance(tensor, Tensor):
-                arguments = tuple(self._evaluate(each) for each in node.args)
-                return self._record(node.func.attr, getattr(Tensor, node.func.attr), (tensor, *arguments), named)
-        raise ValueError(f"{name[:80]} is not a function that may be called")
-
-    def _record(
-        self, kind: str, function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
-        everything: dict[int | str, Any] = dict(enumerate(positional)) | named
-        reads = [each for part in everything.values() for each in _tensors(part)]
-        versions = [each._version for each in reads]
-        result = function(*positional, **named)
-        if self.is_channels_last and kind == "conv2d" and result.is_meta:
-            result = result.contiguous(memory_format=torch.channels_last)
-        writes = _tensors(result) or ([positional[0]] if kind == "setitem" else [])
-        if not any(each.is_meta for each in (*reads, *writes)):
-            return result
-        is_parameter = all(each.is_parameter for each in map(self.values.get, map(id, reads)) if each)
-        inputs = tuple(self._value(each, True) for each in reads if each.is_meta)
-        is_changed = any(each._version != before for each, before in zip(reads, versions, strict=True))
-        if is_changed:  # an operation in place writes a new value in the old memory
-            for each in writes:
-                self.values.pop(id(each), None)
-        outputs = tuple(self._value(each, is_parameter) for each in writes if each.is_meta)
-        memories = {each.storage for each in inputs}
-        is_view = not is_changed and bool(outputs) and all(each.storage in memories for each in outputs)
-        constants = {place: part for place, part in everything.items() if not _tensors(part)}
-        self.operations.append(Operation(kind, inputs, outputs, constants, is_view))
-        return result
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [each for part in value for each in _tensors(part)] if isinstance(value, tuple | list) else []

@@ -7,4 +7,4 @@ device, the expert's layers in blocks, METIS for Scotch and MinCut, and ColocRL,
 from experiments.reproductions.placement_tables import command_line
 
 if __name__ == "__main__":
-    command_line("hdp", __doc__, ["colocrl", "hdp"])
+    command_line("hdp", __doc__, [f"experiments.reproductions.{name}.method:{name}" for name in ("colocrl", "hdp")])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,14 +98,13 @@ def variants(task: str) -> dict[str, tuple[str, ...]]:
     return {ALL: names, **without, "none": ()}
 
 
-def run(measured: dict[str, Task], seeds: int, done: Found) -> Iterator[None]:
-    """Fill `done`, a figure between one stop and the next; what is there is not done again."""
+def run(measured: dict[str, Task], seeds: int) -> Found:
+    """Return the figures of every variant of each task."""
+    found: Found = {task: {name: [] for name in variants(task)} for task in measured}
     todo = [(seed, task, name) for seed in range(seeds) for task in measured for name in variants(task)]
     for seed, task, name in tqdm(todo, dynamic_ncols=True):
-        found = done.setdefault(task, {}).setdefault(name, [])
-        if len(found) <= seed:
-            found.append(measured[task](variants(task)[name], seed))
-            yield
+        found[task][name].append(measured[task](variants(task)[name], seed))
+    return found
 
 
 def row(values: list[float], base: list[float]) -> dict[str, Any]:
@@ -126,22 +125,14 @@ def main() -> None:
     if options.seeds < 2:
         raise SystemExit(f"--seeds is {options.seeds}; an interval needs two or more")
     keep_freed_memory()
-    part = options.json.with_suffix(".part.json")
-    before = json.loads(part.read_text()) if part.exists() else {}  # of an earlier run that was stopped
-    done: Found = before["done"] if before.get("steps") == options.steps else {}
-    for _ in run(tasks(options.data, options.steps), options.seeds, done):
-        part.write_text(json.dumps({"steps": options.steps, "done": done}))
-    rows = {
-        task: {name: row(each[: options.seeds], found[ALL][: options.seeds]) for name, each in found.items()}
-        for task, found in done.items()
-    }
+    found = run(tasks(options.data, options.steps), options.seeds)
+    rows = {task: {name: row(each, of_task[ALL]) for name, each in of_task.items()} for task, of_task in found.items()}
     command = f"python -m experiments.reproductions.kaggle.hlo_features --seeds {options.seeds} --steps {options.steps}"
     result = {
         "tasks": rows, "unet_3d_ceiling": noise_ceiling(read(options.data / UNET)).tau, "seeds": options.seeds,
         "steps": options.steps, "machine": machine_record(), "command": command,
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

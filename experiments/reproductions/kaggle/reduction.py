@@ -3,7 +3,7 @@
     python -m experiments.reproductions.kaggle.reduction --seeds 3
 
 The encoder, the head and the loss are those of `experiments/configs/alexnet_layout.yaml`, trained for fewer steps. The
-split is that of `experiments.bench.alexnet`; tau is that of the 1000 configurations of its test part. Updates are
+split holds out 1000 configurations for validation and 1000 for the test; tau is that of the test part. Updates are
 states of nodes computed by the layers in one step, forward, compared with those of the whole graph when every node is
 computed under every configuration. Segments are those of the configuration: some are fresh, the others are encoded too,
 without gradient. A loss of tau is the mean over seeds of what the whole graph scores more, from the same seed.

@@ -1,5 +1,5 @@
-"""Placement problems that others published (MSR, DOPPLER, Moirai, PipeDream, Piper, WfFormat).
+"""MSR's cost graphs (Tarnawski et al., NeurIPS 2020): a file goes in; plans, experts' splits and lower bounds come out.
 
-A file of one of these formats goes in; a plan, a lower bound and proofs come out. `formats.py` reads the files,
-`problem.py` puts them on a machine, `placing.py` places them.
+`cost_graphs.py` reads files, `published.py` has the published latency and a search by it, `branching.py` a lower bound
+of the simulated makespan by branch and bound, `table.py` the study.
 """

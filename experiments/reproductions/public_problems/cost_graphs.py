@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gst.execution.costs import Costs, Storages
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, Storages
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.task import Task

@@ -1,341 +1,115 @@
-"""A published problem placed: every baseline, annealing for a stated time, the lower bound and the gap to it."""
+"""Tasks as branch and bound reads them, with prices of time and bytes from a linear program."""
 
 from __future__ import annotations
 
-import json
-import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
 
-from experiments.reproductions.public_problems.annealing import anneal, refine
-from experiments.reproductions.public_problems.baselines import baselines
-from experiments.reproductions.public_problems.bounds import lower_bound
-from experiments.reproductions.public_problems.certificate import Certificate, certify, certify_published, words
-from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, task_of_cost_graph
-from experiments.reproductions.public_problems.formats import read_public_graph
-from experiments.reproductions.public_problems.problem import Problem, public_problem
-from experiments.reproductions.public_problems.proofs import prove
-from experiments.reproductions.public_problems.published import PublishedObjective, search_published
-from experiments.reproductions.public_problems.schedules import Schedule
-from experiments.reproductions.public_problems.task_file import TaskFile, is_task_file
-from gst.lowering.plan import Plan, priority_of
-from gst.machine.devices import machine_record, parse_bytes
-from gst.placement.api.plan_trace import trace_of, trace_of_task
-from gst.placement.baselines.arrays import moved
-from gst.placement.objectives import Objective, Planned, SimulatedObjective
-from gst.placement.planning import check_fits, plan_all
-from gst.placement.task import save_plan
-from gst.simulation.copies import Copies
-from gst.util.progress import Bars, Progress, no_progress
-from gst.util.writing import atomic_write, write_json
+from experiments.reproductions.public_problems.branching_kernels import Placing
+from gst.placement.baselines.list_schedules import in_groups, task_scheduled
+from gst.placement.baselines.units import unit_times_us
+from gst.placement.task import Task
 
-NEAR = 1e-9  # shares by which times that are equal may differ
-SHARE = 0.3  # of the time of a search that goes to plans of a policy, before annealing
-MANY = 1_000  # operations, from which on windows of the schedule are annealed before the whole schedule
-WINDOWS = 0.9  # of the time after the policy that these have then
-PER_UNIT_US = {"s": 1e6, "ms": 1e3}
-
-Proposer = Callable[[Problem, float, int], dict[str, Schedule]]
-"""Called with a problem, seconds and a seed: plans of a policy by name, for annealing to begin with."""
+MOST_VARIABLES = 100_000  # of the linear program
 
 
-def place_public(
-    problem: Problem,
-    seconds: float = 5.0,
-    seed: int = 0,
-    proof_s: float = 0.0,
-    progress: Progress = no_progress,
-    proposer: Proposer | None = None,
-    chosen: Callable[[Schedule], None] = lambda _: None,
-) -> tuple[dict[str, Any], Schedule]:
-    """Place a published problem: the result for JSON, and the best plan.
+def placing_of(task: Task) -> Placing:
+    """Return a task as the kernels of branch and bound read it. Of memory only resident bytes count."""
+    view, apart = task_scheduled(task, handed_over=False), task.taken_apart()
+    sizes = np.bincount(apart.colocation, apart.resident_bytes.astype(np.float64), apart.num_groups)
+    arrays = in_groups(view.arrays, apart.colocation, sizes)
+    memory, limits, use = arrays.memory, arrays.limits[arrays.memory], view.use
+    alike = classes(arrays.times, limits, (arrays.fixed, arrays.per_amount), use)
+    own, shared = np.full((1, use.shape[1]), 1 / use.shape[1]), np.zeros((1, len(arrays.limits)))
+    if use.sum() == len(use) == use.shape[1] == len(arrays.limits):
+        of_time, of_bytes = prices(unit_times_us(apart, apart.colocation), sizes, limits, alike)
+        own, shared = of_time @ use, np.zeros(of_bytes.shape)
+        shared[:, memory] = of_bytes
+    return Placing(arrays, use, np.ascontiguousarray(own, np.float64), shared, np.zeros(len(arrays.limits)), alike)
+
+
+def classes(
+    times: Float64[np.ndarray, "devices nodes"], limits: Float64[np.ndarray, " devices"],
+    links: tuple[Float64[np.ndarray, "devices devices"], ...], use: Bool[np.ndarray, "devices cores"],
+) -> Int64[np.ndarray, " devices"]:  # fmt: skip
+    """Return the class of each device: those of one class are interchangeable. A device that shares cores is alone.
 
     Args:
-        seconds: of search: of annealing, from the best baseline on. From `MANY` operations on it anneals windows of the
-            schedule first, see `gst.placement.search.windows`.
-        proposer: of plans that annealing may begin with too; it has `SHARE` of the seconds, annealing what is left.
-        proof_s: seconds for a better bound in the end, see `experiments.reproductions.public_problems.proofs`.
-        chosen: told the best plan of the search before anything is proved.
-
-    Returns:
-        `graph`, `format`, `machine`, `num_nodes`, `num_edges`, `devices`, `unit`, `notes`, `plans` (`makespan`, `ratio`
-        to the best plan, `gap` to the bound, `reason` where it is not admitted, `seconds`), `best`, `objective`,
-        `lower_bound`, `bound_by`, `gap`, `steps` of annealing, `proved`, `certificate`.
-
-    Raises:
-        ValueError: no baseline fits the memories.
+        limits: of the memory of each device.
+        links: of each two devices.
+        use: true where a device takes a core.
     """
-    progress("baselines", 0, 1000)
-    times = {"baselines": time.perf_counter()}
-    plans = baselines(problem, seed)
-    times["baselines"] = time.perf_counter() - times["baselines"]
-    admitted = {name: plan for name, plan in plans.items() if not plan.reason}
-    if not admitted:
-        why = next(iter(plans.values())).reason if plans else "the machine has no device"
-        raise ValueError(f"no plan of {problem.graph.name} fits {problem.machine}: {why}; add devices or memory")
-    start = min(admitted.values(), key=lambda plan: plan.makespan)
-    bound, by, steps = lower_bound(problem), "chains and work", 0
-    if seconds > 0 and start.makespan > bound * (1 + NEAR):
-        anneal(problem, start, steps=1)  # compiled before the clock starts
-        left = seconds
-        if proposer is not None:
-            proposer(problem, 0.0, seed)
-            begun = time.perf_counter()
-            proposals = proposer(problem, SHARE * seconds, seed)
-            left -= time.perf_counter() - begun
-            plans |= proposals
-            times |= dict.fromkeys(list(proposals)[-1:], seconds - left)
-            start = min([start, *proposals.values()], key=lambda plan: plan.makespan)
-        if left > 0 and problem.num_nodes >= MANY and len(problem.devices) > 1 and not problem.graph.first_come:
-            refine(problem, start, steps=problem.num_nodes)  # compiled before the clock starts
-            begun = time.perf_counter()
-            start, _ = refine(problem, start, WINDOWS * left, seed=seed, progress=progress)
-            plans["windows"] = start
-            times["windows"] = time.perf_counter() - begun
-            left -= times["windows"]
-        if left > 0:
-            begun = time.perf_counter()
-            plans["annealing"], steps = anneal(problem, start, left, seed=seed, progress=progress)
-            times["annealing"] = time.perf_counter() - begun
-    best = min(plans, key=lambda name: plans[name].makespan if not plans[name].reason else np.inf)
-    chosen(plans[best])
-    begun = time.perf_counter()
-    if proof_s > 0 and plans[best].makespan > bound * (1 + NEAR):
-        progress("proving", 0, 1000)
-        proof = prove(problem, plans[best], bound, proof_s, seed)
-        bound, by = proof.bound, proof.bound_by or by
-        plans |= proof.plans
-        best = min((best, *proof.plans), key=lambda name: plans[name].makespan)
-    took = time.perf_counter() - begun
-    objective = plans[best].makespan
-    rows = {
-        name: {
-            "makespan": None if plan.reason else plan.makespan,
-            "ratio": None if plan.reason else _ratio(plan.makespan, objective),
-            "gap": None if plan.reason else _ratio(plan.makespan, bound) - 1,
-            **({"reason": plan.reason} if plan.reason else {}),
-            **({"seconds": times[name]} if name in times else {}),
-        }
-        for name, plan in plans.items()
-    }
-    bound = min(bound, objective)  # of rounding
-    graph = problem.graph
-    used = np.bincount(plans[best].home, graph.sizes, len(problem.devices)).astype(np.int64)
-    limits = [int(limit) if np.isfinite(limit) else None for limit in problem.arrays.limits]
-    certificate = Certificate(
-        bound, by, objective, graph.unit, took, dict(zip(problem.devices, used.tolist(), strict=True)),
-        dict(zip(problem.devices, limits, strict=True)), "file",
-    )  # fmt: skip
-    return {
-        "graph": graph.name, "format": graph.format, "machine": problem.machine, "num_nodes": graph.num_nodes,
-        "num_edges": graph.edges.shape[1], "devices": list(problem.devices), "unit": graph.unit,
-        "notes": list(problem.notes), "plans": rows, "best": best, "objective": objective, "lower_bound": bound,
-        "bound_by": by, "gap": _ratio(objective, bound) - 1, "proved": objective <= bound * (1 + 1e-6), "steps": steps,
-        "seconds": seconds, "seed": seed, "runtime": "simulated", "host": machine_record(),
-        "baselines_s": times["baselines"], "certificate": certificate.to_dict(),
-    }, plans[best]  # fmt: skip
-
-
-def _ratio(time_taken: float, other: float) -> float:
-    return time_taken / other if other > 0 else 1.0 if time_taken <= 0 else float("inf")
-
-
-def add_place(commands: Any, command: Callable[..., ArgumentParser]) -> None:
-    """Add `place` to the parser; `command` is `gst.cli.add_command`."""
-    name = "python -m experiments.reproductions.public_problems place"
-    place = command(
-        commands, "place", place_by_options,
-        "place a published problem on a simulated machine, or a graph of MSR by its published latency",
-        f"{name} chain_mm_112nodes.txt --machine gpus:4 --seconds 10    # DOPPLER's, and five other formats\n"
-        f"{name} bert24_inference.json --json runs/bert24.json",
-    )  # fmt: skip
-    place.add_argument(
-        "file", type=Path, help="of DOPPLER, Moirai (.xls), PipeDream, Piper, MSR or WfFormat, or of task_file.py"
-    )
-    place.add_argument("--machine", metavar="NAME:K", help="gpus:4, cores:8")
-    place.add_argument("--memory-limit", metavar="BYTES", help="of each device, in place of the limit of the file")
-    place.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of search (default: %(default)g)")
-    place.add_argument(
-        "--policy", default="shipped", metavar="FILE",
-        help="weights of train-policy whose plans annealing begins with: a file, 'shipped' or 'none' (%(default)s)",
-    )  # fmt: skip
-    place.add_argument(
-        "--proof", type=float, default=5.0, metavar="S",
-        help="seconds for a better lower bound: mixed-integer program, branch and bound, and up to 200 operations "
-        "CP-SAT, if ortools is installed; 0 = chains and work alone (default: %(default)g)",
-    )  # fmt: skip
-    place.add_argument(
-        "--methods",
-        default="annealing",
-        help="for the published latency, besides its own search (default: %(default)s)",
-    )
-    place.add_argument("--evaluations", type=int, default=2_000, metavar="N", help="of each of these (%(default)s)")
-    place.add_argument("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
-    place.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as a Chrome trace")
-    place.add_argument("--out", type=Path, metavar="DIR", help="for plan.json (default: runs/place/FILE)")
-
-
-def place_by_options(options: Namespace) -> dict[str, Any]:
-    """Place a file, print the plans, and write `plan.json`.
-
-    Raises:
-        ValueError: an option is out of range, the file is not readable (see `read_public_graph`), there is no such
-            machine, or no plan fits it.
-    """
-    for name in ("seconds", "proof"):
-        if not 0 <= getattr(options, name) < float("inf"):
-            raise ValueError(f"--{name} is {getattr(options, name)}, want 0 or more")
-    path = (options.out or Path("runs/place") / options.file.stem) / "plan.json"
-    with Bars() as bars:
-        if options.machine is None:
-            result, trace = _place_by_latency(options, path, bars.show)
+    shares = (use.astype(np.int64) @ use.T).sum(1) > use.sum(1)
+    result = np.full(len(times), -1)
+    for device in range(len(times)):
+        for first in range(device):
+            exchanged = np.arange(len(times))
+            exchanged[[first, device]] = device, first
+            same_links = all((link == link[np.ix_(exchanged, exchanged)]).all() for link in links)
+            same = same_links and limits[first] == limits[device] and (times[first] == times[device]).all()
+            if same and not shares[first] and not shares[device]:
+                result[device] = result[first]
+                break
         else:
-            result, trace = _place_on_machine(options, path, bars.show)
-    if options.trace is not None:
-        write_json(options.trace, trace)
-    print(table(result))
-    print(words(result["certificate"]))
-    print(f"The plan is in {path}")
-    return {"command": options.command, **result, "plan_file": str(path)}
+            result[device] = result.max(initial=-1) + 1
+    return result
 
 
-def _place_on_machine(options: Namespace, path: Path, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
-    from experiments.reproductions.public_problems.proposing import proposer_of
-    from experiments.reproductions.public_problems.weights import load_weights
-
-    proposer = None
-    if options.policy != "none":
-        proposer = proposer_of(load_weights(None if options.policy == "shipped" else Path(options.policy)))
-    limit = parse_bytes(options.memory_limit) if options.memory_limit else None
-    problem = public_problem(read_public_graph(options.file), options.machine, limit)
-    result, plan = place_public(
-        problem, options.seconds, options.seed, options.proof, progress, proposer,
-        lambda plan: save_public_plan(problem, plan, path),
-    )  # fmt: skip
-    save_public_plan(problem, plan, path, result["certificate"])
-    return result, trace_of_schedule(problem, plan)
-
-
-def _place_by_latency(options: Namespace, path: Path, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Place a graph on its own devices: of MSR by its published latency, others and backward passes by simulation."""
-    graph = None if is_task_file(options.file) else _msr_graph(options.file)
-    task = TaskFile(options.file).task() if graph is None else task_of_cost_graph(graph)
-    is_published = graph is not None and not graph.backward.any()
-    objective: Objective = PublishedObjective(graph) if is_published else SimulatedObjective(task)
-    methods = [name for name in options.methods.split(",") if name]
-    planned = plan_all(task, objective, methods, options.evaluations, seed=options.seed, progress=progress)
-    if is_published:
-        plan = search_published(graph, options.seed)
-        planned["contiguous"] = Planned(plan, float(objective([plan])[0]), 0.0, 0)
-    check_fits(task, planned)
-    took = {name: each.expected_ms for name, each in planned.items()}
-    best = min((name for name in took if np.isfinite(took[name])), key=took.__getitem__)
-    chosen = planned[best].plan
-    assert chosen is not None
-    proof = (options.proof, None, options.seed)
-    certificate = (
-        certify_published(graph, chosen, options.proof, options.seed) if is_published else certify(task, chosen, *proof)
-    )
-    bound = certificate.bound
-    rows = {
-        name: {"makespan": ms, "ratio": _ratio(ms, took[best]), "gap": _ratio(ms, bound) - 1}
-        if np.isfinite(ms) else {"makespan": None, "ratio": None, "gap": None, "reason": "not admitted"}
-        for name, ms in took.items()
-    }  # fmt: skip
-    save_plan(chosen, task, path, certificate=certificate.to_dict())
-    return {
-        "graph": task.name, "format": "times" if graph is None else "msr", "machine": "its own devices",
-        "num_nodes": task.num_nodes, "num_edges": task.graph.edges.shape[1], "devices": list(task.names), "unit": "ms",
-        "notes": ["by the published latency"] if is_published else [], "plans": rows, "best": best,
-        "objective": took[best], "lower_bound": bound, "bound_by": certificate.bound_by, "gap": certificate.gap,
-        "proved": certificate.proved, "certificate": certificate.to_dict(),
-    }, trace_of_task(task, chosen)  # fmt: skip
-
-
-def _msr_graph(path: Path) -> CostGraph:
-    try:
-        return read_cost_graph(path)
-    except ValueError as error:
-        try:
-            other = read_public_graph(path).format
-        except ValueError:
-            raise error from None
-        raise ValueError(f"{path} is of the format {other}, which needs a machine; add --machine gpus:4, say") from None
-
-
-def save_public_plan(
-    problem: Problem, plan: Schedule, path: Path, certificate: Mapping[str, Any] | None = None
-) -> None:
-    """Write a plan as JSON: `devices`, `placement` and `priority` as `Plan.load` reads them (each device runs the
-    operations of greatest priority first, and waits for them), `nodes` by name, `begin` and `end` in `unit`, and the
-    `certificate` once there is one."""
-    placed = Plan(problem.devices, plan.home, priority_of(plan.order))
-    scale = problem.graph.scale
-    record = {
-        **placed.to_dict(), "graph": problem.graph.name, "format": problem.graph.format, "machine": problem.machine,
-        "unit": problem.graph.unit, "makespan": plan.makespan, "nodes": list(problem.graph.ids),
-        "begin": (plan.begin / scale).tolist(), "end": (plan.end / scale).tolist(),
-        **({} if certificate is None else {"certificate": certificate}),
-    }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(json.dumps(record))
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """The result of `place_public` for people: a line for each plan, the fastest first."""
-    plans, unit = result["plans"], result["unit"]
-    width = max(map(len, plans))
-    lines = [
-        f"{result['graph']} ({result['format']}): {result['num_nodes']:,} operations, {result['num_edges']:,} edges on "
-        f"{result['machine']}, simulated",
-        *(f"  {note}" for note in result["notes"]),
-        f"{'plan':<{width}}  {unit:>14}  / best  over bound",
-    ]
-    ran = {name: plan for name, plan in plans.items() if plan["makespan"] is not None}
-    for name, plan in sorted(ran.items(), key=lambda item: item[1]["makespan"]):
-        lines.append(f"{name:<{width}}  {plan['makespan']:>14,.6g}  {plan['ratio']:6.3f}  {plan['gap']:9.1%}")
-    lines += [f"{name:<{width}}  {plan['reason']}" for name, plan in plans.items() if plan["makespan"] is None]
-    gap = "which is proved to be the least" if result["proved"] else f"at most {result['gap']:.2%} above the least"
-    return "\n".join([
-        *lines,
-        f"no plan takes less than {result['lower_bound']:,.6g} ({result['bound_by']}); "
-        f"the best, {result['best']}, takes {result['objective']:,.6g}, {gap}",
-    ])  # fmt: skip
-
-
-def trace_of_schedule(problem: Problem, schedule: Schedule) -> dict[str, Any]:
-    """Return the schedule of a published problem as a Chrome trace; a time without a unit is drawn as milliseconds.
+def prices(
+    times: Float64[np.ndarray, "devices groups"], sizes: Float64[np.ndarray, " groups"],
+    limits: Float64[np.ndarray, " devices"], alike: Int64[np.ndarray, " devices"],
+) -> tuple[Float64[np.ndarray, "sorts devices"], Float64[np.ndarray, "sorts devices"]]:  # fmt: skip
+    """Prices of a microsecond of each device, which add up to 1, and of a byte of its memory: equal prices, and the
+    dual of the linear program in which kinds of devices share groups at will. Every such price gives a sound bound.
 
     Args:
-        schedule: one that the problem admits.
+        times: of each group on each device, each of which has a core and a memory of its own.
+        sizes: bytes of each group.
+        limits: bytes of each device.
+        alike: class of each device.
+
+    Examples:
+        >>> some = prices(np.array([[1.0, 1.0], [3.0, 3.0]]), np.zeros(2), np.full(2, np.inf), np.array([0, 1]))
+        >>> some[0].round(2).tolist()
+        [[0.5, 0.5], [0.75, 0.25]]
     """
-    unit = problem.graph.unit
-    scale = PER_UNIT_US.get(unit, 1e3) / problem.graph.scale
-    producers, consumers = problem.graph.edges
-    here, there = schedule.home[producers], schedule.home[consumers]
-    took = np.array([
-        scale * moved(edge, a, b, problem.arrays) for edge, (a, b) in enumerate(zip(here, there, strict=True))
-    ])  # fmt: skip
-    moves = _moves(producers, there, scale * schedule.end[producers], took)
-    names, nodes = [str(each) for each in problem.graph.ids], np.arange(problem.num_nodes)
-    return trace_of(
-        f"{problem.graph.name} on {problem.machine}, simulated, {unit}", problem.devices, names,
-        ["operation"] * len(names), nodes, schedule.home, scale * schedule.begin, scale * schedule.end, moves,
-    )  # fmt: skip
-
-
-def _moves(
-    node: Int64[np.ndarray, " edges"], target: Int64[np.ndarray, " edges"], begin_us: Float64[np.ndarray, " edges"],
-    took_us: Float64[np.ndarray, " edges"],
-) -> Copies:  # fmt: skip
-    """Return the copies of edges that take time: a value goes to a device once, for all its readers there."""
-    moving = np.flatnonzero(took_us > 0)
-    pairs = np.stack([node[moving], target[moving]])
-    first = moving[np.unique(pairs, axis=1, return_index=True)[1]] if moving.size else moving
-    return Copies(node[first], target[first], begin_us[first], begin_us[first] + took_us[first])
+    devices, groups = times.shape
+    even = np.full((1, devices), 1 / devices), np.zeros((1, devices))
+    kinds, first, count = np.unique(alike, return_index=True, return_counts=True)
+    limited = np.flatnonzero(np.isfinite(limits[first]))
+    if (len(kinds) < 2 and not limited.size) or len(kinds) * groups > MOST_VARIABLES:
+        return even
+    kind, group = np.nonzero(np.isfinite(times[first]))
+    took, column = times[first][kind, group], np.arange(len(kind))
+    unit, large = max(took.mean(), 1e-9), max(float(sizes.max(initial=0.0)), 1e-9)
+    rows, columns, values = [kind], [column], [took / unit]
+    rows.append(np.arange(len(kinds)))
+    columns.append(np.full(len(kinds), len(kind)))
+    values.append(-count.astype(np.float64))
+    for row, each in enumerate(limited, start=len(kinds)):
+        mine = np.flatnonzero(kind == each)
+        rows.append(np.full(len(mine), row))
+        columns.append(mine)
+        values.append(sizes[group[mine]] / large)
+    shape = (len(kinds) + len(limited), len(kind) + 1)
+    table = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape).tocsr()
+    most = np.concatenate([np.zeros(len(kinds)), limits[first][limited] * count[limited] / large])
+    whole = coo_array((np.ones(len(kind)), (group, column)), shape=(groups, len(kind) + 1)).tocsr()
+    objective = np.zeros(len(kind) + 1)
+    objective[-1] = 1.0
+    solved = linprog(objective, table, most, whole, np.ones(groups), method="highs")
+    if solved.status != 0:
+        return even
+    dual = np.maximum(-solved.ineqlin.marginals, 0.0)
+    total = float(dual[: len(kinds)] @ count)
+    if total <= 0:
+        return even
+    of_bytes = np.zeros(len(kinds))
+    of_bytes[limited] = dual[len(kinds) :] * unit / large / total
+    classes = np.searchsorted(kinds, alike)
+    return (
+        np.vstack([even[0], dual[: len(kinds)][classes][None] / total]),
+        np.vstack([even[1], of_bytes[classes][None]]),
+    )

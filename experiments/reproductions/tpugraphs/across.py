@@ -2,9 +2,7 @@
 
     python -m experiments.reproductions.tpugraphs.across --seeds 5
 
-Trained on AlexNet's layouts, on those and tile sizes, and, if --programs names a folder of stores of measured plans
-(`gst.graphs.store.open_store`), on these too. The files have different columns; `common_columns` says what is made of
-them.
+Trained on AlexNet's layouts, and on those and tile sizes, whose different columns `common_columns` joins.
 
 `gnn` is SAGE under Graph Segment Training with ListMLE, alternately on graphs of each kind. `few columns` leaves a
 node its opcode and degrees, and without `messages` each node reads its own configuration alone. `ridge` and
@@ -24,8 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +88,16 @@ def trainings(kinds: Graphs) -> dict[str, list[str]]:
     return {" + ".join(["alexnet", *names[1:end]]): names[:end] for end in range(1, len(names) + 1)}
 
 
-def run(kinds: Graphs, unet: SegmentedGraph, seeds: int, steps: int, done: Found) -> Iterator[Found]:
-    """All that was found, after each training that was not `done` before."""
-    compared, taught = models(steps), trainings(kinds)
-    todo = [(seed, names, model) for seed in range(seeds) for names in taught for model in compared]
-    for seed, names, model in tqdm(todo, dynamic_ncols=True):
-        found = done.setdefault(names, {}).setdefault(model, {"taus": [], "known": []})
-        if len(found["taus"]) > seed:
-            continue
+def run(kinds: Graphs, unet: SegmentedGraph, seeds: int, steps: int) -> Found:
+    """Train every model on every training; return the taus of the U-Net and of what is held out of AlexNet."""
+    compared, taught, alexnet = models(steps), trainings(kinds), kinds["layout"][0]
+    found: Found = {names: {model: {"taus": [], "known": []} for model in compared} for names in taught}
+    for seed, names, model in tqdm(list(product(range(seeds), taught, compared)), dynamic_ncols=True):
         lessons, held = split(kinds, taught[names], seed)
-        scores, alexnet = compared[model](lessons, seed), kinds["layout"][0]
-        found["taus"].append(kendall_tau(scores(unet), unet.targets))
-        found["known"].append(kendall_tau(scores(alexnet)[held], alexnet.targets[held]))
-        yield done
+        scores = compared[model](lessons, seed)
+        found[names][model]["taus"].append(kendall_tau(scores(unet), unet.targets))
+        found[names][model]["known"].append(kendall_tau(scores(alexnet)[held], alexnet.targets[held]))
+    return found
 
 
 def split(kinds: Graphs, names: Sequence[str], seed: int) -> tuple[list[Lessons], np.ndarray]:
@@ -113,9 +109,8 @@ def split(kinds: Graphs, names: Sequence[str], seed: int) -> tuple[list[Lessons]
     return [[(alexnet, rest)], *everything[1:]], held
 
 
-def summary(found: dict[str, list[float]], seeds: int) -> dict[str, Any]:
-    """Of the first `seeds` seeds."""
-    taus, known = found["taus"][:seeds], found["known"][:seeds]
+def summary(found: dict[str, list[float]]) -> dict[str, Any]:
+    taus, known = found["taus"], found["known"]
     half = stats.t.ppf(0.975, len(taus) - 1) * stats.sem(taus) if len(taus) > 1 else float("nan")
     means = {"tau_mean": statistics.mean(taus), "interval": float(half), "known_mean": statistics.mean(known)}
     return {**means, "taus": taus, "known": known}
@@ -138,30 +133,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300, help="of the networks, on each kind of graphs")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/tpugraphs"), help="a folder as of TpuGraphs")
-    parser.add_argument("--programs", type=Path, help="a folder of stores of measured plans")
     parser.add_argument("--json", type=Path, default=Path("experiments/results/tpugraphs_across.json"))
     options = parser.parse_args()
     keep_freed_memory()
-    kinds, unet = read_all(options.data, options.programs)
-    part = options.json.with_suffix(".part.json")  # what an earlier run with as many steps has found
-    before = json.loads(part.read_text()) if part.exists() else {}
-    done: Found = before["found"] if before.get("steps") == options.steps else {}
-    for found in run(kinds, unet, options.seeds, options.steps, done):
-        part.write_text(json.dumps({"steps": options.steps, "found": found}))
-    rows = {
-        names: {model: summary(done[names][model], options.seeds) for model in models(options.steps)}
-        for names in trainings(kinds)
-    }
+    kinds, unet = read_all(options.data)
+    found = run(kinds, unet, options.seeds, options.steps)
+    rows = {names: {model: summary(each) for model, each in row.items()} for names, row in found.items()}
     ceiling = noise_ceiling(unet)
     command = f"python -m experiments.reproductions.tpugraphs.across --seeds {options.seeds} --steps {options.steps}"
     result = {
         "trained_on": rows, "ceiling": ceiling.tau, "ceiling_error": ceiling.standard_error,
         "chance": chance(unet.num_configs), "ridge_on_itself": on_itself(unet, options.seeds),
         "configs": unet.num_configs, "seeds": options.seeds, "steps": options.steps, "machine": machine_record(),
-        "command": command + (" --programs FOLDER" if options.programs else ""),
+        "command": command,
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    part.unlink(missing_ok=True)
     for names, row in rows.items():
         print(names, {model: round(each["tau_mean"], 3) for model, each in row.items()})
 

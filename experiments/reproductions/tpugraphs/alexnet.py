@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import rankdata
 from tqdm import tqdm
 
-from experiments.bench.alexnet import mlp, one_hot_states, ridge
 from experiments.reproductions.tpugraphs.ceiling import noise_ceiling
+from experiments.reproductions.tpugraphs.plain_models import mlp, one_hot_states, ridge
 from experiments.reproductions.tpugraphs.states import StateModel
 from gst.cost.metrics import kendall_tau, slowdown_at_k
 from gst.data.tpugraphs import read

@@ -87,7 +87,7 @@ class StateModel:
         return self
 
     def predict(self) -> Float64[np.ndarray, " configs"]:
-        """Runtimes of all configurations of the graph that it was fitted on."""
+        """Predict the runtimes of all configurations of the fitted graph."""
         return self._base + self._features[:, : len(self._costs)] @ self._costs
 
     def _choose_penalty(

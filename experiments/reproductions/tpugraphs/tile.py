@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
 from experiments.reproductions.tpugraphs.tile_features import tile_features
@@ -123,11 +125,8 @@ def raw_features(kernel: Kernel) -> np.ndarray:
 
 def methods() -> dict[str, Method]:
     """Return the compared methods by name."""
-    ridge, trees = _from_sklearn("linear_model", "Ridge"), _from_sklearn("ensemble", "GradientBoostingRegressor")
-    scaled = lambda seed: _from_sklearn("pipeline", "make_pipeline")(  # noqa: E731
-        _from_sklearn("preprocessing", "StandardScaler")(), ridge(alpha=1.0)
-    )
-    boosted = lambda seed: trees(subsample=0.8, random_state=seed)  # noqa: E731
+    scaled = lambda seed: make_pipeline(StandardScaler(), Ridge(alpha=1.0))  # noqa: E731
+    boosted = lambda seed: GradientBoostingRegressor(subsample=0.8, random_state=seed)  # noqa: E731
     one = network(Settings())
     return {
         "ours": ensemble(one, MEMBERS),
@@ -139,13 +138,6 @@ def methods() -> dict[str, Method]:
         "gradient boosting, tile features": regression(boosted, lambda kernel: kernel.features),
         "random": lambda known, held_out, seed: np.zeros(held_out.graph.num_configs),
     }
-
-
-def _from_sklearn(module: str, name: str) -> Any:
-    try:
-        return getattr(import_module(f"sklearn.{module}"), name)
-    except ModuleNotFoundError as error:
-        raise SystemExit("the comparison needs scikit-learn: python -m pip install -e '.[dev]'") from error
 
 
 def leave_one_out(kernels: Sequence[Kernel], method: Method, seeds: int) -> dict[str, Any]:
@@ -177,31 +169,6 @@ def _summary(kernels: Sequence[Kernel], errors: Float64[np.ndarray, "scorings se
     return result
 
 
-def beside(ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the reduction of error compared with another method, and whether it exceeds two deviations over seeds."""
-    result = {}
-    for k in KS:
-        less = other[f"error_at_{k}"] - ours[f"error_at_{k}"]
-        spread = float(np.hypot(ours[f"error_at_{k}_deviation"], other[f"error_at_{k}_deviation"]))
-        result |= {f"less_at_{k}": less, f"spread_at_{k}": spread, f"exceeds_at_{k}": bool(less > 2 * spread)}
-    return result
-
-
-def training_rate(kernels: Sequence[Kernel], copies: int = 20, steps: int = 20) -> dict[str, float]:
-    """Configurations that one training takes in a second when a step has as many kernels as a collection affords."""
-    several = [kernel for kernel in kernels if kernel.graph.num_configs > 1]
-    graphs = [replace(kernel.graph, name=f"{kernel.graph.name}/{i}") for i in range(copies) for kernel in several]
-    settings = replace(Settings(), steps=steps)
-    started = time.perf_counter()
-    fit_late_fusion(graphs, [kernel.features for kernel in several] * copies, settings, seed=0)
-    seconds = time.perf_counter() - started
-    taken = steps * sum(min(graph.num_configs, settings.configs) for graph in graphs)
-    return {
-        "kernels": len(graphs), "steps": steps, "seconds": seconds, "kernels_per_second": len(graphs) * steps / seconds,
-        "configurations_per_second": taken / seconds,
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=FOLDER, help="a folder of tile files")
@@ -226,8 +193,7 @@ def main() -> None:
     result |= {
         **{f"best_possible_at_{k}": float(value) for k, value in zip(KS, oracle, strict=True)},
         "seeds": options.seeds, "members": MEMBERS, "methods": compared,
-        "ours_beside": {name: beside(ours, other) for name, other in compared.items() if name != "ours"},
-        "training": training_rate(kernels), "machine": machine_record(),
+        "machine": machine_record(),
         "command": f"python -m experiments.reproductions.tpugraphs.tile --seeds {options.seeds}",
     }  # fmt: skip
     options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from gst.execution.measure import measure
-from gst.execution.plain import COMPILED, PYTORCH, compiled_by_threads, rested
+from gst.execution.measure import measure, rested
+from gst.execution.on_accelerator import compiled_by_threads
 from gst.kernels.graphs import inner_compile
 from gst.kernels.streams import on_streams
 from gst.placement.api import trials
-from gst.placement.api.derivatives import Differentiable
 from gst.placement.api.place import own_devices, place
+from gst.placement.api.trials import Differentiable
 from gst.placement.measured import SHARE
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
@@ -33,7 +33,7 @@ from gst.util.recording import is_here
 from gst.util.untrusted import first_line
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import KERNELS, Bound
+from gst.whole_model.variants import COMPILED, KERNELS, PYTORCH, Bound
 
 SECONDS = 60.0  # default time limit of placing a graph
 SEED = 0  # of the random numbers of trials

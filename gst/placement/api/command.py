@@ -20,13 +20,12 @@ from gst.kernels.streams import kernel_words
 from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
-from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing
-from gst.placement.api.plan_trace import plan_streams, trace_of_task
+from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing, plan_streams, trace_of_task
 from gst.placement.baselines.bounds import certificate_of
+from gst.placement.cost_models import LEARNED
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
-from gst.placement.learned_costs import LEARNED
-from gst.placement.loop import RAN, Trial
+from gst.placement.loop import RAN, Trial, fastest, ran
 from gst.placement.machines import machine
 from gst.placement.measured import FUSED_SEARCHES, GROUPS, SEARCH_RUNS, SEARCHES, place_measured
 from gst.placement.planning import DEFAULT_SETTINGS, PlacementResult, Settings, place_simulated
@@ -80,7 +79,11 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     if plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate["lower_bound"])
     if options.explain:
-        lines = [*contributions(result["plans"]), *loop_words(result), explanation(task, plan, result)]
+        lines = [
+            *contributions(result["plans"], result["methods"]),
+            *loop_words(result),
+            explanation(task, plan, result),
+        ]
         lines += [kernel_words(result["kernels"])] if "kernels" in result else []
         result["explanation"] = "\n".join(lines)
     save_plan(plan, task, out / "plan.json", streams, certificate)
@@ -147,19 +150,17 @@ def _place_measured(
 
 def keep_best(program: Program, log: Path, path: Path) -> str:
     """Write the fastest plan in the `log` of a search to `path`; return a sentence about it, empty if there is none."""
-    samples: dict[str, list[float]] = {}
-    plans: dict[str, Plan] = {}
+    trials = []
     for record in Log(log).read():
-        trial, plan = Trial.from_dict(record), Plan.from_dict(record[RAN] if RAN in record else record["plan"])
-        if trial.measurement.outcome == "ok" and plan.placement.size == program.num_nodes:
-            samples.setdefault(plan.key, []).extend(trial.measurement.samples_ms)
-            plans[plan.key] = plan
-    if not plans:
+        plan = Plan.from_dict(record[RAN] if RAN in record else record["plan"])
+        if plan.placement.size == program.num_nodes:
+            trials.append(replace(Trial.from_dict(record), plan=plan))
+    if not (plans := fastest(trials)):
         return ""
-    medians = {key: float(np.median(each)) for key, each in samples.items()}
-    best = min(medians, key=lambda key: medians[key])
-    save_plan(plans[best], program, path)
-    return f"the best of {len(plans)} plans so far, {medians[best]:.2f} ms, is in {path}"
+    best = plans[0]
+    samples = [ms for each in ran(trials) if each.plan.key == best.key for ms in each.measurement.samples_ms]
+    save_plan(best, program, path)
+    return f"the best of {len(plans)} plans so far, {np.median(samples):.2f} ms, is in {path}"
 
 
 def _place_by_fleet(options: Namespace, limit: int | None, settings: Settings, progress: Progress) -> PlacementResult:

@@ -1,20 +1,23 @@
-"""The drawing of a plan in the report (segments, devices, timeline), and its explanation in words."""
+"""A plan as the report draws it, in words, as a stream program, and as a Chrome trace for ui.perfetto.dev."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from gst.graphs.segments import segment
+from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
+from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import core_use
-from gst.placement.planning import LOOP, METHODS
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
+from gst.reporting.headline import LOOP
+from gst.simulation.copies import copies_of
 from partitioners import usual_method
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
@@ -72,19 +75,22 @@ def explanation(task: Task, plan: Plan, result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def contributions(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def contributions(plans: Mapping[str, Mapping[str, Any]], methods: Collection[str]) -> list[str]:
     """Return a line for each part of the loop: the fastest of the plans that it contributes.
+
+    Args:
+        methods: names of the plans that searches found.
 
     Examples:
         >>> heft, annealing = ({"feasible": True, "median_ms": ms} for ms in (4.0, 3.0))
-        >>> contributions({"heft": heft, "annealing": annealing})
+        >>> contributions({"heft": heft, "annealing": annealing}, ["annealing"])
         ['baselines: heft, 4.00 ms', 'search in simulation: annealing, 3.00 ms']
     """
     best: dict[str, tuple[float, str]] = {}
     for name, plan in plans.items():
         if plan["feasible"]:
             ms = float(plan.get("median_ms", plan.get("latency", math.nan)))
-            part = PARTS[0] if plan.get("seconds_to_plan", 0.0) is None else _part(name)
+            part = PARTS[0] if plan.get("seconds_to_plan", 0.0) is None else _part(name, methods)
             best[part] = min(best.get(part, (math.inf, "")), (ms, name))
     return [f"{part}: {best[part][1]}, {best[part][0]:.2f} ms" for part in PARTS if part in best]
 
@@ -94,12 +100,13 @@ def loop_words(result: Mapping[str, Any]) -> list[str]:
 
     Examples:
         >>> proposed = {"go": {"measured": 3, "best_ms": 2.5}, "heft": {"measured": 1, "best_ms": 3.0}}
-        >>> print(loop_words({"proposed": proposed, "cost_model": {"name": "gst", "tau": None}})[0])
+        >>> cost_model = {"name": "gst", "tau": None}
+        >>> print(loop_words({"proposed": proposed, "methods": ["go"], "cost_model": cost_model})[0])
         measured: go 3 (best 2.50 ms), baselines 1 (best 3.00 ms); rewards by the cost model gst
     """
     parts: dict[str, list[Any]] = {}
     for name, each in result.get("proposed", {}).items():
-        part = parts.setdefault(name if name in (*METHODS, "mutation") else "baselines", [0, math.inf])
+        part = parts.setdefault(name if name in (*result["methods"], "mutation") else "baselines", [0, math.inf])
         part[:] = part[0] + each["measured"], min(part[1], each["best_ms"])
     if not parts:
         return []
@@ -110,12 +117,12 @@ def loop_words(result: Mapping[str, Any]) -> list[str]:
     return [f"measured: {words}; rewards by the cost model {model['name']}{tau}"]
 
 
-def _part(name: str) -> str:
+def _part(name: str, methods: Collection[str]) -> str:
     if name == LOOP:
         return PARTS[4]
     if name.endswith((":fused", ":segments")):
         return PARTS[3]
-    return PARTS[2] if name in METHODS else PARTS[1]
+    return PARTS[2] if name in methods else PARTS[1]
 
 
 def _outcome(result: dict[str, Any]) -> str:
@@ -134,3 +141,56 @@ def _kinds(task: Task) -> list[str]:
     if task.program is None:
         return ["other"] * task.num_nodes
     return [kind_of(operation) for operation in task.program.operations]
+
+
+def plan_streams(task: Task, plan: Plan) -> StreamProgram:
+    """Return the stream program of a plan for a captured program, lowered in the order of its simulation.
+
+    Examples:
+        >>> import torch
+        >>> from gst.placement.machines import machine
+        >>> from gst.programs import capture_module
+        >>> program = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), (torch.zeros(8),))
+        >>> task = machine("cores:2").task(program)
+        >>> plan_streams(task, Plan(task.names, np.array([0, 0, 1]))).num_events
+        2
+    """
+    assert task.program is not None, "costs alone have no stream program"
+    rank = np.empty(task.num_nodes, np.int64)
+    rank[task.simulator.run(plan).order] = np.arange(task.num_nodes)
+    costs = task.costs
+    return stream_program(task.program, plan, task.devices, costs.storages, costs.own_bytes, rank)
+
+
+def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
+    """Return the simulated run of a plan as a Chrome trace, a row for each device, for `gst.util.writing.write_json`.
+
+    Examples:
+        >>> from gst.placement.baselines.portfolio import single
+        >>> from gst.placement.machines import generated_task
+        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> {event["ph"] for event in trace_of_task(task, single(task, 0))["traceEvents"]} == {"M", "X"}
+        True
+    """
+    costs, run = task.costs, task.simulator.run(plan)
+    operations = None if task.program is None else task.program.operations
+    names = [f"node {n}" if operations is None else operations[n].name for n in range(task.num_nodes)]
+    events = [_named("process_name", 0, f"{task.name}, simulated")]
+    events += [_named("thread_name", row, name) for row, name in enumerate(task.names)]
+    for node in np.flatnonzero(costs.computed).tolist():
+        begin, end = float(run.begin_us[node]), float(run.end_us[node])
+        events.append({
+            "ph": "X", "name": names[node], "cat": "operation" if operations is None else kind_of(operations[node]),
+            "pid": 0, "tid": int(run.device[node]), "ts": begin, "dur": end - begin, "args": {"node": node},
+        })  # fmt: skip
+    moves = zip(*(each.tolist() for each in copies_of(costs, run)), strict=True)
+    for number, (node, target, begin, end) in enumerate(moves):  # asynchronous events, which may overlap
+        label = f"{names[node]} to {task.names[target]}"
+        shared = {"name": label, "cat": "copy", "id": number, "pid": 0, "tid": int(run.device[node])}
+        events += [{"ph": "b", "ts": begin, **shared, "args": {"node": node, "target": target}},
+                   {"ph": "e", "ts": end, **shared}]  # fmt: skip
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _named(what: str, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": 0, "tid": row, "args": {"name": name}}

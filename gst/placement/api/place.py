@@ -9,31 +9,31 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.plain import failing
+from gst.execution.measure import failing
 from gst.kernels.streams import StreamSearch
 from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
 from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
-from gst.placement.api.headroom import chain_share, no_headroom
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
+from gst.placement.finals import no_headroom
 from gst.placement.measured import SHARE, place_measured
-from gst.placement.planning import BUDGET, Settings
+from gst.placement.planning import Settings
 from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.structures import special_kind
 from gst.programs.tracing import capture
 from gst.programs.untouched import ATTRIBUTE, TRAINING, Snapshot, untouched, words
 from gst.util.progress import Bars, Progress, notice
 from gst.util.untrusted import plain
-from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed, step_candidates, written_alone
+from gst.whole_model.choosing import Candidates, candidates, confirmed, step_candidates, written_alone
 from gst.whole_model.comparing import repeats
 from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
 
@@ -45,7 +45,7 @@ def place(
     model: nn.Module | Step,
     example_inputs: Sequence[Any] | Any = (),
     devices: Sequence[str] | str | None = None,
-    budget: int = BUDGET,
+    budget: int | None = None,
     out: Path | str | None = None,
     memory_limit: int | None = None,
     settings: Settings | None = None,
@@ -73,10 +73,10 @@ def place(
         example_inputs: of the model's calls; one tensor, several in a sequence, or a mapping by names of arguments.
         devices: names, or one text with commas between them, see `gst devices`. If None, cores and their sets if
             weights and example inputs are in the host's memory, all devices if they are on an accelerator.
-        budget: number of plans that may be measured; 0 = baselines alone.
+        budget: number of plans that may be measured, instead of `settings.budget`; 0 = baselines alone.
         out: directory for measurements, from which the same call goes on; a temporary one if None.
         memory_limit: bytes of the values of a run on each device under a plan; variants have no limit.
-        settings: further settings; `budget` counts.
+        settings: further settings.
         progress: called with the current work; a bar on the terminal if None.
         seconds: time limit, about, for compiling variants and searching for plans; a compilation is not interrupted.
             None = no limit, and plans are made even where none could win. Ctrl-C keeps the variants made so far.
@@ -89,43 +89,36 @@ def place(
         raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
     started = time.perf_counter()
     model, arguments, inputs = _by_position(model, example_inputs)
-    step = model if isinstance(model, Step) else inference_step(model, inputs)
     parameters = {} if isinstance(model, Step) else dict(model.named_parameters()) | dict(model.named_buffers())
-    names = devices.split(",") if isinstance(devices, str) else devices
-    own = own_devices((parameters, inputs)) if names is None else []
-    chosen = tuple(usable_devices([each.name for each in own] if names is None else names, memory_limit))
     where: dict[str, Any] = {}
-    if own and (unused := unused_accelerators(own)):
-        where["unused_accelerators"] = unused
-        notice(unused_words(unused))
-    settings = replace(settings or Settings(), budget=budget)
-    limit = math.inf if seconds is None else seconds
+    names = devices.split(",") if isinstance(devices, str) else devices
+    if names is None:
+        own = own_devices((parameters, inputs))
+        names = [each.name for each in own]
+        if unused := unused_accelerators(own):
+            where["unused_accelerators"] = unused
+            notice(unused_words(unused))
+    chosen = tuple(usable_devices(names, memory_limit))
+    settings = settings or Settings()
+    settings = settings if budget is None else replace(settings, budget=budget)
+    limit_s = math.inf if seconds is None else seconds
     with Bars() as bars, untouched(model if isinstance(model, nn.Module) else model.function, inputs=inputs):
-        shown = progress or bars.show
-        kind = kind_for(each.kind for each in chosen)
-        cores = len({number for each in core_numbers(chosen) for number in each}) or 1
-        streams = StreamSearch(TO_STREAMS * limit)
-        program, no_plan, is_as_written = _captured(model, step, inputs, parameters, kind)
-        if is_as_written:
-            notice(no_plan)
-            whole, accelerator = written_alone(model, inputs, shown), None
-        else:
-            whole, accelerator = _candidates(model, program, inputs, chosen, cores, limit, settings, shown, streams)
-        where |= {} if accelerator is None else {"accelerator": str(accelerator)}
-        where |= {} if streams.found is None else {"kernels": streams.found.figures}
+        call = _Call(model, inputs, parameters, chosen, settings, limit_s, progress or bars.show)
+        captured = _captured(call)
+        program, no_plan = captured.program, captured.no_plan
+        whole, entries = _whole(call, captured)
+        where |= entries
         runs, reasons = whole.serious()
-        left = limit - (time.perf_counter() - started)
-        if not math.isinf(limit) and memory_limit is None:
-            chain = 0.0 if program is None else chain_share(program)
-            no_plan = no_plan or no_headroom(whole, chosen, cores, settings, left / limit, chain)
-        whole = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})  # frees memory of others
-        if accelerator is not None:
-            give_back(accelerator)
+        left_s = limit_s - (time.perf_counter() - started)
+        if not math.isinf(limit_s) and memory_limit is None and not no_plan:
+            no_plan = no_headroom(whole, chosen, call.cores, settings, left_s / limit_s, program)
+        variants = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})
+        del whole  # frees memory of the others
+        if accelerator := where.get("accelerator"):
+            give_back(torch.device(accelerator))
         if program is not None and not no_plan:
             try:
-                placed = _by_plans(
-                    model, program, inputs, chosen, parameters, settings, out, shown, runs, reasons, left
-                )
+                placed = _by_plans(call, program, variants, None if out is None else Path(out), left_s)
                 return replace(placed, result=placed.result | where, arguments=arguments)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest variant of the whole model is confirmed")
@@ -134,75 +127,118 @@ def place(
                 if memory_limit is not None or out is not None:
                     raise
                 no_plan = str(error)
-        result = confirmed(whole, inputs, SHARE * limit, shown)
+        result = confirmed(variants, inputs, SHARE * limit_s, call.progress)
     result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
-    captured = program if isinstance(model, Step) else None
-    return Placed(model, inputs, chosen, result, runs, parameters, captured, arguments=arguments)
+    captured_step = program if isinstance(model, Step) else None
+    return Placed(model, inputs, chosen, result, variants.runs, parameters, captured_step, arguments=arguments)
 
 
-def _candidates(
-    model: nn.Module | Step, program: Program | None, inputs: tuple[Any, ...], devices: Sequence[Device], cores: int,
-    seconds: float, settings: Settings, progress: Progress, streams: StreamSearch,
-) -> tuple[Candidates, torch.device | None]:  # fmt: skip
-    """Make the variants on the first accelerator of the devices, returned with it; otherwise on the CPU, and None."""
-    accelerator, compiled = first_accelerator(devices), settings.compile_step
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of `place`: a model whose inputs are all given by position, or a step, and its devices and settings."""
+
+    model: nn.Module | Step
+    inputs: tuple[Any, ...]
+    parameters: Mapping[str, Tensor]
+    devices: tuple[Device, ...]
+    settings: Settings
+    seconds: float
+    progress: Progress
+
+    @property
+    def step(self) -> Step:
+        return self.model if isinstance(self.model, Step) else inference_step(self.model, self.inputs)
+
+    @property
+    def cores(self) -> int:
+        """Number of cores of the devices, at least 1."""
+        return len({number for each in core_numbers(self.devices) for number in each}) or 1
+
+
+class _Capture(NamedTuple):
+    """The program of a model or step, or the reason why it can only be run whole.
+
+    Args:
+        is_as_written: True if it can only be run as written.
+    """
+
+    program: Program | None
+    no_plan: str = ""
+    is_as_written: bool = False
+
+
+def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]:
+    """Make the variants on the first accelerator of the devices, otherwise on the CPU.
+
+    Returns:
+        The variants, and entries of the result: `accelerator` where they run, `kernels` on streams.
+    """
+    model, inputs, compiled, progress = call.model, call.inputs, call.settings.compile_step, call.progress
+    if captured.is_as_written:
+        notice(captured.no_plan)
+        return written_alone(model, inputs, progress), {}
+    accelerator, streams = first_accelerator(call.devices), StreamSearch(TO_STREAMS * call.seconds)
     if accelerator is not None:
         try:
-            found = candidates_on_accelerator(
-                model, inputs, accelerator, seconds, compiled, progress, program, on_streams=streams
+            made = candidates_on_accelerator(
+                model, inputs, accelerator, call.seconds, compiled, progress, captured.program, on_streams=streams
             )
-            return found, accelerator
+            kernels = {} if streams.found is None else {"kernels": streams.found.figures}
+            return made, {"accelerator": str(accelerator), **kernels}
         except Exception as error:  # any exception of an operation; memory may be short
             reason = f"it does not run on {accelerator} as a whole ({plain(error)})"
             notice(f"{reason}; plans are compared with it where it is")
         give_back(accelerator)
     if not isinstance(model, Step):
-        return candidates(model, inputs, cores, seconds, compiled, progress), None
-    assert program is not None, "a step is captured before it is run"
-    return step_candidates(model, program, inputs, cores, seconds, compiled, progress), None
+        return candidates(model, inputs, call.cores, call.seconds, compiled, progress), {}
+    assert captured.program is not None, "a step is captured before it is run"
+    return step_candidates(model, captured.program, inputs, call.cores, call.seconds, compiled, progress), {}
 
 
-def _by_plans(
-    model: nn.Module | Step, program: Program, inputs: tuple[Any, ...], devices: tuple[Device, ...],
-    parameters: Mapping[str, Tensor], settings: Settings, out: Path | str | None, progress: Progress,
-    runs: Mapping[str, GuardedRun], reasons: Mapping[str, str], seconds: float,
-) -> Placed:  # fmt: skip
-    here: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in runs.items()}
-    here |= {name: partial(failing, reason) for name, reason in reasons.items()}
+def _by_plans(call: _Call, program: Program, variants: Candidates, out: Path | None, seconds: float) -> Placed:
+    here: dict[str, Callable[[], object]] = {name: run.timed(call.inputs) for name, run in variants.runs.items()}
+    here |= {name: partial(failing, reason) for name, reason in variants.reasons.items()}
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary) if out is None else Path(out)
-        saved = _saved(program, directory)
-        placement = place_measured(program, saved, devices, directory, settings, progress, here=here, seconds=seconds)
-    result = placement.result | {"left_out": dict(reasons)}
-    return Placed(model, inputs, devices, result, runs, parameters, program, placement.plan, placement.task)
+        folder = out or Path(temporary)
+        saved = _saved(program, folder)
+        placement = place_measured(
+            program, saved, call.devices, folder, call.settings, call.progress, here=here, seconds=seconds
+        )
+    result = placement.result | {"left_out": dict(variants.reasons)}
+    return Placed(
+        call.model, call.inputs, call.devices, result, variants.runs, call.parameters, program, placement.plan,
+        placement.task,
+    )  # fmt: skip
 
 
-def _captured(
-    model: nn.Module | Step, step: Step, inputs: Sequence[Any], parameters: Mapping[str, Tensor], kind: str
-) -> tuple[Program | None, str, bool]:
-    """Capture a program; None and the reason if a model or step can only be run whole, and True if only as written.
+def _captured(call: _Call) -> _Capture:
+    """Capture the program of a call.
 
     Raises:
         ValueError: it cannot be captured, and its outputs or its weights change from call to call.
     """
+    kind = kind_for(each.kind for each in call.devices)
     try:
-        return capture(step, kind, may_renew=False), "", False
+        return _Capture(capture(call.step, kind, may_renew=False))
     except ValueError as error:
         with suppress(ValueError):
-            capture(step, kind)
-            return None, "it writes to an input in place and returns it, so it runs as written, whole", True
-        state, is_pure = _state_changed_by(model, inputs)
+            capture(call.step, kind)
+            no_plan = "it writes to an input in place and returns it, so it runs as written, whole"
+            return _Capture(None, no_plan, is_as_written=True)
+        state, is_pure = _state_changed_by(call.model, call.inputs)
         kinds = {change.kind for change in state.changes}
-        if TRAINING in kinds or (isinstance(model, Step) and kinds != {ATTRIBUTE}):
+        if TRAINING in kinds or (isinstance(call.model, Step) and kinds != {ATTRIBUTE}):
             raise
         if kinds and not all(change.name.endswith(BATCH_STATISTICS) for change in state.changes):
-            reason = f"it changes {words(state.changes)} when it runs, so it runs as written, whole"
-            return None, reason, True
+            no_plan = f"it changes {words(state.changes)} when it runs, so it runs as written, whole"
+            return _Capture(None, no_plan, is_as_written=True)
         if kinds or not is_pure:
             raise
-        named = {**parameters, **{f"input {number}": each for number, each in enumerate(pytree.tree_leaves(inputs))}}
+        leaves = {f"input {number}": each for number, each in enumerate(pytree.tree_leaves(call.inputs))}
+        named = {**call.parameters, **leaves}
         special = [f"{name} is a {what}" for name, each in named.items() if (what := special_kind(each))]
-        return None, f"{special[0]}, so it runs as written, whole" if special else str(error), bool(special)
+        no_plan = f"{special[0]}, so it runs as written, whole" if special else str(error)
+        return _Capture(None, no_plan, is_as_written=bool(special))
 
 
 def _state_changed_by(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Snapshot, bool]:
@@ -244,12 +280,10 @@ def own_devices(values: Any) -> list[Device]:
         values: weights and example inputs, in tuples, lists and dictionaries.
     """
     places = [each.device for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
-    devices, place = discover(), next((each for each in places if each.type != "cpu"), None)
-    if place is None:
-        return with_core_sets([device for device in devices if not device.is_accelerator], shared_domains())
-    return sorted(
-        with_core_sets(devices, shared_domains()), key=lambda each: each.is_accelerator and each.torch_device != place
-    )
+    place = next((each for each in places if each.type != "cpu"), None)
+    devices = [each for each in discover() if place is not None or not each.is_accelerator]
+    in_sets = with_core_sets(devices, shared_domains())
+    return sorted(in_sets, key=lambda each: each.is_accelerator and each.torch_device != place)
 
 
 def unused_accelerators(devices: Iterable[Device]) -> list[str]:
@@ -295,7 +329,7 @@ def placed(function: Callable[..., Any]) -> PlacedFunction: ...
 def placed(
     *,
     devices: Sequence[str] | str | None = None,
-    budget: int = BUDGET,
+    budget: int | None = None,
     settings: Settings | None = None,
     seconds: float | None = 60.0,
 ) -> Callable[[Callable[..., Any]], PlacedFunction]: ...

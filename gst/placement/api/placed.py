@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.executor import AnyExecutor, executor
-from gst.execution.graph_executor import GraphExecutor
-from gst.execution.plain import PYTORCH
+from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.kernels.state import StepInPlace
 from gst.kernels.streams import StreamSearch, kernel_words
 from gst.lowering.plan import Plan
@@ -30,6 +28,7 @@ from gst.reporting.headline import busy
 from gst.util.writing import atomic_path
 from gst.whole_model.choosing import GuardedRun
 from gst.whole_model.guards import Guard
+from gst.whole_model.variants import PYTORCH
 
 PLAN = "plan"
 SCHEMA = 1  # of files of placed models

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.plain import PYTORCH
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
 from gst.placement.api.arguments import Arguments, ByPosition, called
@@ -28,7 +27,7 @@ from gst.whole_model.choosing import SEED, GuardedRun
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.device_copy import DeviceCopy, to_device
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import Variant, as_written, may_freeze, step_run, whole_run
+from gst.whole_model.variants import PYTORCH, Variant, as_written, may_freeze, step_run, whole_run
 
 Result = TypeVar("Result")
 

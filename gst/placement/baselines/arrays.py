@@ -49,10 +49,8 @@ class Arrays(NamedTuple):
         times: of each node on each device; infinite where it cannot run.
         amounts: one for each edge, or for each node whose readers all read the whole value.
         fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
-        table: time of each amount between two kinds of devices, instead of these two; may have no entries.
         groups: of each node; the nodes of a group (`members`) are on one device.
         sizes, limits: bytes of each group and of each memory.
-        file_rank: position of each node in the file.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
@@ -65,15 +63,12 @@ class Arrays(NamedTuple):
     amounts: Float64[np.ndarray, " amounts"]
     fixed: Float64[np.ndarray, "devices devices"]
     per_amount: Float64[np.ndarray, "devices devices"]
-    table: Float64[np.ndarray, "pairs kinds kinds"]
-    kind: Int64[np.ndarray, " devices"]
     groups: Int64[np.ndarray, " nodes"]
     member_indptr: Int64[np.ndarray, " groups_plus_one"]
     members: Int64[np.ndarray, " nodes"]
     sizes: Float64[np.ndarray, " groups"]
     memory: Int64[np.ndarray, " devices"]
     limits: Float64[np.ndarray, " memories"]
-    file_rank: Int64[np.ndarray, " nodes"]
 
 
 class Scheduled(NamedTuple):
@@ -152,8 +147,6 @@ def moved(edge, here, there, arrays):
     """Return the time of amount number `edge` from a device to another."""
     if here == there:
         return 0.0
-    if len(arrays.table):
-        return arrays.table[edge, arrays.kind[here], arrays.kind[there]]
     return arrays.fixed[here, there] + arrays.amounts[edge] * arrays.per_amount[here, there]
 
 
@@ -243,25 +236,3 @@ def downward_rank(times, transfers, lists):
             way = rank[producer] + times[producer] + transfers[lists.in_edges[position]]
             rank[node] = max(rank[node], way)
     return rank
-
-
-@compiled
-@no_type_check
-def optimistic_costs(transfers, arrays):
-    """Return the optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014): (devices, nodes), the
-    time from the end of each node on each device to the end, with all later nodes on their best devices."""
-    times, (devices, nodes) = arrays.times, arrays.times.shape
-    costs = np.zeros((devices, nodes))
-    for node in range(nodes - 1, -1, -1):
-        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
-            consumer, transfer = arrays.consumers[position], transfers[arrays.out_edges[position]]
-            away = np.inf
-            for there in range(devices):
-                if times[there, consumer] < np.inf:
-                    away = min(away, costs[there, consumer] + times[there, consumer])
-            for here in range(devices):
-                least = away + transfer
-                if times[here, consumer] < np.inf:
-                    least = min(least, costs[here, consumer] + times[here, consumer])
-                costs[here, node] = max(costs[here, node], least)
-    return costs

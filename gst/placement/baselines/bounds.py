@@ -32,7 +32,7 @@ def lower_bound_us(task: Task) -> float:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> task = generated_task(0, num_nodes=60, num_devices=2)
         >>> lower_bound_us(task) <= task.simulator.run(single(task, 0)).makespan_us
         True
@@ -163,7 +163,8 @@ def priced_work(
 def _prices(
     area: Float64[np.ndarray, "resources nodes"], capacity: Float64[np.ndarray, " resources"]
 ) -> Float64[np.ndarray, " resources"]:
-    """Solve the dual of: least T such that shares of each node add up to 1, and no resource is used longer than T."""
+    """Return the optimal dual prices of a linear program: the least T such that shares of each node add up to 1, and no
+    resource is used longer than T."""
     resources, nodes = area.shape
     kind, node = np.nonzero(np.isfinite(area))
     taken, column = area[kind, node], np.arange(len(kind))

@@ -48,9 +48,9 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
     arrays = Arrays(
         *edge_lists(costs.edges[:, costs.computed[costs.edges[0]]], nodes, by_node=True), costs.times_us,
         costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
-        1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere, np.zeros((0, 0, 0)),
-        np.zeros(len(use), np.int64), *_grouped(task.colocation, task.num_groups), np.zeros(task.num_groups),
-        units.memory_of(task), units.limits_bytes(task), np.arange(nodes),
+        1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
+        *_grouped(task.colocation, task.num_groups), np.zeros(task.num_groups),
+        units.memory_of(task), units.limits_bytes(task),
     )  # fmt: skip
     return scheduled(arrays, use, costs.computed)
 

@@ -99,7 +99,7 @@ def portfolio(task: Task) -> dict[str, Plan]:
     methods are left out if they find no plan within the memory limits.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> sorted(portfolio(generated_task(0, num_nodes=60, num_devices=2)))[:6]
         ['chunks', 'etf', 'expert', 'heft', 'metis', 'sct']
     """

@@ -18,8 +18,7 @@ import torch
 
 from gst.execution.measure import Log
 from gst.machine.devices import Device, select, with_core_sets
-from gst.placement.fleet.host import Host, RemoteWorker
-from gst.placement.fleet.processes import WorkerLost
+from gst.placement.fleet.host import Host, RemoteWorker, WorkerLost
 from gst.util.process import DISTRIBUTION, handlers_kept, version
 from gst.util.untrusted import plain
 

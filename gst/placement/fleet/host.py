@@ -18,20 +18,23 @@ from uuid import uuid4
 
 import numpy as np
 
-from gst.execution.costs import Costs
 from gst.execution.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
-from gst.execution.plain import COMPILED, PYTORCH, steps_beside
+from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate
-from gst.placement.fleet.processes import WorkerLost
 from gst.placement.profiling import costs_of, costs_record
 from gst.programs import Program
 from gst.programs.program import FILES
 from gst.util.compiled import cache_directory
 from gst.util.process import version
-from gst.whole_model.child_process import variants_on_accelerator
+from gst.whole_model.child_process import steps_beside, variants_on_accelerator
+from gst.whole_model.variants import COMPILED, PYTORCH
+
+
+class WorkerLost(Exception):
+    """A worker failed, rather than its request; the message has the reason."""
 
 
 class Host:
@@ -178,7 +181,7 @@ class RemoteWorker:
 
         Args:
             settings: `repetitions`, `warmup`, `patience_s`, and `with_steps`: None, or `skip_reason` of
-                `gst.execution.plain.steps_beside`, whose steps then alternate with the plans.
+                `gst.whole_model.child_process.steps_beside`, whose steps then alternate with the plans.
             limit_s: seconds to wait for the answer.
         """
         answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)

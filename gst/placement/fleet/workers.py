@@ -1,44 +1,117 @@
-"""Measurement of plans on hosts of one kind, with a second attempt for plans of lost workers."""
+"""Measurement of plans on hosts of one kind: a pool of workers, and a second attempt for plans of lost ones."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from gst.execution.costs import Costs
 from gst.execution.isolated import START_LIMIT_S
 from gst.execution.measure import Measurement
+from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, RunsInTurns
 from gst.machine.devices import Device, least_memory_limit
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker
-from gst.placement.fleet.host import RemoteWorker, digest_of, pack
-from gst.placement.fleet.processes import NoWorker, Pool, Worker, WorkerLost
+from gst.placement.fleet.host import RemoteWorker, WorkerLost, digest_of, pack
 from gst.placement.objectives import Batches
 from gst.programs import Program
 
+Worker = TypeVar("Worker")
+Answer = TypeVar("Answer")
 SLACK_S = 60.0  # of every limit
 LOST = "lost worker: "
 
 
-@dataclass(eq=False)
-class _Job:
-    """Plans that are measured alternately; `attempts` counts the attempts so far."""
+class NoWorker(WorkerLost):
+    """No other worker is available."""
 
-    plans: Sequence[Plan]
-    attempts: int = 0
-    answer: Future[list[Measurement]] = field(default_factory=Future)
+
+class Pool(Generic[Worker]):
+    """Threads that share some workers. Use it as a context manager.
+
+    A worker is made when it is needed, and kept. A lost one is replaced. If there is no replacement, the pool has one
+    worker less; without any, all jobs fail.
+
+    Args:
+        make: makes a worker, which the pool enters and keeps; raises `NoWorker` if none is available.
+        count: number of workers.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Worker]], count: int) -> None:
+        if count < 1:
+            raise ValueError(f"count is {count}; measuring needs at least one worker")
+        self._make, self._executor = make, ThreadPoolExecutor(count)
+        self._changed = threading.Condition()
+        self._idle: list[tuple[Worker, ExitStack] | None] = [None] * count  # None: a worker that is not made yet
+        self._num_places, self._reason = count, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for all jobs; after an error only for those that have begun, and the others are cancelled."""
+        self._executor.shutdown(cancel_futures=kind is not None)
+        for _, stack in filter(None, self._idle):
+            stack.close()
+
+    def submit(self, job: Callable[[], Answer]) -> Future[Answer]:
+        """Do a job, which may `run` work, in one of the threads."""
+        return self._executor.submit(job)
+
+    def run(self, work: Callable[[Worker], Answer]) -> Answer:
+        """Wait for a worker, and do `work` with it.
+
+        Raises:
+            WorkerLost: the worker was lost meanwhile.
+            ValueError: no worker is available any more.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._idle or not self._num_places)
+                if not self._num_places:
+                    raise ValueError(self._reason)
+                place = self._idle.pop()
+            try:
+                place = place or self._begun()
+                answer = work(place[0])
+            except NoWorker as none:
+                with self._changed:
+                    self._num_places, self._reason = self._num_places - 1, str(none)
+                    self._changed.notify_all()
+                continue
+            except WorkerLost:
+                if place is not None:
+                    place[1].close()
+                self._put(None)
+                raise
+            except BaseException:
+                self._put(place)
+                raise
+            self._put(place)
+            return answer
+
+    def _begun(self) -> tuple[Worker, ExitStack]:
+        stack = ExitStack()
+        return stack.enter_context(self._make()), stack
+
+    def _put(self, place: tuple[Worker, ExitStack] | None) -> None:
+        with self._changed:
+            self._idle.append(place)
+            self._changed.notify()
 
 
 class Attempts(Generic[Worker]):
-    """Gives jobs to the workers of a pool. If a worker is lost, its plans are measured one by one, once each, as one of
-    them may be at fault.
+    """Measures plans by the workers of a pool. If a worker is lost, its plans are measured one by one, once each.
+
+    One of them may be at fault.
 
     Args:
         pool: of workers, entered.
@@ -53,52 +126,21 @@ class Attempts(Generic[Worker]):
         lost: Callable[[Plan, WorkerLost], Measurement],
     ) -> None:
         self._pool, self._measure, self._lost = pool, measure, lost
-        self._lock = threading.RLock()
 
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
         """Measure plans alternately; see `FleetWorkers.submit`."""
-        job = _Job(plans)
-        self._begin(job)
-        return job.answer
+        return self._pool.submit(partial(self._measured, plans))
 
-    def _begin(self, job: _Job, first: bool = False) -> None:
-        job.attempts += 1
-        attempt = self._pool.call(lambda worker: self._measure(worker, job.plans), first)
-        attempt.add_done_callback(partial(self._settle, job))
+    def _measured(self, plans: Sequence[Plan]) -> list[Measurement]:
+        with suppress(WorkerLost):
+            return self._pool.run(lambda worker: self._measure(worker, plans))
+        return [self._again(plan) for plan in plans]
 
-    def _settle(self, job: _Job, attempt: Future[list[Measurement]]) -> None:
-        """End the job of an attempt that ended, or begin another attempt."""
-        if attempt.cancelled():
-            job.answer.cancel()
-        elif (error := attempt.exception()) is None:
-            job.answer.set_result(attempt.result())
-        elif not isinstance(error, WorkerLost):
-            job.answer.set_exception(error)
-        elif job.attempts > 1:
-            job.answer.set_result([self._lost(plan, error) for plan in job.plans])
-        else:
-            self._one_by_one(job)
-
-    def _one_by_one(self, job: _Job) -> None:
-        jobs = [_Job([plan], attempts=1) for plan in job.plans]
-        pending = {each.answer for each in jobs}
-
-        def one_is_done(answer: Future[list[Measurement]]) -> None:
-            with self._lock:
-                pending.remove(answer)
-                if pending:
-                    return
-                try:
-                    job.answer.set_result([each.answer.result()[0] for each in jobs])
-                except BaseException as error:
-                    job.answer.set_exception(error)
-
-        for each in jobs:
-            each.answer.add_done_callback(one_is_done)
-            self._begin(each, first=True)
-
-
-Answer = TypeVar("Answer")
+    def _again(self, plan: Plan) -> Measurement:
+        try:
+            return self._pool.run(lambda worker: self._measure(worker, [plan]))[0]
+        except WorkerLost as lost:
+            return self._lost(plan, lost)
 
 
 class FleetWorkers:
@@ -203,9 +245,9 @@ class FleetWorkers:
 
     def _with_retry(self, ask: Callable[[RemoteWorker], Answer]) -> Answer:
         with suppress(WorkerLost):
-            return self._pool.call(ask).result()
+            return self._pool.run(ask)
         try:
-            return self._pool.call(ask).result()
+            return self._pool.run(ask)
         except WorkerLost as lost:
             raise ValueError(f"{LOST}{lost}, a second time") from lost
 

@@ -1,4 +1,4 @@
-"""Learned policies: ColocRL, HDP, GO, and the constructive policy.
+"""Learned policies: GO, a network that decides a whole plan at once, its inputs and its training.
 
-A task and a budgeted objective go in; the objective remembers the best plan. Read `reinforce.py` first.
+A task and a budgeted objective go in; the objective remembers the best plan. Read `go.py` first.
 """

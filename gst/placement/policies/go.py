@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gst.nn.sparse import check_heads, neighbour_max
-from gst.placement.objectives import Budgeted
-from gst.placement.policies.decisions import LEVELS, LogProbabilities
+from gst.placement.objectives import TASKS, Budgeted, check_tasks
 from gst.placement.policies.inputs import (
     COST_FEATURES,
     DEVICE_FEATURES,
@@ -23,7 +22,7 @@ from gst.placement.policies.inputs import (
     PolicyInputs,
     policy_inputs,
 )
-from gst.placement.policies.ppo import PPO, Lesson
+from gst.placement.policies.ppo import LEVELS, PPO, Lesson, LogProbabilities
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
 from gst.util.progress import Progress, no_progress
@@ -87,7 +86,6 @@ class RecurrentAttention(nn.Module):
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-TASKS = ("placement", "schedule", "fusion")
 MAX_ALIKE = 64  # equal devices that are told apart
 
 
@@ -135,7 +133,7 @@ class GO(nn.Module):
         attention_layers: int = 1, segment: int = 256, recurrence: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        _check(tasks)
+        check_tasks(tasks)
         self.tasks = tuple(name for name in TASKS if name in tasks)
         self.settings: dict[str, Any] = {
             "tasks": list(self.tasks), "channels": channels, "encoder_layers": encoder_layers,
@@ -232,10 +230,3 @@ class GoTraining:
 def samples_for(budget: int) -> int:
     """Return the number of plans of a batch: enough to compare, few enough to learn often."""
     return int(min(max(budget**0.5 / 2, 4), 32))
-
-
-def _check(tasks: Sequence[str]) -> None:
-    if wrong := [name for name in tasks if name not in TASKS]:
-        raise ValueError(f"task {wrong[0]!r}? a policy decides {', '.join(TASKS)}")
-    if "placement" not in tasks:
-        raise ValueError(f"tasks are {', '.join(tasks) or 'none'}; placement must be among them")

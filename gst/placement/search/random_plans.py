@@ -73,7 +73,7 @@ def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     Half of them leave priorities to program order, a quarter have upward ranks, and a quarter a random order.
 
     Examples:
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.machines import generated_task
         >>> next(random_plans(generated_task(0, num_nodes=60, num_devices=2)))[0]
         'baseline'
     """

@@ -97,8 +97,8 @@ def refine(
         steps: at most.
 
     Examples:
-        >>> from gst.placement.baselines.computed import ComputedOperations
-        >>> from gst.placement.policies.generated_tasks import generated_task
+        >>> from gst.placement.search.annealing import ComputedOperations
+        >>> from gst.placement.machines import generated_task
         >>> what = ComputedOperations(generated_task(0, num_nodes=400, num_devices=2)).what
         >>> order = np.arange(len(what.computed))
         >>> start = schedule(what, order % 2, order)
@@ -223,7 +223,7 @@ def anneal_window(home, order, position, low, high, used, steps, temperature, st
         on_chain = uniform(state) < 0.5
         node = chain[np.int64(uniform(state) * length)] if on_chain else span[np.int64(uniform(state) * len(span))]
         count, origin, to, first = step_from(
-            node, span, low, home, order, position, now.before, used, is_tight, False, state, arrays, moved_groups,
+            node, span, low, home, order, position, now.before, used, is_tight, state, arrays, moved_groups,
             sources,
         )  # fmt: skip
         if count < 0:
@@ -252,8 +252,11 @@ def copy_run(source, target, nodes):
 @compiled
 @no_type_check
 def run_window(home, order, low, first, high, limit, run, what, border):
-    """Compute the longest path through the window of `order` from `low` to `high`, and the place up to which operations
-    were computed, from `first` on. The path is infinite if it would pass `limit`."""
+    """Compute the longest path through a window of `order`, `low` to `high`; operations before `first` did not change.
+
+    Returns:
+        The length, infinite if it would pass `limit`; and the place before which operations were computed.
+    """
     arrays, core_indptr, cores, times = what.arrays, what.core_indptr, what.cores, what.arrays.times
     producer_indptr, producers, in_edges = arrays.producer_indptr, arrays.producers, arrays.in_edges
     begin, end, before, whole = run.begin, run.end, run.before, run.whole

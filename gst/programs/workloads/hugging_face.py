@@ -40,42 +40,43 @@ def hugging_face(name: str, arguments: dict[str, Any] | None = None) -> Training
         raise ValueError(
             f"{PREFIX}:{name} needs the extra 'models': pip install 'graph-segment-training[models]'"
         ) from error
-    given = OWN | (arguments or {})
-    config = _config(transformers, name, {key: value for key, value in given.items() if key not in OWN})
-    model = _model(transformers, config, given["seed"], f"{PREFIX}:{name}")
-    generator = torch.Generator().manual_seed(given["seed"])
-    names = _reads(transformers, config)
+    own = OWN | (arguments or {})
+    config = _config(transformers, name, {key: value for key, value in own.items() if key not in OWN})
+    family, names = _family(transformers, config, f"{PREFIX}:{name}")
+    with seeded(own["seed"]):
+        model = family.from_config(config).eval()
+    generator = torch.Generator().manual_seed(own["seed"])
     draw = _images if "pixel_values" in names else _tokens
-    batch = draw(config, names, given, generator)
+    batch = draw(config, names, own, generator)
 
     def loss_of(model: nn.Module, *tensors: Tensor) -> Tensor:
         *inputs, targets = tensors
         logits = model(**dict(zip(names, inputs, strict=True))).logits
         return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
-    return training_step(f"{PREFIX}-{name}", model, loss_of, batch, given["optimizer"], rate=0.01)
+    return training_step(f"{PREFIX}-{name}", model, loss_of, batch, own["optimizer"], rate=0.01)
 
 
-def _tokens(config: Any, names: Sequence[str], given: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
+def _tokens(config: Any, names: Sequence[str], own: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
     """Tokens (batch, length) for each name, and targets (batch, length)."""
-    first, targets = tokens(given["batch"], given["length"], config.vocab_size, generator)
-    more = [tokens(given["batch"], given["length"], config.vocab_size, generator)[0] for _ in names[1:]]
+    first, targets = tokens(own["batch"], own["length"], config.vocab_size, generator)
+    more = [tokens(own["batch"], own["length"], config.vocab_size, generator)[0] for _ in names[1:]]
     return first, *more, targets
 
 
-def _images(config: Any, names: Sequence[str], given: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
+def _images(config: Any, names: Sequence[str], own: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, ...]:
     """Images (batch, channels, height, width), and the class of each (batch)."""
     size = getattr(config, "image_size", IMAGE_SIZE)
     height, width = (size, size) if isinstance(size, int) else size
-    images = torch.randn(given["batch"], config.num_channels, height, width, generator=generator)
-    return images, torch.randint(config.num_labels, (given["batch"],), generator=generator)
+    images = torch.randn(own["batch"], config.num_channels, height, width, generator=generator)
+    return images, torch.randint(config.num_labels, (own["batch"],), generator=generator)
 
 
 def _config(transformers: Any, name: str, changes: dict[str, Any]) -> Any:
-    known = sorted(transformers.CONFIG_MAPPING.keys())
+    kinds = sorted(transformers.CONFIG_MAPPING.keys())
     kind = PUBLISHED.get(name, name)
-    if kind not in known:
-        similar = get_close_matches(kind, [*known, *PUBLISHED]) or ["gpt2", "bert"]
+    if kind not in kinds:
+        similar = get_close_matches(kind, [*kinds, *PUBLISHED]) or ["gpt2", "bert"]
         raise ValueError(f"transformers has no model type {name!r}; for example {', '.join(similar)}")
     defaults = transformers.AutoConfig.for_model(kind)
     for key in changes:
@@ -92,26 +93,16 @@ def _config(transformers: Any, name: str, changes: dict[str, Any]) -> Any:
     return config
 
 
-def _families(transformers: Any) -> dict[Any, tuple[Any, tuple[str, ...]]]:
-    return {  # masked first: encoders like BERT are among the causal models too, as decoders of something else
-        transformers.AutoModelForMaskedLM: (transformers.MODEL_FOR_MASKED_LM_MAPPING, ("input_ids",)),
-        transformers.AutoModelForCausalLM: (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, ("input_ids",)),
-        transformers.AutoModelForSeq2SeqLM: (
-            transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, ("input_ids", "decoder_input_ids")
-        ),
-        transformers.AutoModelForImageClassification: (
-            transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, ("pixel_values",)
-        ),
-    }  # fmt: skip
-
-
-def _reads(transformers: Any, config: Any) -> tuple[str, ...]:
-    return next(names for known, names in _families(transformers).values() if type(config) in known)
-
-
-def _model(transformers: Any, config: Any, seed: int, name: str) -> nn.Module:
-    for family, (known, _) in _families(transformers).items():
-        if type(config) in known:
-            with seeded(seed):
-                return family.from_config(config).eval()
+def _family(transformers: Any, config: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the class of models for a configuration, and the names of their inputs."""
+    of_tokens, of_images = ("input_ids",), ("pixel_values",)
+    families = (  # masked first: encoders like BERT are among the causal models too, as decoders of something else
+        ("MaskedLM", "MASKED_LM", of_tokens),
+        ("CausalLM", "CAUSAL_LM", of_tokens),
+        ("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", ("input_ids", "decoder_input_ids")),
+        ("ImageClassification", "IMAGE_CLASSIFICATION", of_images),
+    )
+    for family, mapping, names in families:
+        if type(config) in getattr(transformers, f"MODEL_FOR_{mapping}_MAPPING"):
+            return getattr(transformers, f"AutoModelFor{family}"), names
     raise ValueError(f"{name} is no model of tokens or images that is known here; write a step of your own for it")

@@ -1,14 +1,11 @@
 """Stream programs under bad luck: outputs are those of the program, and mistakes are not overlooked."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from experiments.bench.hostile import Memory, hostile_run, verify
-from experiments.bench.stream_programs import ROOT, hostile_plans
 from gst.lowering.calls import eager
 from gst.lowering.happens_before import RaceError
 from gst.lowering.lower import stream_program
@@ -16,11 +13,13 @@ from gst.lowering.plan import ExecutionError
 from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, WAIT
 from gst.programs import WORKLOADS, Program, outputs_differ
+from tests.choices import rest_in_e2e
+from tests.lowering.hostile import Memory, hostile_run, verify
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 
 
-@pytest.mark.parametrize("name", ["gpt", "transformer_xl", "wavenet"])
+@pytest.mark.parametrize("name", rest_in_e2e(["gpt", "transformer_xl", "wavenet"], ["wavenet"]))
 def test_outputs_are_those_of_the_program_whatever_the_luck(name: str) -> None:
     program = small_program(name)
     streams = random_streams(program, np.random.default_rng(0), 2, 2)
@@ -120,13 +119,7 @@ def test_another_memory_is_out_of_reach(program: Program) -> None:
 
 @pytest.mark.e2e
 def test_many_random_plans_of_every_workload() -> None:
-    assert hostile_plans(100)["equal"] == 100
-
-
-@pytest.mark.e2e
-def test_a_thousand_random_plans_of_every_workload_were_equal() -> None:
-    """The recorded run of `python -m experiments.bench stream_programs`."""
-    record = json.loads((ROOT / "experiments" / "results" / "stream_program.json").read_text())
-    assert record["plans"]["equal"] == record["plans"]["of"] >= 1_000
-    assert record["mutants"]["caught"] == record["mutants"]["wrong"] > 1_000
-    assert record["mutants"]["refused_in_vain"] == 0
+    for number, name in enumerate(sorted(SMALL) * 12):
+        rng, program = np.random.default_rng([0, number]), small_program(name)
+        streams = random_streams(program, rng, int(rng.integers(1, 9)), int(rng.integers(1, 5)))
+        verify(program, streams, runs=1, seed=number)

@@ -15,11 +15,11 @@ from jaxtyping import Float64
 from experiments.reproductions.go.imitation import decisions_of
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.decisions import draw, plans_of
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO, GoTraining, RecurrentAttention
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
+from gst.placement.policies.ppo import draw, plans_of
 from gst.placement.task import Task
 from tests.relabelling import relabelled_graph
 

@@ -11,13 +11,12 @@ from jaxtyping import Float64
 from torch import nn
 
 from gst.lowering.plan import Plan
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Objective
 from gst.placement.policies import ppo
-from gst.placement.policies.decisions import draw, plans_of
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs
-from gst.placement.policies.ppo import FAILED, PPO, Lesson, advantages, clipped_gain
+from gst.placement.policies.ppo import FAILED, PPO, Lesson, advantages, clipped_gain, draw, plans_of
 from gst.placement.task import Task
 
 

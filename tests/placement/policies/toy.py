@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from gst.execution.costs import Costs, Storages
+from experiments.reproductions.colocrl.reinforce import DrawsPlans, Reinforce
 from gst.graphs.graph import Graph
+from gst.lowering.costs import Costs, Storages
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.reinforce import DrawsPlans, Reinforce
 from gst.placement.task import Task
 
 Asked = list[tuple[list[Plan], np.ndarray]]

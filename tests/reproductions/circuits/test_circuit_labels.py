@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import tarfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ import pytest
 
 from experiments.reproductions.circuits import labels as labelling
 from experiments.reproductions.circuits.__main__ import main
-from experiments.reproductions.circuits.files import CircuitFile, circuit_files, recipe_file
+from experiments.reproductions.circuits.files import CircuitFile, circuit_files
 from experiments.reproductions.circuits.labels import Job, label, planned_jobs, read_labels, synthesise
-from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, read_recipes, read_script
+from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, read_recipes
 
 needs_abc = pytest.mark.skipif(
     shutil.which(labelling.PROGRAM) is None, reason="labels come from berkeley-abc: apt-get install berkeley-abc"
@@ -48,29 +47,12 @@ def test_the_shipped_recipes_are_those_of_openabcd() -> None:
     assert recipes[598] == "WSSFWFFwbWwWFbsSfFws"
 
 
-def test_scripts_of_an_archive(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "referenceScripts.zip", "w") as archive:
-        archive.writestr("a/abc10.script", "strash\nwrite_bench a\nbalance\nresub -z\nwrite_bench b\ndch\nmap -B 0.9\n")
-        archive.writestr("a/abc2.script", "strash; refactor; rewrite")
-    assert read_recipes(tmp_path / "referenceScripts.zip") == ["fw", "bS"]
-    assert recipe_file(tmp_path) == tmp_path / "referenceScripts.zip"
-
-
-@pytest.mark.parametrize("text", ["strash\n!rm -rf x\n", "rewrite -l", "write_bench a\nsource x\nwrite_bench b"])
-def test_other_commands_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="it has the command"):
-        read_script(text)
-
-
 def test_damaged_recipes_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "referenceScripts.zip").write_bytes(b"PK\x03\x04 cut off")
     (tmp_path / "recipes.txt").write_text("bw\nbX\n")
-    with pytest.raises(ValueError, match="no readable archive of scripts"):
-        read_recipes(tmp_path / "referenceScripts.zip")
     with pytest.raises(ValueError, match="line 2: recipe 'bX'"):
         read_recipes(tmp_path / "recipes.txt")
     with pytest.raises(ValueError, match="no such file"):
-        read_recipes(tmp_path / "none.zip")
+        read_recipes(tmp_path / "none.txt")
 
 
 def archive_of(path: Path, members: dict[str, bytes]) -> Path:
@@ -158,12 +140,12 @@ def test_damaged_labels_are_refused_by_line(tmp_path: Path) -> None:
 @needs_abc
 def test_the_command_labels_a_folder(circuit: CircuitFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = str(circuit.path.parent), str(tmp_path / "out")
-    assert main(["label", "--data", data, "--number", "2", "--out", out]) == 0
+    assert main(["--data", data, "--number", "2", "--out", out]) == 0
     assert "2 labels of 1 circuits" in capsys.readouterr().out
     jobs = planned_jobs(circuit.path.parent, None, 2)
     assert {job.key for job in jobs} == read_labels(Path(out) / labelling.LABELS).keys()
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["label", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
+    assert main(["--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"circuits: {tmp_path / 'none'}: there is no such file or folder\n"

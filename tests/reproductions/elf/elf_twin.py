@@ -1,9 +1,7 @@
-"""The call graph of a binary by pyelftools and capstone alone: slow, and obviously right."""
+"""The call graph of a binary by pyelftools alone, of instructions as the package reads them: slow, obviously right."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,7 @@ from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
-ARITHMETIC = re.compile(
-    "add|sub|xor|and|or|adc|sbb|cmp|test|sh[lr]|sa[lr]|ro[lr]|rc[lr]|inc|dec|neg|not|i?mul|i?div|cdq|cqo|cdqe|cwde|cbw|cwd|"
-    "bt[src]?|bs[fr]|[tl]zcnt|popcnt|bswap|sh[lr]d|xadd|cmpxchg|movbe|crc32|adcx|adox|andn|bextr|bls(i|msk|r)|bzhi|mulx|"
-    "pdep|pext|rorx|sarx|sh[lr]x|set.*"
-)
-PREFIXES = ("lock ", "rep ", "repe ", "repne ", "repz ", "repnz ", "bnd ", "notrack ")
+from experiments.reproductions.elf.code import KINDS, kind_of
 
 
 @dataclass
@@ -26,7 +19,6 @@ class SlowCallGraph:
     """Functions are known by their address, imports by their name."""
 
     bounds: dict[int, int]
-    kinds: dict[int, Counter[str]]
     edges: set[tuple[int, int | str]]
 
 
@@ -40,11 +32,10 @@ def slow_call_graph(path: Path) -> SlowCallGraph:
         sizes = {frame["initial_location"]: frame["address_range"] for frame in frames}
         bounds = {start: start + size for start, size in sizes.items() if not in_tables(start)}
         slots = _slots(elf)
-        graph = SlowCallGraph(bounds, {start: Counter() for start in bounds}, set())
+        graph = SlowCallGraph(bounds, set())
         for start, end in bounds.items():
             for after, mnemonic, operands in _disassembled(elf, start, end - start):
-                kind = slow_kind(mnemonic, operands)
-                graph.kinds[start][kind] += 1
+                kind = KINDS[kind_of(mnemonic, operands)]
                 if kind not in ("call", "jump", "branch"):
                     continue
                 callee = _callee(elf, after, operands, slots, in_tables)
@@ -90,20 +81,3 @@ def _callee(elf: ELFFile, after: int, operands: str, slots: dict[int, int | str]
         if mnemonic in ("jmp", "bnd jmp") and "[rip" in text:
             return _callee(elf, after_stub, text, slots, in_tables)
     return None
-
-
-def slow_kind(mnemonic: str, operands: str) -> str:
-    for prefix in PREFIXES:
-        mnemonic = mnemonic.removeprefix(prefix)
-    first, _, second = operands.partition(", ")
-    if re.search(r"mm|st\(", operands) or re.match("[fvk]|cvt|emms", mnemonic):
-        return "vector"
-    if mnemonic in ("mov", "movabs", "movzx", "movsx", "movsxd") or mnemonic.startswith("cmov"):
-        return "store" if "[" in first else "load" if "[" in second else "move"
-    if ARITHMETIC.fullmatch(mnemonic):
-        return "arithmetic"
-    if mnemonic == "call":
-        return "call" if operands.startswith("0x") or "[rip" in operands else "indirect_call"
-    named = {"lea": "address", "jmp": "jump", "ret": "return", "iretq": "return", "movnti": "store"}
-    named |= dict.fromkeys(("push", "pop", "enter", "leave", "pushfq", "popfq"), "stack")
-    return named.get(mnemonic, "branch" if mnemonic[0] == "j" or mnemonic.startswith("loop") else "other")

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.reproductions.elf import NODE_FEATURES, ElfBinaries
@@ -17,7 +16,7 @@ from gst.data import group_of
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES
 
-LIBRARIES = [FIXTURES / "elf" / "calls_x86_64.so", FIXTURES / "elf" / "calls_aarch64.so"]
+LIBRARY = FIXTURES / "elf" / "calls_x86_64.so"
 
 
 def installed(root: Path, *names: str, text: bytes = b"") -> None:
@@ -25,7 +24,7 @@ def installed(root: Path, *names: str, text: bytes = b"") -> None:
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(LIBRARIES[len(name) % 2].read_bytes() + os.fsencode(name) + text)
+        path.write_bytes(LIBRARY.read_bytes() + os.fsencode(name) + text)
 
 
 def database(root: Path, **packages: tuple[str, str, list[str]]) -> Path:
@@ -58,9 +57,9 @@ def test_every_file_counts_once_and_what_is_skipped_has_a_reason(tmp_path: Path)
     shutil.copy(root / "bin" / "two", root / "bin" / "zwei")
     os.mkfifo(root / "bin" / "pipe")
     (root / "text").write_bytes(b"words " * 1000)
-    (root / "small").write_bytes(LIBRARIES[0].read_bytes()[:999])
-    (root / "short").write_bytes(LIBRARIES[0].read_bytes()[:3000])
-    found = source(tmp_path, label="call_depth")
+    (root / "small").write_bytes(LIBRARY.read_bytes()[:999])
+    (root / "short").write_bytes(LIBRARY.read_bytes()[:3000])
+    found = source(tmp_path)
     graphs = list(found)
     assert [graph.name.partition("/")[2] for graph in graphs] == ["bin/two", "lib/one.so"]
     reasons = {path.relative_to(root).as_posix(): reason for path, reason in found.skipped.items()}
@@ -75,13 +74,13 @@ def test_unreadable_files_and_folders_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "usr" / "closed").chmod(0)
     if os.access(tmp_path / "usr" / "closed", os.R_OK):
         pytest.skip("this user may read everything")
-    found = source(tmp_path, label="call_depth")
+    found = source(tmp_path)
     assert len(list(found)) == 1 and set(found.skipped.values()) == {"Permission denied"}
 
 
 def test_a_file_that_vanishes_meanwhile_is_skipped(tmp_path: Path) -> None:
     installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
-    found = source(tmp_path, label="call_depth")
+    found = source(tmp_path)
     assert len(found.binaries) == 2
     (tmp_path / "usr" / "lib" / "one.so").unlink()
     assert len(list(found)) == 1
@@ -91,18 +90,18 @@ def test_a_file_that_vanishes_meanwhile_is_skipped(tmp_path: Path) -> None:
 def test_graphs_are_named_by_group_and_path_and_the_same_at_every_call(tmp_path: Path) -> None:
     installed(tmp_path / "usr", "lib/libone.so.1", "bin/two")
     dpkg = database(tmp_path, one=("one-1.2", "libs", [str(tmp_path / "usr/lib/libone.so.1")]))
-    found = source(tmp_path, label="call_depth")
+    found = source(tmp_path)
     first, second = list(found), list(found)
     assert [graph.name for graph in first][1] == "one/lib/libone.so.1" and dpkg.is_dir()
     assert [graph.digest() for graph in first] == [graph.digest() for graph in second]
     assert all(isinstance(graph, Graph) and graph.node_features.shape == (9, len(NODE_FEATURES)) for graph in first)
-    assert first[0].targets.tolist() == first[1].targets.tolist() == pytest.approx([np.log(2)])
+    assert first[0].targets.tolist() == first[1].targets.tolist() == [0.0]
     assert group_of("one/lib/libone.so.1") == "one"
 
 
 def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
     installed(tmp_path / "usr", os.fsdecode(b"lib/\xff.so"))
-    (graph,) = source(tmp_path, label="call_depth")
+    (graph,) = source(tmp_path)
     assert graph.name.isascii() and graph.name.endswith("/lib/\\xff.so")
 
 
@@ -135,22 +134,22 @@ def test_languages_are_classes(tmp_path: Path) -> None:
 
 def test_a_limit_takes_evenly(tmp_path: Path) -> None:
     installed(tmp_path / "usr", *(f"lib/{'x' * i}.so" for i in range(1, 8)))
-    every = [found.path for found in source(tmp_path, label="call_depth").binaries]
-    assert [found.path for found in source(tmp_path, label="call_depth", limit=3).binaries] == every[0:5:2]
-    assert len(source(tmp_path, label="call_depth", limit=100).binaries) == 7
+    every = [found.path for found in source(tmp_path).binaries]
+    assert [found.path for found in source(tmp_path, limit=3).binaries] == every[0:5:2]
+    assert len(source(tmp_path, limit=100).binaries) == 7
 
 
 def test_the_fingerprint_changes_with_files_and_settings(tmp_path: Path) -> None:
     installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
     seen = source(tmp_path).fingerprint()
     assert source(tmp_path).fingerprint() == seen
-    assert source(tmp_path, label="call_depth").fingerprint() != seen
+    assert source(tmp_path, min_bytes=1001).fingerprint() != seen
     installed(tmp_path / "usr", "lib/one.so", text=b"changed")
     assert source(tmp_path).fingerprint() != seen
 
 
 def test_wrong_arguments(tmp_path: Path, unchecked: None) -> None:
-    for arguments, words in [({"label": "size"}, "call_depth"), ({"limit": 0}, "starts at 1")]:
+    for arguments, words in [({"label": "size"}, "section"), ({"limit": 0}, "starts at 1")]:
         with pytest.raises(ValueError, match=words):
             source(tmp_path, **arguments)
     with pytest.raises(ValueError, match="no folder"):

@@ -7,8 +7,8 @@ import torch
 
 from experiments.reproductions.go.imitation import Example, decisions_of, imitate
 from gst.placement.baselines.portfolio import portfolio
+from gst.placement.machines import generated_task
 from gst.placement.objectives import SimulatedObjective
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
 

@@ -20,11 +20,11 @@ from experiments.reproductions.go.pretraining import (
     save_policy,
     zero_shot,
 )
+from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.policies.decisions import plans_of
-from gst.placement.policies.generated_tasks import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.inputs import policy_inputs
+from gst.placement.policies.ppo import plans_of
 from gst.placement.task import Task
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from google.protobuf.message import DecodeError
 
-from experiments.reproductions.kaggle.derived import Derived, main
+from experiments.reproductions.kaggle.derived import Derived
 from experiments.reproductions.kaggle.node_features import (
     COST_COLUMNS,
     FEATURES,
@@ -317,16 +317,6 @@ def test_a_source_derives_from_files_and_collections_alike(tmp_path: Path, tile_
         assert len(set(fingerprints)) == len(variants)
         swapped = Derived(source, **settings | {"features": ["costs", "padding"]})
         assert swapped.fingerprint() == fingerprints[1]
-
-
-def test_a_file_of_derived_features_is_read_as_the_source_gives_it(tmp_path: Path, tile_kernels: list[Path]) -> None:
-    source, out = HLO / "unet_3d_part.npz", str(tmp_path / "rich.npz")
-    main([str(source), out, "--features", "costs,padding", "--reduction", "hops:1"])
-    (wanted,), rich = Derived(TpuGraphs([str(source)]), ["costs", "padding"], "hops:1"), read(out)
-    for name in ("node_features", "edges", "opcodes", "config_nodes", "config_features", "targets", "counts"):
-        np.testing.assert_array_equal(getattr(rich, name), getattr(wanted, name), name)
-    with pytest.raises(SystemExit, match="no whole nanoseconds"):
-        main([str(tile_kernels[0]), out, "--features", "costs"])
 
 
 # Bad input -----------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from experiments.reproductions.tpugraphs.layout_features import MEANINGS, NAMES,
 from gst.data.columns import NODE_FEATURES, opcode_number
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
-from gst.graphs.store import prepare
 from tests.files import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -38,17 +37,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(source)
     return folder
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of plans: a chain of 6 operations, 5 plans on two devices."""
-    root, random = tmp_path_factory.mktemp("plans"), np.random.default_rng(0)
-    chain, nodes = np.stack([np.arange(5), np.arange(1, 6)]), random.normal(size=(6, 20)).astype(np.float32)
-    plans = random.normal(size=(5, 6, 6)).astype(np.float32)
-    graph = Graph(nodes, chain, np.arange(6), np.arange(6), plans, random.random(5), name="chain")
-    prepare([graph], root, max_nodes=4)
-    return root
 
 
 def test_the_laws_hold_of_files_that_have_all_columns_and_of_alexnet(alexnet: Graph, tile_kernels: list[Path]) -> None:
@@ -120,47 +108,32 @@ def test_a_layout_without_the_columns_of_its_file_is_refused() -> None:
         layout_features(read(ALEXNET))
 
 
-def test_every_column_means_the_same_in_all_graphs_and_none_is_lost(data: Path, programs: Path) -> None:
-    kinds, unet = common.read_all(data, programs)
-    assert {kind: len(graphs) for kind, graphs in kinds.items()} == {"layout": 1, "tile": 3, "plan": 1}
+def test_every_column_means_the_same_in_all_graphs_and_none_is_lost(data: Path) -> None:
+    kinds, unet = common.read_all(data)
+    assert {kind: len(graphs) for kind, graphs in kinds.items()} == {"layout": 1, "tile": 3}
     every = [unet, *(graph for graphs in kinds.values() for graph in graphs)]
     assert len({(graph.node_features.shape[1], graph.config_features.shape[2]) for graph in every}) == 1
-    layouts, stored = common.layouts(read(UNET)), common.open_store(store_in(programs))[0]
-    assert np.array_equal(unet.node_features[:, : layouts.node_features.shape[1]], layouts.node_features)
-    assert not unet.config_features[:, :, 2 * len(NAMES) :].any() and not unet.node_features[:, -20:].any()
-    (plan,) = kinds["plan"]
-    assert np.array_equal(plan.config_features[:, :, -6:], stored.config_features)
-    assert np.array_equal(plan.node_features[:, -20:], stored.node_features)
-    assert not plan.config_features[:, :, :-6].any() and not plan.node_features[:, 2:-20].any()
-    assert plan.opcodes.min() >= common.HLO_OPCODES > max(graph.opcodes.max() for graph in every[:-1])
-    starts = [segment.tolist()[0] for segment in np.split(stored.node_ids, stored.row_ptr[1:-1])]
-    assert plan.node_features[:, 1].tolist() == [float(i not in starts) for i in stored.node_ids]
+    layouts, count = common.layouts(read(UNET)), 2 * len(NAMES)
+    assert np.array_equal(unet.node_features, layouts.node_features)
+    assert np.array_equal(unet.config_features[:, :, :count], layouts.config_features)
+    assert not unet.config_features[:, :, count:].any()
+    assert not any(kernel.config_features[:, :, :count].any() for kernel in kinds["tile"])
 
 
-def store_in(root: Path) -> Path:
-    (path,) = root.glob("*/meta.json")
-    return path.parent
-
-
-def test_what_was_found_is_not_found_again_and_trainings_grow_by_a_kind(data: Path, programs: Path) -> None:
-    kinds, unet = common.read_all(data, programs)
-    names = ["alexnet", "alexnet + tile", "alexnet + tile + plan"]
+@pytest.mark.e2e
+def test_trainings_grow_by_a_kind_and_equal_seeds_give_equal_figures(data: Path) -> None:
+    kinds, unet = common.read_all(data)
+    names = ["alexnet", "alexnet + tile"]
     assert list(across.trainings(kinds)) == names
-    done: across.Found = {}
-    rounds = across.run(kinds, unet, 1, 2, done)
-    next(rounds), next(rounds)
-    rest = list(across.run(kinds, unet, 1, 2, json.loads(json.dumps(done))))
-    assert len(rest) == 3 * len(across.models(2)) - 2
-    assert list(across.run(kinds, unet, 1, 2, rest[-1])) == []
-    assert all(len(found["taus"]) == 1 for row in rest[-1].values() for found in row.values())
-    again = next(across.run(kinds, unet, 1, 2, {}))
-    assert again["alexnet"]["gnn"] == done["alexnet"]["gnn"]  # equal seeds, equal figures
-    linear = [rest[-1][name]["ridge"]["known"][0] for name in names]
+    found = across.run(kinds, unet, 1, 2)
+    assert all(len(each["taus"]) == 1 for row in found.values() for each in row.values())
+    assert found == across.run(kinds, unet, 1, 2), "equal seeds, equal figures"
+    linear = [found[name]["ridge"]["known"][0] for name in names]
     assert min(linear) > 0.5, linear  # ridge learns AlexNet from 750 of its configurations
 
 
 def test_nobody_learns_from_what_is_held_out(data: Path) -> None:
-    kinds, _ = common.read_all(data, None)
+    kinds, _ = common.read_all(data)
     lessons, held = across.split(kinds, ["layout", "tile"], seed=3)
     ((graph, known),) = lessons[0]
     assert graph is kinds["layout"][0] and len(lessons[1]) == 3
@@ -168,7 +141,7 @@ def test_nobody_learns_from_what_is_held_out(data: Path) -> None:
 
 
 def test_of_few_columns_the_others_do_not_matter_and_without_messages_no_edge_does(data: Path) -> None:
-    kinds, unet = common.read_all(data, None)
+    kinds, unet = common.read_all(data)
     lessons, _ = across.split(kinds, ["layout"], seed=0)
     turned = replace(unet, edges=unet.edges[::-1].copy())
     others = replace(unet, node_features=np.hstack([unet.node_features[:, :2], unet.node_features[:, 2:] + 1]))
@@ -179,19 +152,20 @@ def test_of_few_columns_the_others_do_not_matter_and_without_messages_no_edge_do
 
 
 def test_kernels_teach_a_linear_model_nothing_of_layouts(data: Path) -> None:
-    kinds, unet = common.read_all(data, None)
+    kinds, unet = common.read_all(data)
     scores = [across.regression(across.split(kinds, names, 0)[0], 0, across.ridge)(unet) for names in
               (["layout"], ["layout", "tile"])]  # fmt: skip
     assert kendalltau(*scores).statistic > 0.9
 
 
 def test_sums_are_means_times_nodes_of_what_is_no_share(data: Path) -> None:
-    _, unet = common.read_all(data, None)
+    _, unet = common.read_all(data)
     means, sums = common.pooled(unet), common.pooled(unet, sums=True)
     assert np.allclose(sums[:, : len(NAMES)], unet.config_features[:, :, : len(NAMES)].sum(1), atol=1e-4)
     assert np.array_equal(sums[:, len(NAMES) :], means[:, len(NAMES) :]) and means[:, len(NAMES) :].any()
 
 
+@pytest.mark.e2e
 def test_chance_is_what_random_orders_exceed_one_time_in_twenty() -> None:
     random = np.random.default_rng(0)
     taus = [kendalltau(random.random(40), random.random(40)).statistic for _ in range(2000)]
@@ -200,9 +174,7 @@ def test_chance_is_what_random_orders_exceed_one_time_in_twenty() -> None:
 
 def test_a_missing_folder_is_told(tmp_path: Path, data: Path) -> None:
     with pytest.raises(ValueError, match="there is no such file"):
-        common.read_all(tmp_path, None)
-    with pytest.raises(ValueError, match="holds no stores; give a folder"):
-        common.read_all(data, tmp_path)
+        common.read_all(tmp_path)
 
 
 def test_the_tracked_figures_stand_beside_the_ceiling() -> None:

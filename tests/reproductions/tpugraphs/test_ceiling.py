@@ -66,6 +66,7 @@ def test_noise_of_two_humps_moves_it_little() -> None:
     assert abs(errors.mean()) < 0.03
 
 
+@pytest.mark.e2e
 def test_noise_is_as_large_as_repeats_of_about_that_runtime_say() -> None:
     """Pooled over all of them it would be far too large for the half that is measured exactly."""
     exact, truth = simulated("wide", 2, lambda rng, n: np.zeros(n), distinct=1000)
@@ -122,6 +123,7 @@ def test_without_repeats_or_runtimes_there_is_no_ceiling() -> None:
         noise_ceiling(replace(graph, targets=np.zeros_like(truth)))
 
 
+@pytest.mark.e2e
 def test_alexnet_agrees_with_its_repeats(alexnet: Path) -> None:
     """A pair of configurations that a run orders rightly with the balance c is ordered alike by two runs with c * c.
     So the tau between two runs of each configuration bounds the ceiling of one: c * c <= c, and by Jensen its root."""

@@ -95,6 +95,7 @@ def test_one_wild_measurement_does_not_matter() -> None:
     assert np.abs(disturbed - calm)[8:].max() < 0.2 * graph.targets.std()
 
 
+@pytest.mark.e2e
 @settings(max_examples=6)
 @given(seed=st.integers(0, 50))
 def test_neither_the_order_of_nodes_nor_of_configurations_matters(seed: int) -> None:
@@ -135,6 +136,7 @@ def test_a_program_without_configurable_nodes_has_one_runtime() -> None:
     assert StateModel().fit(twice).predict().tolist() == [5.0, 5.0]
 
 
+@pytest.mark.e2e
 def test_genuine_layouts_are_nearly_additive(alexnet: Path) -> None:
     """On the whole file tau is 0.84 from 200 labels; the fixture has fewer configurations."""
     graph = read(alexnet)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +99,7 @@ def test_nobody_learns_from_the_kernel_held_out(kernels: list[tile.Kernel]) -> N
     assert summary["error_at_1_deviation"] == 0
 
 
+@pytest.mark.e2e
 def test_late_fusion_orders_kernels_it_has_not_seen_far_better_than_chance(kernels: list[tile.Kernel]) -> None:
     chance = tile.leave_one_out(kernels, lambda known, held_out, seed: np.zeros(held_out.graph.num_configs), 2)
     ours = tile.leave_one_out(kernels, tile.network(SHORT), 2)
@@ -179,21 +179,6 @@ def test_trees_learn_what_they_are_shown_by_their_seed(kernels: list[tile.Kernel
     assert np.array_equal(scores, method(others, first, 0)) and not np.array_equal(scores, method(others, first, 1))
     told = replace(first, graph=replace(first.graph, targets=first.graph.targets[::-1].copy()))
     assert np.array_equal(scores, method(others, told, 0))  # the runtimes of the kernel held out say nothing
-
-
-def test_a_difference_counts_above_twice_the_spread() -> None:
-    ours = {"error_at_1": 0.10, "error_at_1_deviation": 0.03, "error_at_5": 0.01, "error_at_5_deviation": 0.0}
-    other = {"error_at_1": 0.19, "error_at_1_deviation": 0.04, "error_at_5": 0.02, "error_at_5_deviation": 0.001}
-    seen = tile.beside(ours, other)
-    assert not seen["exceeds_at_1"] and seen["exceeds_at_5"]
-    assert seen["spread_at_1"] == pytest.approx(0.05)
-
-
-def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("sklearn", "sklearn.linear_model"):  # it may have been imported already
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SystemExit, match=r"needs scikit-learn: python -m pip install"):
-        tile.methods()
 
 
 def test_the_tracked_figures_meet_the_targets() -> None:

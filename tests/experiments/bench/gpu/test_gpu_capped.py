@@ -6,27 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench.gpu import capped, lines, pipeline
+from experiments.bench.gpu import capped, lines
 from gst.machine.devices import Device
 from gst.programs import capture_module
+
+CPU = torch.device("cpu")
 
 
 def test_a_plan_keeps_half_of_the_memory_beside_accelerate() -> None:
     pytest.importorskip("accelerate", reason="needs the extra 'models'")
-    before, row = capped.reports({"blocks": 6, "width": 32, "batch": 4, "repetitions": 2}, "cpu")
+    before, row = capped.reports({"blocks": 6, "width": 32, "batch": 4, "repetitions": 2}, CPU)
     assert list(before["ways"]) == ["plan over both"] and before["plan_bytes"] == row["plan_bytes"]
     assert 0 < row["plan_bytes"] <= row["limit_bytes"] == row["whole_bytes"] // 2
     ways = row["ways"]
     assert ways["plan over both"]["median_ms"] > 0 and ways["Accelerate, offload"]["median_ms"] > 0
-    assert ways["pipeline stages"]["reason"] == capped.ONE_ACCELERATOR
     assert json.loads(json.dumps(row)) == row
-
-
-@pytest.mark.e2e
-def test_pipeline_stages_compute_what_the_model_computes() -> None:
-    settings = {"blocks": 5, "width": 32, "batch": 4, "repetitions": 2}
-    row = pipeline.pipelined(settings, "cpu", 2)
-    assert row["reason"] == "" and row["median_ms"] > 0
 
 
 def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> None:
@@ -40,7 +34,7 @@ def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> N
 
 def test_without_accelerate_the_plan_alone_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capped, "find_spec", lambda name: None)
-    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, "cpu")
+    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
     ways = row["ways"]
     assert ways["Accelerate, offload"] == {"median_ms": None, "reason": f"ValueError: {capped.WITHOUT_ACCELERATE}"}
     assert ways["plan over both"]["median_ms"] > 0
@@ -58,10 +52,10 @@ def test_what_accelerate_raises_leaves_the_plan_timed(monkeypatch: pytest.Monkey
         raise RuntimeError("no room for the hooks\nmore words")
 
     monkeypatch.setattr(capped, "offloaded", fails)
-    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, "cpu")
+    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
     assert row["ways"][capped.OFFLOAD] == {"median_ms": None, "reason": "RuntimeError: no room for the hooks"}
     monkeypatch.setattr(capped, "offloaded", lambda *arguments: fails)  # in its first run
-    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, "cpu")
+    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
     assert row["ways"]["plan over both"]["median_ms"] > 0 and row["ways"][capped.OFFLOAD]["reason"]
-    late = lines.capped(row | {"unfinished": "no end within 30 s"})
-    assert late.endswith("MiB; stopped before the rest: no end within 30 s")
+    late = lines.line("capped", row | {"unfinished": "no end within 30 s"})
+    assert late.endswith("; stopped before the rest: no end within 30 s")

@@ -22,11 +22,11 @@ SHAPES = ((1, 2, 6, 6), (3, 2, 3, 3))  # of an image and of weights
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
     settings = {"repetitions": 2, "lanes": [1, 2], "modes": [], "plans": 0, "seconds": 60}
-    *_, row = child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = child.reports(SMALL_RNNLM, settings, CPU)
     reasons = {way: each["reason"] for way, each in row["ways"].items()}
     assert [reasons[way] for way in ("as written", "1 lanes", "2 lanes")] == [""] * 3
-    assert reasons["as written, graph"].startswith("graphs are recorded on an accelerator; this runs on cpu")
-    assert reasons["2 lanes, graph"] == "graphs are recorded on an accelerator; this runs on cpu"
+    assert "graphs are recorded on an accelerator; this runs on cpu" in reasons["as written, graph"]
+    assert reasons["2 lanes, graph"].endswith("graphs are recorded on an accelerator; this runs on cpu")
     assert row["operations_ms"] > 0 and row["dearest"][0][1] >= row["dearest"][-1][1] > 0
     assert json.loads(json.dumps(row)) == row
 
@@ -34,7 +34,7 @@ def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
 def test_a_way_with_other_outputs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "as_written", lambda step, device: lambda: [torch.ones(3)])
     settings = {"repetitions": 1, "lanes": [1], "modes": [], "plans": 0, "seconds": 60}
-    *_, row = child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = child.reports(SMALL_RNNLM, settings, CPU)
     assert "outputs instead of" in row["ways"]["as written"]["reason"]
     assert row["ways"]["as written"]["median_ms"] is None and row["ways"]["1 lanes"]["median_ms"] > 0
 
@@ -47,7 +47,7 @@ def halved() -> Step:
 @pytest.mark.slow
 def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> None:
     settings = {"repetitions": 1, "lanes": [1], "modes": ["default", "wrong"], "plans": 0, "seconds": 60}
-    before, _, default, row = child.reports(f"{__name__}:halved", settings, "cpu")
+    before, _, default, row = child.reports(f"{__name__}:halved", settings, CPU)
     assert "compiled, default" not in before["ways"]
     compiled = default["ways"]["compiled, default"]
     assert compiled["median_ms"] > 0 < compiled["beside_ms"]["as written"]  # which took turns with it
@@ -65,7 +65,7 @@ def test_a_compiler_that_does_not_end_leaves_what_the_modes_before_it_gave(monke
     settings = {"repetitions": 1, "lanes": [], "modes": ["quick", "endless"], "plans": 0, "seconds": 60}
     rows: list[dict[str, Any]] = []
     with pytest.raises(SystemExit):
-        rows.extend(child.reports(f"{__name__}:halved", settings, "cpu"))
+        rows.extend(child.reports(f"{__name__}:halved", settings, CPU))
     assert rows[-1]["ways"]["compiled, quick"]["median_ms"] > 0 and "pairs" not in rows[-1]
 
 
@@ -89,18 +89,18 @@ def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPat
     settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
     name = f"{__name__}:convolved"
     with RoundedConvolutions():
-        *_, row = child.reports(name, settings, "cpu")
+        *_, row = child.reports(name, settings, CPU)
     assert row["tf32"] and row["wrong"] == ""
     assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
     monkeypatch.setattr(host_outputs, "exact_convolutions", nullcontext)
     with RoundedConvolutions():
-        *_, row = child.reports(name, settings | {"lanes": []}, "cpu")
-    assert "is off by" in row["wrong"] and "failed on the accelerator: output" in lines.workload(name, row)
+        *_, row = child.reports(name, settings | {"lanes": []}, CPU)
+    assert "is off by" in row["wrong"] and "failed: output" in lines.line(name, row)
 
 
 def test_simulated_and_measured_plans_are_compared() -> None:
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 600}
-    first, before, row = child.reports(SMALL_RNNLM, settings, "cpu")
+    first, before, row = child.reports(SMALL_RNNLM, settings, CPU)
     assert (
         set(first["ways"]) == {"as written", "as written, graph"} and "simulator" not in before
     )  # what was measured before is said before
@@ -108,13 +108,11 @@ def test_simulated_and_measured_plans_are_compared() -> None:
     assert rank["plans"] == rank["asked"] == len(rank["simulated_ms"]) == len(rank["measured_ms"]) == 4
     assert rank["lanes"] == 2 and rank["graphs"] == 0 and min(rank["measured_ms"]) > 0
     assert -1 <= rank["spearman"] <= 1
-    assert "4 of 4 plans, Spearman " in lines.workload("rnnlm", row)
     assert json.loads(json.dumps(row)) == row
 
 
 def test_plans_that_there_is_no_time_for_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "PLANS_SHARE", -1.0)
     settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 60}
-    *_, row = child.reports(SMALL_RNNLM, settings, "cpu")
+    *_, row = child.reports(SMALL_RNNLM, settings, CPU)
     assert row["simulator"]["plans"] == 0 and row["simulator"]["asked"] == 4 and row["simulator"]["spearman"] is None
-    assert "0 of 4 plans, Spearman 0.00" in lines.workload("rnnlm", row)

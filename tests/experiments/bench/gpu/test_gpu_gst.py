@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable
-from experiments.bench.gpu import gst_jobs
+from experiments.bench.gpu import gst_jobs, lines
 
 ROOT = Path(__file__).parents[4]
 CPU = torch.device("cpu")
 STEP = {"sizes": [60, 90], "setting": {"batch_graphs": 2, "configs": 4, "channels": 8, "max_nodes": 30, "steps": 2}}
 RECORDED = {"sizes": [1500, 2100], "configs": 3, "channels": 8, "published_configs": 4, "steps": 6}
-TABLE = {"keys": 200, "channels": 8, "rows": 50, "width": 16, "repetitions": 2}
+TABLE = {"keys": 200, "channels": 8, "rows": 50, "repetitions": 2}
 SCORE = {"nodes": 400, "configurable": 20, "configs": 12}
 HIDDEN = ("pymetis", "wandb", "torch_geometric")
 BODY = f"""
@@ -25,77 +25,65 @@ import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))
 import importlib
 import torch
-for name in ("run", "gst_jobs", "child", "capped", "pipeline", "place", "proofs"):
+for name in ("run", "gst_jobs", "child", "capped", "place", "proofs"):
     importlib.import_module("experiments.bench.gpu." + name)
-from experiments.bench.gpu.gst_jobs import score, step, table
+from experiments.bench.gpu.gst_jobs import reports
 cpu = torch.device("cpu")
-assert not step({STEP}, cpu)["wrong"] + table({TABLE}, cpu)["wrong"] + score({SCORE}, cpu)["wrong"]
+for job, settings in (("step", {STEP}), ("table", {TABLE}), ("score", {SCORE})):
+    *_, row = reports(job, settings, cpu)
+    assert row["wrong"] == "" and row["clocks"] == {{}}
 assert all(sys.modules[name] is None for name in {HIDDEN})
 """
 
 
-def test_the_step_is_timed_in_each_variant_and_compared_with_the_cpu() -> None:
-    rows: list[str] = []
-    row = gst_jobs.step(STEP, CPU, lambda each: rows.append(gst_jobs.line("step", each | {"unfinished": "killed"})))
-    assert [said.count(" ms") for said in rows] == [1, 2, 3] and rows[0].endswith("; stopped before the rest: killed")
-    assert set(row["variants"]) == {"unshared fp32", "shared fp32", "shared bf16"} and row["wrong"] == ""
+def test_the_step_is_timed_in_each_variant_and_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(gst_jobs.step(STEP, CPU))
+    row = rows[-1]
+    assert len(rows) == 3 and row["wrong"] == "" and row["target"] == 20 and json.loads(json.dumps(row)) == row
+    assert set(row["variants"]) == {"unshared fp32", "shared fp32", "shared bf16"}
     assert all(each["step_ms"] >= each["step_ms_min"] > 0 for each in row["variants"].values())
-    quickest = min(each["step_ms"] for each in row["variants"].values())
-    assert row["speedup"] == pytest.approx(row["variants"]["unshared fp32"]["step_ms"] / quickest)
-    assert row["target"] == 20
-    low, high = row["variants"]["shared bf16"]["intervals"]["step_ms"]
-    assert low <= row["variants"]["shared bf16"]["step_ms"] <= high
-    assert json.loads(json.dumps(row)) == row
-    said = gst_jobs.line("step", row)
-    assert said.split()[:2] == ["step", "passed;"] and "times as fast as copy by copy (target 20)" in said
-
-
-def test_a_step_with_other_losses_fails_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest = min(each["step_ms"] for each in row["variants"].values())
+    assert row["speedup"] == pytest.approx(row["variants"]["unshared fp32"]["step_ms"] / fastest)
+    assert lines.line("step", row).split()[:2] == ["step", "passed;"]
     train = gst_jobs.Trainer.step
 
     def off(self: Any, model: Any) -> float:
         return train(self, model) * (1.1 if self.autocast().__class__.__name__ == "autocast" else 1.0)
 
     monkeypatch.setattr(gst_jobs.Trainer, "step", off)
-    said = gst_jobs.line("step", gst_jobs.step(STEP, CPU))
-    assert "failed: losses of shared bf16 are 0." in said and "unshared fp32 are" not in said
+    *_, row = gst_jobs.step(STEP, CPU)
+    assert row["wrong"].startswith("losses of shared bf16 are 0.") and "fp32" not in row["wrong"]
 
 
 def test_recorded_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     row = gst_jobs.recorded(RECORDED, CPU)
     assert row["wrong"] == "" and row["eager_ms"] > 0 < row["recorded_ms"] and "recorded on an accel" in row["reason"]
-    assert gst_jobs.line("recorded", row).startswith("recorded         passed; eager ")
     monkeypatch.setattr(gst_jobs, "_difference", lambda got, want: 0.5)
-    said = gst_jobs.line("recorded", gst_jobs.recorded(RECORDED, CPU))
-    assert "failed: losses of replays (recorded) are 0.5 off; losses of replays (bf16) are 0.5 off" in said
+    wrong = gst_jobs._recorded(RECORDED, CPU, gst_jobs._sage)["wrong"]
+    assert wrong == "losses of replays (recorded) are 0.5 off; losses of replays (bf16) are 0.5 off"
 
 
 def test_a_loss_that_is_no_number_differs() -> None:
     assert gst_jobs._difference([1.0, float("nan")], [1.0, 1.0]) > 1e300
 
 
-def test_rows_are_moved_before_and_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_table_are_those_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
     row = gst_jobs.table(TABLE, CPU)
     assert row["wrong"] == "" and all(row[name] > 0 for name in row if name.endswith("_ms"))
-    assert gst_jobs.line("table", row).startswith("table            passed; pull ")
     push = EmbeddingTable.push
 
     def lossy(self: EmbeddingTable, keys: Tensor, rows: Tensor, step: int) -> None:
         push(self, keys, rows + 1, step)
 
     monkeypatch.setattr(EmbeddingTable, "push", lossy)
-    assert "failed: rows differ from those pushed" in gst_jobs.line("table", gst_jobs.table(TABLE, CPU))
+    assert "failed: rows differ from those pushed" in lines.line("table", gst_jobs.table(TABLE, CPU))
 
 
 def test_scores_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     row = gst_jobs.score(SCORE, CPU)
     assert row["wrong"] == "" and row["fp32"]["difference"] == 0 < row["bf16"]["difference"]
     monkeypatch.setattr(gst_jobs, "SHORT", 0.0)
-    assert "failed: runtimes in bf16 are " in gst_jobs.line("score", gst_jobs.score(SCORE, CPU))
-
-
-def test_a_job_that_did_not_end_is_a_failure() -> None:
-    assert gst_jobs.line("score", {"failed": "no end within 2 s"}) == "score            failed: no end within 2 s"
+    assert gst_jobs.score(SCORE, CPU)["wrong"].startswith("runtimes in bf16 are ")
 
 
 @pytest.mark.e2e

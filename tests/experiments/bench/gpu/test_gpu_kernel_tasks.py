@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.bench.gpu.kernel_task import kernel_task, lowered
+from experiments.worlds.kernel_task import kernel_task, lowered
 from gst.kernels.run import Run
 from gst.kernels.schedule import upward_ranks
 from gst.placement.baselines.portfolio import portfolio

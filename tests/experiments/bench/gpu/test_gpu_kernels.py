@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.bench.gpu import lines
 from experiments.bench.gpu.kernels import reports
@@ -17,7 +18,7 @@ NAME = "rnnlm:" + ",".join(f"{key}={value}" for key, value in SMALL["rnnlm"].ite
 @pytest.mark.e2e
 def test_ways_train_alike_and_kernels_and_plans_are_written(tmp_path: Path) -> None:
     settings = {"seconds": 120, "plans": 12, "steps": 10, "folder": str(tmp_path)}
-    *_, row = reports(NAME, settings, "cpu")
+    *_, row = reports(NAME, settings, torch.device("cpu"))
     assert {"kernels on streams", "compiled, default"} <= row["ways"].keys()
     assert row["reasons"]["compiled, one graph"].startswith("ValueError: graphs are recorded on an accelerator")
     assert max(row["losses_differ"].values()) < 1e-4 and row["plans"] == 12
@@ -28,8 +29,8 @@ def test_ways_train_alike_and_kernels_and_plans_are_written(tmp_path: Path) -> N
     (plans,) = (tmp_path / "plans").iterdir()
     measured = json.loads(plans.read_text())["plans"]
     assert len(measured) == 12 and all(len(each["placement"]) == row["kernels"] for each in measured)
-    assert "kernels" in lines.kernels(NAME, row)
+    assert "kernels" in lines.line(NAME, row)
 
 
 def test_a_row_that_failed_says_so() -> None:
-    assert "no compiler" in lines.kernels("gpt", {"failed": "no compiler"})
+    assert "no compiler" in lines.line("gpt", {"failed": "no compiler"})

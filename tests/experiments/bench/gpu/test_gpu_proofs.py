@@ -131,6 +131,6 @@ def test_a_program_is_placed_as_users_place_it() -> None:
     settings = {"program": "rnnlm:layers=1,hidden=32,steps=2,batch=4", "seconds": 10}
     row = place.reports(settings, ["cpu:0"])
     assert row["winner"] in row["plans"] and row["plans"]["pytorch"]["median_ms"] > 0 and row["eager"] == []
-    assert row["winner"] in lines.place(row)
+    assert row["winner"] in lines.line("place", row)
     with pytest.raises(ValueError, match="there is no device 'xpu:9' here"):
         place.reports(settings, ["xpu:9"])

@@ -1,15 +1,108 @@
-"""What is recorded of an accelerator, from a device that is described."""
+"""The description of an accelerator: from recorded text of nvidia-smi, and from a program of that name on the PATH."""
 
 from __future__ import annotations
 
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from experiments.bench.gpu import record
+from experiments.bench.gpu.record import FIELDS, Clocks, clocks_of, parsed
 
-XPU = torch.device("xpu", 0)
+ONE, TWO = "GPU-0d7a3c7e-6f1f-5f0a-9c38-1b2c3d4e5f60", "GPU-8d3c1a52-0001-0002-0003-4b5c6d7e8f90"
+# A data-centre card at its power limit; one that idles; a card of a laptop, and one split by MIG, which report little.
+STATES = f"""\
+{ONE}, 1410, 1980, 61, 0x0000000000000004
+{TWO}, 345, 1980, 34, 0x0000000000000001
+GPU-laptop, 300, [N/A], 45, [N/A]
+GPU-split, 1095, 1980, 39, 0x0000000000000000
+GPU-lost, [Unknown Error], [Unknown Error], [GPU requires reset], [Unknown Error]
+"""
+
+
+def clocks(sm_mhz: float | None, most_sm_mhz: float | None, celsius: float | None, *slowed_by: str) -> Clocks:
+    return {"sm_mhz": sm_mhz, "most_sm_mhz": most_sm_mhz, "celsius": celsius, "slowed_by": [*slowed_by]}
+
+
+def test_what_nvidia_smi_prints_is_read_and_what_it_does_not_report_is_none() -> None:
+    assert parsed(STATES) == {
+        ONE: clocks(1410.0, 1980.0, 61.0, "power limit"),
+        TWO: clocks(345.0, 1980.0, 34.0),
+        "GPU-laptop": clocks(300.0, None, 45.0),
+        "GPU-split": clocks(1095.0, 1980.0, 39.0),
+        "GPU-lost": clocks(None, None, None),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
+     "uuid, 1, 2, 3, 0x0\n", f"{ONE}, 1, 2\n", "\x1b[31m, , ,\x00\n"],
+)  # fmt: skip
+def test_lines_of_another_form_give_no_clocks(text: str) -> None:
+    assert parsed(text) == {}
+
+
+def test_reasons_are_said_in_words() -> None:
+    def reasons(bits: int) -> list[str]:
+        return list(parsed(f"GPU-1, 1, 2, 3, {bits:#018x}")["GPU-1"]["slowed_by"])
+
+    assert reasons(0x68) == ["hardware slowdown", "heat", "heat, by hardware"]
+    assert reasons(0x1 | 0x2 | 0x10) == [], "it idles, or its clocks were set"
+
+
+def nvidia_smi(folder: Path, script: str) -> Path:
+    """A program of this name; the file whose lines are its calls."""
+    path, calls = folder / "nvidia-smi", folder / "calls"
+    tell = f"open({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\n{tell}\n{script}")
+    path.chmod(0o755)
+    return calls
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+ANSWERS = f"""
+query, flag, uuids, form = sys.argv[1:]
+assert flag == "-i" and form == "--format=csv,noheader,nounits", (flag, form)
+assert query == "--query-gpu={",".join(FIELDS)}", query
+lines = {STATES!r}.splitlines(keepends=True)
+sys.stdout.writelines(line for line in lines if line.split(",")[0] in uuids.split(","))
+"""
+
+
+@pytest.fixture
+def uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"cuda:0": TWO, "cuda:1": ONE, "xpu:0": ""}
+    monkeypatch.setattr(record, "_uuid", lambda device: known[str(device)])
+
+
+def test_without_the_program_and_after_its_failure_there_are_no_clocks(folder: Path, uuids: None) -> None:
+    assert clocks_of(torch.device("cuda:0")) == {}
+    calls = nvidia_smi(folder, "sys.exit('no driver')")
+    assert clocks_of(torch.device("cuda:0")) == {} and len(calls.read_text().splitlines()) == 1
+
+
+def test_a_program_that_hangs_is_left(folder: Path, uuids: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "LIMIT_S", 0.5)
+    nvidia_smi(folder, "time.sleep(60)")
+    began = time.perf_counter()
+    assert clocks_of(torch.device("cuda:0")) == {} and time.perf_counter() - began < 30
+
+
+def test_accelerators_are_found_by_their_uuid(folder: Path, uuids: None) -> None:
+    nvidia_smi(folder, ANSWERS)
+    assert clocks_of(torch.device("cuda:1")) == {"cuda:1": clocks(1410.0, 1980.0, 61.0, "power limit")}
+    assert clocks_of(torch.device("xpu:0")) == clocks_of(torch.device("cpu")) == {}
 
 
 def test_the_record_names_memory_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,11 +110,6 @@ def test_the_record_names_memory_and_libraries(monkeypatch: pytest.MonkeyPatch) 
     module = SimpleNamespace(get_device_properties=lambda device: properties)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(record, "driver", lambda: "570.1")
-    got = record.accelerator_record(XPU)
+    got = record.accelerator_record(torch.device("xpu", 0))
     assert (got["name"], got["memory_bytes"], got["driver"]) == ("H100", 80 << 30, "570.1")
     assert got["cuda"] == torch.version.cuda and got["tf32"] == torch.backends.cudnn.allow_tf32
-
-
-def test_clocks_are_those_of_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "read_clocks", lambda names: {name: {"sm_mhz": 1980.0} for name in names})
-    assert record.clocks_of(XPU)["xpu:0"]["sm_mhz"] == 1980.0 and record.clocks_of(torch.device("cpu")) == {}

@@ -28,7 +28,7 @@ def with_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[Row], None]:
     """Gives a machine an accelerator and a function that stands for processes of rows."""
 
     def set_rows(row: Row) -> None:
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
+        monkeypatch.setattr(gpu, "accelerator_here", lambda: torch.device("xpu", 0))
         monkeypatch.setattr(gpu, "_row", row)
         monkeypatch.setattr(gpu, "machine_record", dict)
         monkeypatch.setattr(gpu, "accelerator_record", lambda device: {})

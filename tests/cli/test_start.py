@@ -1,0 +1,42 @@
+"""Libraries that the start of Python programs and of commands imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+
+import gst
+from gst.cli import main
+
+for words in ("--help", "demo --help", "prepare --help", "rank --help", "place --help"):
+    try:
+        main(words.split())
+    except SystemExit:
+        pass
+print(*sys.modules, file=sys.stderr)
+
+import torch
+
+for name in gst.__all__:
+    getattr(gst, name)
+print(*sys.modules, file=sys.stderr)
+
+from gst.util.imports import import_torchmetrics
+
+import_torchmetrics()
+import gst.training.cli
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def test_a_start_imports_what_it_uses() -> None:
+    child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    assert child.stdout.count("usage: gst") == 5 and child.stdout.count("examples:") == 4
+    package, library, fit = (set(line.split()) for line in child.stderr.splitlines()[-3:])
+    assert not package & {"lightning", "wandb", "numba", "scipy", "torch"}
+    assert not library & {"lightning", "wandb", "torchmetrics", "scipy.signal", "jsonargparse", "matplotlib"}
+    assert {"lightning", "torchmetrics"} <= fit
+    assert not fit & {"wandb", "transformers", "scipy.signal", "matplotlib", "PIL"}

@@ -1,0 +1,56 @@
+"""Memory of another process, and the benchmark of memory in its smallest setting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.bench.memory import Memory, watch
+from tests.experiments.bench.ran import ran
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_the_peak_is_what_was_held_between_the_two_answers(tmp_path: Path) -> None:
+    """Pages of files and memory of processes are counted separately."""
+    (tmp_path / "file").write_bytes(bytes(32 << 20))
+    watched, memory = watch(
+        python(
+            "import mmap, subprocess, sys, time; early = bytearray(200 << 20); del early; print('{}', flush=True)\n"
+            f"file = open({str(tmp_path / 'file')!r}, 'rb')\n"
+            "mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+            "sum(mapped[::4096]); held = bytearray(64 << 20); time.sleep(0.5); del held\n"
+            "hold = 'import time; held = bytearray(48 << 20); time.sleep(0.5)'\n"
+            "subprocess.run([sys.executable, '-c', hold], check=True); print('{\"a\": 1}', flush=True)"
+        )
+    )
+    assert watched == {"a": 1} and memory.start < 30
+    assert 64 <= memory.anonymous - memory.start < 72 and memory.mapped >= 32 and 48 <= memory.workers < 80
+
+
+@pytest.mark.parametrize("program", ["print('{}'); raise SystemExit(3)", "print('{}')"])
+def test_a_process_that_fails_is_reported(program: str) -> None:
+    with pytest.raises(ChildProcessError, match="status"):
+        watch(python(program))
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    memory = Memory()
+    memory.sample(2**22 + 1)
+    assert memory == Memory()
+
+
+@pytest.mark.e2e
+def test_memory(tmp_path: Path) -> None:
+    result = ran(tmp_path, "memory", "--nodes", "3000,30000", "--out", tmp_path / "runs", "--evaluated", 40)
+    assert result["nodes"] == [3000, 30_000] and result["segments"] == [4, 33]
+    assert not list((tmp_path / "runs").iterdir())
+    for key in ("prepare_peak_mib", "train_peak_mib", "eval_peak_mib", "prepare_seconds", "step_ms", "eval_seconds"):
+        assert len(result[key]) == 2 and min(result[key]) > 0
+    for task in ("train", "eval"):
+        peaks = result[f"{task}_peak_mib"]
+        assert min(result[f"{task}_above_start_mib"]) > 1 and result[f"{task}_ratio"] == max(peaks) / min(peaks) < 1.3

@@ -1,0 +1,138 @@
+"""Benchmarks of the executor, the simulator and of placement, on programs of milliseconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.bench import executor, simulator, windows
+from experiments.bench.__main__ import main
+from experiments.reproductions.placement_tables import first_as_good
+from experiments.worlds.sequence import MODELS
+from gst.machine.devices import usable_cores
+from gst.machine.load import LoadGate
+from gst.util.compiled import compiler
+from tests.experiments.bench.ran import ran
+
+TINY = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+needs_two_cores = pytest.mark.skipif(len(usable_cores()) < 2, reason="this machine has one core")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run at the same time."""
+    for module in (executor, simulator):
+        monkeypatch.setattr(module, "LoadGate", partial(LoadGate, patience_s=0.0))
+
+
+def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> None:
+    below = np.random.default_rng(0).lognormal(0, 1, 40)
+    ratio, low, high = executor.ratio_interval(1.5 * below, below)
+    assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
+
+
+@pytest.mark.e2e
+def test_allocator(tmp_path: Path) -> None:
+    result = ran(tmp_path, "allocator", "--programs", TINY, "--repetitions", 5)
+    row = result["workloads"][TINY]
+    assert row["kept_ms"][0] > 0 and result["ratio"] == pytest.approx(row["given_back_ms"][0] / row["kept_ms"][0])
+
+
+@pytest.mark.e2e
+@needs_compiler
+def test_executor(tmp_path: Path) -> None:
+    result = ran(tmp_path, "executor", "--programs", TINY, "--repetitions", 3)
+    row = result["workloads"][TINY]
+    assert 0 < row["overhead_low"] <= row["overhead"] <= row["overhead_high"]
+    assert all(row[key] > 0 for key in ("one_core_ms", "eager_ms", "all_cores_ms", "pytorch_ms"))
+    assert 0 < result["hand_over"]["same_us"] < math.inf
+
+
+@pytest.mark.e2e
+@needs_compiler
+@needs_two_cores
+def test_simulator(tmp_path: Path) -> None:
+    row = ran(tmp_path, "simulator", "--programs", TINY, "--plans", 6, "--repetitions", 2)["workloads"][TINY]
+    assert row["plans"] == len(row["measured_ms"]) == len(row["simulated_ms"]) == 6
+    assert -1 <= row["spearman"] <= 1 and row["mape"] >= 0 and row["evaluations_per_second"] > 0
+    assert 0 <= row["peak_error"] <= row["peak_error_worst"] < math.inf
+
+
+@pytest.mark.e2e
+@needs_compiler
+@needs_two_cores
+def test_unseen(tmp_path: Path) -> None:
+    names = [TINY, TINY.replace("steps=2", "steps=3")]
+    result = ran(tmp_path, "unseen", "--programs", ",".join(names), "--plans", 8, "--repetitions", 2)
+    assert [(row["program"], row["model"]) for row in result["rows"]] == [
+        *((name, "repeats") for name in names), *((name, model) for name in names for model in MODELS),
+    ]  # fmt: skip
+    for name, row in result["workloads"].items():
+        rows = result["rows"]
+        stated = next(each["error"] for each in rows if (each["program"], each["model"]) == (name, "simulator"))
+        error = np.abs(np.array(row["simulated_ms"]) / row["measured_ms"] - 1).mean()
+        assert stated == pytest.approx(error, abs=0.05)  # they are rounded
+
+
+@pytest.mark.e2e
+@needs_compiler
+@needs_two_cores
+def test_placement(tmp_path: Path) -> None:
+    arguments = [
+        "placement", "--programs", TINY, "--out", tmp_path / "out", "--budget", 4, "--evaluations", 20, "--seeds", 1,
+        "--repetitions", 2, "--without-compile", "--patience", 0,
+    ]  # fmt: skip
+    result = ran(tmp_path, *arguments)
+    row = result["workloads"][TINY]
+    for name in ("one_device", "pytorch", "heft", "metis", "annealing", "go", "best", "moldable"):
+        assert 0 < row[f"{name}_low_ms"] <= row[f"{name}_ms"] <= row[f"{name}_high_ms"]
+    assert row["over_pytorch"] == pytest.approx(row["pytorch_ms"] / row["moldable_ms"])
+    assert result["geomean"].keys() == {"over_one_device", "over_heft", "over_pytorch"}
+    before = [path.read_bytes() for path in sorted(tmp_path.rglob("measurements.jsonl"))]
+    ran(tmp_path, *arguments)  # searches go on from what is there
+    assert before == [path.read_bytes() for path in sorted(tmp_path.rglob("measurements.jsonl"))] and len(before) == 2
+
+
+def test_placement_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["placement_simulated", "--programs", TINY, "--machines", "gpus:2", "--methods", "annealing",
+                 "--seeds", "2", "--evaluations"]  # fmt: skip
+    result = ran(tmp_path, *arguments, "20")
+    row, summary = result["rows"][f"{TINY} on gpus:2"], result["summary"]["gpus:2"]
+    assert len(row["methods_ms"]["annealing"]) == 2 and row["lower_bound_ms"] <= min(row["methods_ms"]["annealing"])
+    best = min(row["portfolio_ms"].values())
+    assert summary["portfolio_gap"] == pytest.approx(best / row["lower_bound_ms"] - 1)
+    assert ran(tmp_path, *arguments, "20")["rows"] == result["rows"], "rows are taken over"
+    assert main([*arguments, "30", "--json", str(tmp_path / "result.json")]) == 2
+    assert "has other settings" in capsys.readouterr().err
+    assert [first_as_good([(1, 3.0), (5, 2.0)], ms) for ms in (2.5, 1.0)] == [5, None]
+
+
+def test_windows(tmp_path: Path) -> None:
+    """Whole plans have more time, and all variants the same start."""
+    result = ran(tmp_path, "windows", "--nodes", 1_000, "--devices", 2, "--budget", 20)
+    row = result["tasks"][0]
+    assert row["num_nodes"] >= 1_000 and row["num_devices"] == 2
+    assert row["whole_s"] >= windows.TIMES * row["windows_s"] > 0 and row["whole_plans"] >= 20
+    assert max(row["windows_ms"], row["whole_ms"]) <= min(row["heft_ms"], row["etf_ms"])
+    assert result["geomean"]["heft_over_windows"] == pytest.approx(row["heft_ms"] / row["windows_ms"])
+    with pytest.raises(ValueError, match="500 operations; windows are annealed from 1000 on"):
+        windows.run(500)
+
+
+@pytest.mark.e2e
+def test_simulations(tmp_path: Path) -> None:
+    (row,) = ran(tmp_path, "simulations", "--nodes", 300, "--turns", 1)["rows"]
+    assert row["nodes"] == 300 and row["links never queue"] > row["limited memory"] > 0 <= row["search_mib"]
+
+
+@pytest.mark.e2e
+def test_fuzz_programs(tmp_path: Path) -> None:
+    result = ran(tmp_path, "fuzz_programs", "--programs", 2, "--operators", 1, "--runners", "plan")
+    assert sum(result["outcomes"]["operators"].values()) == 1 and result["findings"] == []
+    assert json.loads((tmp_path / "result.json").read_text())["seed"] == 0

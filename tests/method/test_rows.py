@@ -1,0 +1,69 @@
+"""Which rows of a table a step reads, and how many nodes are encoded at once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from reference import models, random_graph
+
+from embedding_cache import EmbeddingTable
+from embedding_cache.sharded import ShardedTable
+from gst.graphs.segments import segment
+from gst.method.draws import Catalogue, Peers
+from gst.method.estimator import GraphSegmentTraining
+from gst.method.exchange import SharedRows
+from gst.method.rows import StepRows
+from tests.method.host_waits import graphs
+
+GRAPH = segment(random_graph(0, 40), 6)
+
+
+def test_padding_has_no_age_though_the_first_row_of_the_table_has_one() -> None:
+    model = GraphSegmentTraining(*models("sage", random_graph(0)), num_fresh=99, table=EmbeddingTable(1, 6))
+    model([GRAPH])
+    for number in (1, 2):
+        rows = model.rows_of(model.draw([GRAPH], torch.tensor([[0, -1]]), ahead=number - 1))
+        assert rows is not None and rows.ages().T.tolist() == [[number] * GRAPH.num_segments, [-1] * GRAPH.num_segments]
+    model.step = -9  # a clock that was set back makes no row unknown
+    assert (model.rows_of(model.draw([GRAPH], torch.tensor([[0]]))).ages() == 0).all()
+
+
+@pytest.mark.parametrize("max_rows", [1, 20, 45, 10_000])
+def test_chunks_hold_so_many_rows_or_a_single_segment(max_rows: int) -> None:
+    catalogue, chosen = Catalogue.of(graphs()), torch.arange(0, 9, 2)
+    costs = catalogue.rows * torch.where(catalogue.configurable, 3, 1)
+    chunks = list(catalogue.chunks(chosen, 3, max_rows))
+    assert torch.cat(chunks).equal(chosen)
+    assert all(int(costs[chunk].sum()) <= max_rows or len(chunk) == 1 for chunk in chunks)
+    for chunk, after in itertools.pairwise(chunks):
+        assert int(costs[chunk].sum() + costs[after[0]]) > max_rows, "no chunk is smaller than it has to be"
+
+
+def shared_rows(monkeypatch: pytest.MonkeyPatch, rank: int, keep: float, estimate: str) -> StepRows:
+    """Rows of one graph in a step of two processes, the second of which is idle."""
+    for name, value in (("get_rank", rank), ("get_world_size", 2), ("get_backend", "gloo")):
+        monkeypatch.setattr(torch.distributed, name, lambda group, value=value: value)
+    table = ShardedTable(EmbeddingTable(1, 6))
+    model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 1, keep, table, estimate=estimate)
+    model.register([GRAPH])
+    configs = torch.tensor([[0, 1]])
+    peers = Peers(rank, 2, (GRAPH,), configs, torch.zeros(configs.shape, dtype=torch.float64))
+    rows = model.rows_of(model.draw([GRAPH], configs, peers=peers))
+    assert isinstance(rows, SharedRows)
+    return rows
+
+
+def test_an_idle_process_adds_nothing_to_a_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values, group: None)
+    sums = [shared_rows(monkeypatch, rank, 1.0, "difference").summed(torch.ones(1).double()).item() for rank in (0, 1)]
+    assert sums == [1, 0]
+
+
+def test_rows_that_dropout_drops_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = shared_rows(monkeypatch, 0, 0.5, "dropout")
+    draw, wanted = rows._draw, rows._traffic.wanted[rows._traffic.own.numpy()]
+    expected = (draw.kept & ~draw.fresh)[:, None].expand(-1, 2)
+    assert 0 < expected[:, 0].sum() < GRAPH.num_segments - 1 and wanted.tolist() == expected.tolist()
+    assert shared_rows(monkeypatch, 0, 1.0, "difference")._traffic.wanted.all()

@@ -1,0 +1,179 @@
+"""ColocRL: its probabilities, its gradient, what it learns, and what it is not troubled by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.reproductions.colocrl.method import ColocRL, PolicyUnits, between, colocrl_training, merged
+from experiments.reproductions.colocrl.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
+from gst.lowering.plan import Plan
+from gst.placement.baselines.units import in_order
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.task import Task
+from tests.placement.policies.toy import (
+    Asked,
+    check_budget_and_seeds,
+    every,
+    frequencies,
+    gradient,
+    mismatches,
+    noted,
+    toy,
+)
+
+
+def sharp(nodes: int, devices: int) -> ColocRL:
+    """A policy in double precision whose probabilities are far from even."""
+    policy = ColocRL(toy(nodes, devices), seed=0, hidden=8).double()
+    with torch.no_grad():
+        policy.placer.logits.weight.mul_(20)
+        policy.placer.device.weight.mul_(3)
+    policy.embed._told = policy.embed._told.double()
+    return policy
+
+
+def test_a_plan_has_the_product_of_the_probabilities_of_its_steps() -> None:
+    policy = sharp(5, 3)
+    decisions = policy.sample(7, torch.Generator().manual_seed(0))
+    total = torch.zeros(7, dtype=torch.float64)
+    for step in range(5):
+        shortened = decisions.clone()
+        shortened[:, step:] = 0  # what comes later says nothing about what came before
+        of_devices = policy.placer(policy._embedded(), shortened)[:, step]
+        assert torch.allclose(of_devices.exp().sum(1), torch.ones(7, dtype=torch.float64))
+        total += of_devices.gather(1, decisions[:, step : step + 1])[:, 0]
+    assert torch.allclose(policy.score(decisions)[0], total, rtol=1e-10)
+
+
+def test_plans_are_drawn_as_often_as_they_are_likely() -> None:
+    policy = sharp(4, 2)
+    pairs = list(frequencies(policy, every([2] * 4), 20_000))
+    assert abs(sum(probability for _, probability in pairs) - 1) < 1e-9
+    assert max(probability for _, probability in pairs) > 0.15
+    for frequency, probability in pairs:
+        assert abs(frequency - probability) < 5 * np.sqrt(probability / 20_000) + 1e-4
+
+
+def test_the_gradient_expected_is_that_of_the_expected_reward() -> None:
+    policy = sharp(4, 2)
+    plans = every([2] * 4)
+    rewards = torch.randn(len(plans), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    probabilities = policy.score(plans)[0].exp()
+    wanted = -gradient(policy, (probabilities * rewards).sum())
+    assert wanted.norm() > 1e-3
+    for baseline in (0.0, 0.7):  # any baseline that does not know the plan
+        expected = torch.zeros_like(wanted)
+        for number, probability in enumerate(probabilities.detach()):
+            log_probability, entropy = policy.score(plans[number : number + 1])
+            loss = surrogate(log_probability, entropy, rewards[number : number + 1] - baseline, entropy=0.0)
+            expected += probability * gradient(policy, loss)
+        assert torch.allclose(expected, wanted, rtol=1e-8, atol=1e-12)
+
+
+def test_the_baseline_follows_rewards_and_knows_only_earlier_ones() -> None:
+    baseline = MovingBaseline()
+    first = baseline.advantages(torch.tensor([1.0, 3.0]))
+    assert torch.allclose(first, torch.tensor([-1.0, 1.0]))
+    assert torch.allclose(baseline.advantages(torch.tensor([4.0, 4.0])), torch.tensor([2.0, 2.0]))
+    for _ in range(200):
+        baseline.advantages(torch.tensor([10.0, 12.0]))
+    assert abs(baseline.mean - 11) < 1e-3 and abs(baseline.spread - 1) < 1e-3
+
+
+def test_rewards_are_roots_and_failures_the_worst_of_them() -> None:
+    rewards = rewards_of(np.array([4.0, 1.0, np.nan, 1e9]), unit_ms=1.0)
+    assert torch.allclose(rewards, torch.tensor([-2.0, -1.0, -(FAILED**0.5), -(FAILED**0.5)]))
+    task = toy(3, 2)
+    assert sequential_ms(task) == pytest.approx(task.times_us.min(0).sum() / 1e3)
+
+
+def test_it_learns_where_operations_belong() -> None:
+    task, target, asked = toy(12, 2), np.random.default_rng(0).integers(0, 2, 12), Asked()
+    runtime = Budgeted(noted(mismatches(target), asked), 960)
+    colocrl_training(task, learning_rate=1e-2, hidden=16).run(runtime)
+    answers = np.concatenate([answers for _, answers in asked])
+    assert runtime.best_ms == 1.0
+    assert answers[:96].mean() > 5.5 and answers[-96:].mean() < 3.0
+
+
+@pytest.mark.parametrize("budget", [0, 1, 15, 17, 40])
+def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
+    check_budget_and_seeds(colocrl_training, toy(9, 3), budget)
+
+
+def test_what_fails_is_avoided() -> None:
+    def crowded(plans: Sequence[Plan]) -> np.ndarray:
+        return np.array([np.nan if (plan.placement == 0).sum() > 4 else 5.0 for plan in plans])
+
+    asked = Asked()
+    colocrl_training(toy(10, 2), learning_rate=1e-2, hidden=16).run(Budgeted(noted(crowded, asked), 800))
+    failed = np.isnan(np.concatenate([answers for _, answers in asked]))
+    assert failed[:32].mean() > 0.3 and failed[-100:].mean() < 0.5 * failed[:32].mean()
+
+
+def test_nothing_that_runs_leaves_nothing_best() -> None:
+    runtime = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
+    colocrl_training(toy(4, 2), hidden=8).run(runtime)
+    assert runtime.best is None and runtime.left == 0
+
+
+def test_one_device_one_group_and_devices_that_cannot() -> None:
+    one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
+    colocrl_training(toy(4, 1)).run(one)
+    assert one.num_asked == 1 and one.best is not None
+    together = replace(toy(4, 2), colocation=np.zeros(4, np.int64))
+    runtime = Budgeted(SimulatedObjective(together), 20)
+    colocrl_training(together, hidden=8).run(runtime)
+    assert len(set(runtime.best.placement.tolist())) == 1
+    task = toy(6, 2)
+    times = task.times_us.copy()
+    times[0, 2:4] = np.inf
+    lame, asked = replace(task, costs=replace(task.costs, times_us=times)), Asked()
+    colocrl_training(lame, hidden=8).run(Budgeted(noted(SimulatedObjective(lame), asked), 40))
+    assert all((plan.placement[2:4] == 1).all() for plans, _ in asked for plan in plans)
+    assert np.isfinite(np.concatenate([answers for _, answers in asked])).all()
+
+
+def test_groups_of_a_program_stay_whole_and_are_merged_no_more_than_necessary(task: Task) -> None:
+    whole = PolicyUnits.of_task(task)
+    assert whole.count == task.num_groups and whole.kinds.sum() == task.num_nodes
+    for most in (whole.count, 40, 7, 1):
+        units = PolicyUnits.of_task(task, most)
+        assert 1 <= units.count <= most and (most < whole.count or units.count == most)
+        assert len(np.unique(np.stack([task.colocation, units.of_node]), axis=1).T) == task.num_groups
+        assert np.allclose(units.times_us.sum(1), task.times_us.sum(1))
+        assert units.kinds.sum() == task.num_nodes
+        assert (units.edges[0] != units.edges[1]).all()
+
+
+def test_units_are_joined_with_their_sole_reader_the_least_first() -> None:
+    task = toy(4, 1, [(0, 2), (1, 2), (2, 3)])
+    times = np.array([[1.0, 2.0, 9.0, 5.0]])
+    task = replace(task, costs=replace(task.costs, times_us=times))
+    assert merged(task, task.colocation, 3).tolist() == [0, 1, 0, 2]
+    assert merged(task, task.colocation, 2).tolist() == [0, 0, 0, 1]
+
+
+def test_where_all_have_several_readers_the_order_is_cut() -> None:
+    edges = [(a, b) for layer in range(5) for a in (2 * layer, 2 * layer + 1) for b in (2 * layer + 2, 2 * layer + 3)]
+    task = toy(12, 2, edges)
+    unit = merged(task, task.colocation, 3)
+    assert unit.max() == 2 and (np.diff(unit) >= 0).all()
+    took = task.times_us.min(0)
+    every_cut = [np.split(took, cuts) for cuts in combinations(range(1, 12), 2)]
+    least = min(max(part.sum() for part in parts) for parts in every_cut)
+    assert np.bincount(unit, took).max() <= 1.001 * least
+
+
+def test_units_come_in_the_order_of_what_they_compute_first() -> None:
+    task = toy(6, 1)
+    computed = np.array([False, True, True, False, True, True])
+    task = replace(task, costs=replace(task.costs, computed=computed))
+    assert in_order(task, np.array([7, 3, 3, 9, 7, 3])).tolist() == [1, 0, 0, 2, 1, 0]
+    assert between(task.costs.edges, np.array([1, 0, 0, 2, 1, 0])).T.tolist() == [[0, 2], [1, 0], [2, 1]]

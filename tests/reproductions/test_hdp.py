@@ -1,0 +1,125 @@
+"""HDP: its probabilities, its gradient, what it tells of groups, and what it learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.reproductions.colocrl.method import SCALE
+from experiments.reproductions.colocrl.reinforce import surrogate
+from experiments.reproductions.hdp.method import HDP, hdp_training
+from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.task import Task
+from tests.placement.policies.toy import (
+    Asked,
+    check_budget_and_seeds,
+    every,
+    frequencies,
+    gradient,
+    mismatches,
+    noted,
+    toy,
+)
+
+
+def sharp(nodes: int) -> HDP:
+    """A policy on two devices whose probabilities are far from even."""
+    policy = HDP(toy(nodes, 2), seed=0, groups=64, hidden=8)
+    with torch.no_grad():
+        policy.grouper.weight.mul_(8)
+        policy.placer.logits.weight.mul_(20)
+        policy.placer.device.weight.mul_(3)
+    return policy
+
+
+def test_plans_are_drawn_as_often_as_they_are_likely() -> None:
+    policy = sharp(2)
+    pairs = list(frequencies(policy, every([2] * 4), 8_000))
+    assert abs(sum(probability for _, probability in pairs) - 1) < 1e-5
+    assert max(probability for _, probability in pairs) > 0.12
+    for frequency, probability in pairs:
+        assert abs(frequency - probability) < 5 * np.sqrt(probability / 8_000) + 1e-4
+
+
+def test_groups_and_devices_each_have_their_probability() -> None:
+    policy = sharp(6)
+    decisions = policy.sample(5, torch.Generator().manual_seed(0))
+    log_probability, entropy = policy.score(decisions)
+    for row, said, left in zip(decisions, log_probability, entropy, strict=True):
+        grouping, devices = row[None, :6], row[None, 6:]
+        of_units = policy._grouper()
+        of_groups = policy.placer(policy._embedded(grouping), devices)[0]
+        total = sum(of_units[unit, group] for unit, group in enumerate(grouping[0]))
+        total = total + sum(of_groups[group, device] for group, device in enumerate(devices[0]))
+        assert torch.allclose(said, total, atol=1e-4)
+        assert torch.allclose(left, -(of_units.exp() * of_units).sum() - (of_groups.exp() * of_groups).sum(), atol=1e-4)
+
+
+def test_the_gradient_expected_is_that_of_the_expected_reward() -> None:
+    policy = sharp(2)
+    plans = every([2] * 4)
+    rewards = torch.randn(len(plans), generator=torch.Generator().manual_seed(0))
+    probabilities = policy.score(plans)[0].exp()
+    wanted = -gradient(policy, (probabilities * rewards).sum())
+    assert wanted.norm() > 1e-2
+    expected = torch.zeros_like(wanted)
+    for number, probability in enumerate(probabilities.detach()):
+        log_probability, entropy = policy.score(plans[number : number + 1])
+        loss = surrogate(log_probability, entropy, rewards[number : number + 1] - 0.3, entropy=0.0)
+        expected += probability * gradient(policy, loss)
+    assert torch.allclose(expected, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_told_of_groups_by_a_slow_twin(task: Task) -> None:
+    policy = HDP(task, seed=0, groups=9, hidden=8)
+    grouping = policy.sample(2, torch.Generator().manual_seed(0))[:, : policy.units.count]
+    told = policy.describe(grouping).numpy()
+    kinds = len(np.unique(task.graph.opcodes))
+    for plan, group_of_unit in enumerate(grouping.numpy()):
+        group = group_of_unit[policy.units.of_node]
+        for number in range(policy.num_groups):
+            inside = np.flatnonzero(group == number)
+            opcodes = np.unique(task.graph.opcodes)
+            counts = [(task.graph.opcodes[inside] == opcode).sum() for opcode in opcodes]
+            assert np.allclose(told[plan, number, :kinds], np.log1p(counts) * SCALE, atol=1e-5)
+            size = np.log1p(float(task.costs.output_bytes[inside].sum())) * SCALE
+            assert np.isclose(told[plan, number, kinds], size, atol=1e-5)
+            reads, read_by = np.zeros(policy.num_groups), np.zeros(policy.num_groups)
+            for producer, consumer in task.costs.edges.T:
+                units = policy.units.of_node[[producer, consumer]]
+                if units[0] != units[1] and group[consumer] == number:
+                    reads[group[producer]] = 1
+                if units[0] != units[1] and group[producer] == number:
+                    read_by[group[consumer]] = 1
+            assert (told[plan, number, -2 * policy.num_groups :] == np.concatenate([reads, read_by])).all()
+
+
+def test_it_learns_where_operations_belong() -> None:
+    target, asked = np.repeat([0, 1], 5), Asked()
+    runtime = Budgeted(noted(mismatches(target), asked), 1600)
+    hdp_training(toy(10, 2), learning_rate=2e-2, hidden=16).run(runtime)
+    answers = np.concatenate([answers for _, answers in asked])
+    assert runtime.best_ms == 1.0
+    assert answers[:96].mean() > 5.0 and answers[-96:].mean() < 3.5
+
+
+@pytest.mark.parametrize("budget", [0, 1, 17, 40])
+def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
+    check_budget_and_seeds(hdp_training, toy(9, 3), budget)
+
+
+def test_failures_one_device_and_one_operation(task: Task) -> None:
+    failing = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
+    hdp_training(toy(4, 2), hidden=8).run(failing)
+    assert failing.best is None and failing.left == 0
+    one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
+    hdp_training(toy(4, 1)).run(one)
+    assert one.num_asked == 1 and one.best is not None
+    alone = Budgeted(SimulatedObjective(toy(1, 2)), 20)
+    hdp_training(toy(1, 2), hidden=8).run(alone)
+    assert alone.left == 0 and alone.best_ms == pytest.approx(SimulatedObjective(toy(1, 2))([alone.best])[0])
+    captured = Budgeted(SimulatedObjective(task), 20)
+    hdp_training(task, hidden=8).run(captured)
+    for group in range(task.num_groups):
+        assert len(set(captured.best.placement[task.colocation == group].tolist())) == 1
