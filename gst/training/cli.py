@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from gst.cost.losses import LOSSES
+from gst.cost import LOSSES, METRICS
 from gst.nn import ENCODERS
 from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
 from gst.training.datamodule import SegmentDataModule
@@ -81,6 +81,7 @@ USUAL = """\
 --trainer.accelerator NAME   auto, cpu, gpu ...; --trainer.devices N, --trainer.strategy ddp|fsdp2
 --trainer.precision NAME     32-true, bf16-mixed or 16-mixed
 --trainer.callbacks+=CLASS   such as gst.training.HeadFinetuning or gst.training.PlacedSteps
+--trainer.callbacks.monitor M    val/ before a metric: {metrics}
 --trainer.default_root_dir DIR   where results go
 --predictions.path FILE.csv  where gst predict writes scores"""
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "predictions")
@@ -309,9 +310,13 @@ def _help(name: str) -> dict[str, Any]:
     """Return usage, description, usual options and examples of a command."""
     from gst.method.estimates import ESTIMATES
 
-    lists = {
-        "encoders": ENCODERS, "losses": LOSSES, "partitioners": PARTITIONERS, "estimates": ("auto", *ESTIMATES),
-    }  # fmt: skip
+    lists: dict[str, Iterable[str]] = {
+        "encoders": ENCODERS,
+        "estimates": ("auto", *ESTIMATES),
+        "losses": LOSSES,
+        "metrics": METRICS,
+        "partitioners": PARTITIONERS,
+    }
     usual = USUAL.format(**{key: ", ".join(names) for key, names in lists.items()})
     options = "\n".join(f"  {each}" for each in usual.splitlines())
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
