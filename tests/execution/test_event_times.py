@@ -27,6 +27,12 @@ LAUNCH_S = 0.0005  # of calls that are slow to launch
 NO_MEMORY = "OutOfMemoryError: out of memory: tried to allocate 2 GiB"
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations are recorded however long they take on a busy machine."""
+    monkeypatch.setattr(module, "LONG_US", np.inf)
+
+
 def products(size: int = 256) -> Program:
     """A large product, and a sum of few elements."""
     return capture(Step("products", lambda a, b: (a @ a, b + b), (torch.ones(size, size), torch.ones(4))))
@@ -62,9 +68,9 @@ def slow_to_launch(program: Program, device: torch.device) -> list[Callable[[Any
     return [None if call is None else slowed(call) for call in bind(program, device)]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_recorded_operation_takes_its_own_time_and_not_that_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "bind", slow_to_launch)
-    monkeypatch.setattr(module, "LONG_US", np.inf)  # however long a busy machine sleeps
     program, recorder = products(8), Recorder()
     recorded = event_times_us(program, CPU, 3, 10, recorder)
     assert len(recorder.graphs) == len(computed(program)) and recorder.pools == [None, "pool"], "they share memory"
@@ -73,6 +79,7 @@ def test_a_recorded_operation_takes_its_own_time_and_not_that_of_its_launch(monk
         assert 0 < recorded[node] < 0.5e6 * LAUNCH_S <= LAUNCH_S * 1e6 <= with_launch[node]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_operations_that_are_alike_are_timed_once() -> None:
     def sums(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         return a + b, b + a, a + 1, b + 1, a + 2, a.t() + b, (a + b).double()
@@ -100,6 +107,7 @@ def test_what_takes_long_is_called_a_few_times_only() -> None:
         assert seconds < 1e-3 or took >= seconds * 1e6
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_cannot_be_recorded_is_timed_with_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "bind", slow_to_launch)
     program = capture(Step("sums", lambda a: (a + a, a * a, a - 1), (torch.ones(4),)))
@@ -134,6 +142,7 @@ def dropped(values: Tensor, seed: Tensor) -> Tensor:
         return torch.nn.functional.dropout(values, 0.5) + 1
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_numbers_that_are_drawn_on_the_host_are_not_recorded() -> None:
     program, recorder = capture(Step("dropped", dropped, (torch.ones(8), torch.tensor(0)))), Recorder()
     drawn = [n for n in computed(program) if getattr(program.operations[n].target, "namespace", "") == "gst"]
@@ -142,6 +151,7 @@ def test_numbers_that_are_drawn_on_the_host_are_not_recorded() -> None:
     assert len(recorder.graphs) == len(computed(program)) - len(drawn)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_results_that_the_host_waits_for_are_not_recorded() -> None:
     def function(a: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         zero = a.sum() - 4
