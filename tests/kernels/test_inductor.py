@@ -183,7 +183,8 @@ def test_graphs_of_an_unknown_version_run_as_inductor_compiles_them(monkeypatch:
 
     x = torch.linspace(-1, 1, 16).view(4, 4)
     compiled = torch.compile(lambda x: torch.relu(x) @ x, backend=partial(compile_fx, inner_compile=inner))
-    torch.testing.assert_close(compiled(x), torch.relu(x) @ x)
+    with torch._functorch.config.patch(enable_autograd_cache=False):  # as the backend of gst does
+        torch.testing.assert_close(compiled(x), torch.relu(x) @ x)
     assert graphs and not any(isinstance(each.current_callable, GraphOnStreams) for each in graphs)
 
 
