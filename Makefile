@@ -23,7 +23,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 demo: $(STAMPS)/base            ## set up, then show training, ranking and placement in three minutes: runs/demo/report.html
 	$(BIN)/gst demo --json runs/demo.json
 
-test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (six minutes)
+test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (five minutes on two quiet cores)
 	.ci/cpu_seconds 480 "make test" $(PYTEST) -m "not e2e" --ignore=tests/experiments --ignore=tests/reproductions
 
 studies: $(STAMPS)/dev          ## tests of benchmarks and reproductions, in experiments/
@@ -41,7 +41,7 @@ lint: $(STAMPS)/dev             ## style, types, import contracts, plain sentenc
 	$(BIN)/lint-imports
 	.ci/plain
 
-results: $(STAMPS)/dev         ## tables, pictures and numbers of all READMEs, made anew from the tracked results (seconds)
+results: $(STAMPS)/dev         ## tables and pictures of all READMEs, made anew from the tracked results (seconds)
 	$(BIN)/python -m experiments.figures
 
 docs: $(STAMPS)/dev            ## the pages of docs/, as build/site
@@ -78,7 +78,6 @@ bench: $(STAMPS)/dev           ## most figures of README.md, made anew (two hour
 	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/python -m experiments.bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
 	$(BIN)/python -m experiments.variants.compare --seconds 5
-	$(BIN)/python -m experiments.bench alexnet --seeds 3 --json experiments/results/alexnet.json
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
 

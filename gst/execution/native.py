@@ -138,7 +138,7 @@ class NativeExecutor:
         assert self._last is not None, "nothing has run"
         ran, node_of = self._machine, self._last.node_of
         columns = (np.array(each)[node_of] for each in (ran.begins(), ran.ends(), ran.live(), ran.within()))
-        return Timeline(self._last.home, *columns, ran.peak())
+        return Timeline(self._last.home, *columns, peak_bytes=ran.peak())
 
 
 def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:

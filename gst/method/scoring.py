@@ -30,7 +30,7 @@ LEAST_FULL = 0.25  # of the configurations of a recording, that it is run for
 
 def scores_of(
     model: Any, graph: SegmentedGraph, configs: Int64[Tensor, " configs"], configs_at_once: int, progress: Progress
-) -> Sequence[Float[Tensor, "1 configs channels"]]:
+) -> Sequence[Float[Tensor, "1 part channels"]]:
     """Return the pooled embeddings of configurations, in parts for the head, each after its references."""
     references = model.references
     parts = [checked_configs([graph], part[None], references)[0] for part in configs.split(configs_at_once)]
@@ -68,7 +68,7 @@ class RecordedEncoding:
 
     def __call__(
         self, catalogue: Catalogue, segment: Int64[Tensor, "1"], configs: Int64[Tensor, "1 configs"]
-    ) -> Float[Tensor, "1 configs channels"]:
+    ) -> Float[Tensor, "1 part channels"]:
         """As `GraphSegmentTraining` encodes a segment, without gradient."""
         encoded, at_once = [], self.batch.sizes.configs
         for part in configs.split(at_once, dim=1):

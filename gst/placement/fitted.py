@@ -18,7 +18,7 @@ from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from gst.simulation.copies import Copies, copies_of
 from gst.simulation.simulator import Simulator
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
 """Standard deviations of logarithms of factors, a priori."""

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.stream_program import rows
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class EdgeLists(NamedTuple):

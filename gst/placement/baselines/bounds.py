@@ -17,7 +17,7 @@ from gst.placement.baselines.arrays import Arrays, Scheduled, moved
 from gst.placement.baselines.list_schedules import task_scheduled
 from gst.placement.task import Task
 from gst.reporting.charts import brief
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 MOST_VARIABLES = 100_000  # of the linear program
 STEPS = 64  # thresholds of heads and of tails

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from gst.placement.baselines.arrays import arrives, free_at, may_take, take
 from gst.simulation.queues import pop, push
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 
 class Threads(NamedTuple):

@@ -12,7 +12,7 @@ from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use
 from gst.simulation.copies import copies_of
-from partitioners.compiled import compiled
+from gst.util.compiled import compiled
 
 MOST_MOVED = 32  # groups in a step
 

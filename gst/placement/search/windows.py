@@ -15,8 +15,8 @@ from jaxtyping import Float64, Int64, UInt64
 
 from gst.placement.baselines.arrays import Scheduled, mean_times, moved
 from gst.placement.search.moves import MOST_MOVED, rotate, step_from, take_back, uniform
+from gst.util.compiled import compiled
 from gst.util.progress import Progress, no_progress
-from partitioners.compiled import compiled
 
 SIZE = 64  # operations of a window
 MOVES = 2.0  # steps for each operation of a window, before the next window
