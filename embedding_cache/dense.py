@@ -84,7 +84,7 @@ class DenseIndex:
         self.num_keys = num_keys
 
     def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
-        """Keys in use, ascending, their slots, and the steps these were written at."""
+        """Keys in use, ascending, their slots, and the steps of their last writes."""
         steps = self.steps.cpu().numpy()
         slots = (steps >= 0).nonzero()[0]
         return slots - 1, slots.astype(np.int32), steps[slots]

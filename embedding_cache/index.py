@@ -94,7 +94,7 @@ class KeyIndex:
         self._slot_of, self.num_keys = self._all_slots[:num_keys], num_keys
 
     def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
-        """Keys in use, ascending, their slots, and the steps these were written at."""
+        """Keys in use, ascending, their slots, and the steps of their last writes."""
         keys = self._slot_of.nonzero()[0]
         slots = self._slot_of[keys]
         return keys, slots, self._written[slots]

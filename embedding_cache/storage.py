@@ -266,7 +266,7 @@ class AcceleratorRows:
         self.rows = larger
 
     def _sent(self, slots: Int32[np.ndarray, " slots"]) -> Tensor:
-        """On the device, which the host does not wait for."""
+        """On the device, without a wait of the host."""
         numbers = torch.from_numpy(slots)
         return (numbers.pin_memory() if self.rows.is_cuda else numbers).to(self.rows.device, non_blocking=True)
 

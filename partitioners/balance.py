@@ -335,7 +335,7 @@ class Problem:
 @compiled
 @no_type_check
 def move_locally(csr, node_weights, labels, sizes, smallest, largest, rounds):
-    """Give nodes, by ascending id, the label among their neighbours that they share most edges with. In place.
+    """Give nodes, by ascending id, the most frequent label among their neighbours, by edges. In place.
 
     A label's size, the weight of its nodes, stays between `smallest` and `largest`; among equals a node keeps its own
     label, then takes the smallest, then the one met first. A round looks at the nodes next to those that have moved

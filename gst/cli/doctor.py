@@ -67,7 +67,7 @@ def _doctor(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def findings() -> Iterator[Finding]:
-    """Run all checks, each after those that it depends on."""
+    """Run all checks, each after its prerequisites."""
     yield _python()
     yield _packages()
     yield _metis()

@@ -51,7 +51,7 @@ def merge_repeats(graph: Graph) -> Graph:
 
 
 def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> Graph:
-    """Read a layout or a tile file; its arrays decide which.
+    """Read a layout or a tile file, told apart by its arrays.
 
     Edges are stored as (consumer, producer) and returned as producer -> consumer. Layout targets are runtimes in ns;
     tile targets are runtime / normaliser. A tile configuration belongs to the whole kernel and is attached to its root.

@@ -188,7 +188,7 @@ BETWEEN = 2.0  # times the distance between the host and the accelerator: a plan
 
 @dataclass(frozen=True)
 class ReferenceOutputs:
-    """Outputs of a program that plans are compared with.
+    """Reference outputs of a program, for comparison with those of plans.
 
     Args:
         want: flat outputs, on the host.

@@ -179,7 +179,7 @@ class _Recording:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return a number of the storage; empty storages have no address, and nothing to wait for."""
+    """Return a number of the storage; empty storages have no address and need no wait."""
     return tensor.untyped_storage().data_ptr() or -id(tensor.untyped_storage()._cdata)
 
 

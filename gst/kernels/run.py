@@ -80,7 +80,7 @@ class Run:
         return self._outputs or self.outputs()
 
     def issue(self, lanes: Sequence[Stream]) -> None:
-        """Launch all calls on streams, which begin after the first one and end before it goes on.
+        """Launch all calls on streams, which begin after the first stream and end before it continues.
 
         Memory that an operator allocates is released once its own stream has waited for all who read it, so that the
         allocator of that stream may use it again.

@@ -148,7 +148,7 @@ def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
 
 
 def _homes(program: Program, group: Ints, results: Ints, memory: Ints) -> Ints:
-    """Return the memory of each input that other memories get copies of: renewed parameters and data; others lie
+    """Return the memory from which other memories copy each input: renewed parameters and data; others lie
     wherever they are read: -1."""
     home = np.full(program.num_nodes, -1)
     inputs = np.arange(len(program.inputs))

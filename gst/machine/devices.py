@@ -226,7 +226,7 @@ def _core_set(name: str, by_name: Mapping[str, Device]) -> Device:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return the numbers of the cores this process may run on."""
+    """Return the numbers of the cores that this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none
     return tuple(sorted(os.sched_getaffinity(0)) if has_affinity else range(os.cpu_count() or 1))
 

@@ -43,7 +43,7 @@ def read_busy() -> tuple[float, float]:
 
 
 def _ticks_of_descendants() -> int:
-    """Return the ticks of living descendants, with those of children that they waited for."""
+    """Return the ticks of living descendants and of their children that have ended."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -70,7 +70,7 @@ class LoadMeter:
         self.start()
 
     def start(self) -> None:
-        """Count from now on."""
+        """Begin to count."""
         self._since, (self._busy, self._own) = self._clock(), self._read()
 
     def share(self) -> float:

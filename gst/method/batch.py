@@ -75,7 +75,7 @@ class SegmentBatch:
 
     @property
     def on_host(self) -> SegmentBatch:
-        """This batch, if it is in memory of the host, or the one it was copied from."""
+        """This batch, or its original if it is a copy on a device."""
         return self.host or self
 
     def copied_by(self, stream: Any, like: Any) -> tuple[SegmentBatch, torch.Event]:
@@ -239,7 +239,7 @@ class ExpandedBatch:
         return name in self.names()
 
     def names(self) -> tuple[str, ...]:
-        """The attributes that an encoder may ask for."""
+        """The attributes that an encoder may name."""
         return *NAMES_TAKEN, *self.segments.node_data, *self.segments.edge_data
 
     def complete(self) -> ExpandedBatch:
@@ -255,7 +255,7 @@ class ExpandedBatch:
         return tensor if self.num_configs == 1 else tensor.repeat(self.num_configs, *[1] * (tensor.dim() - 1))
 
     def _shifted(self, indices: Tensor, count: int) -> Tensor:
-        """The indices of all copies, each of which has `count` of what they point at."""
+        """The indices of all copies, each shifted by `count`."""
         if self.num_configs == 1:
             return indices
         shift = torch.arange(self.num_configs, device=indices.device) * count

@@ -24,7 +24,7 @@ MAXIMA = ("max", "softmax")  # readouts that no correction, which may be negativ
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Everything that the weights of a step may depend on. Padding, if there is any, has no nodes and no rows.
+    """Everything that may decide the weights of a step. Padding, if there is any, has no nodes and no rows.
 
     Args:
         is_fresh: True for segments that are encoded with gradient.

@@ -281,7 +281,7 @@ class GraphSegmentTraining(nn.Module):
 
     @property
     def before_rows(self) -> tuple[object, object]:
-        """The modules that rows of the table come from."""
+        """The modules that compute rows of the table."""
         return self.encoder, self.readout.phi
 
     @property

@@ -15,7 +15,7 @@ from gst.method.rows import PrefetchedStep
 
 
 class RowsVersion:
-    """Version of the weights that rows come from. While `is_trusted`, rows are of whatever weights come next."""
+    """Version of the weights that computed the rows. While `is_trusted`, rows are of whatever weights come next."""
 
     def __init__(self, is_trusted: bool = False) -> None:
         self.is_trusted = is_trusted
@@ -25,19 +25,19 @@ class RowsVersion:
         self._weights, self.is_trusted = weights, False
 
     def is_of(self, weights: tuple[Any, ...]) -> bool:
-        """True if rows come from these weights, or are trusted to."""
+        """True if these weights computed the rows, or the caller vouches for that."""
         if self.is_trusted:
             self.renew(weights)
         return self._weights == weights
 
 
 def weights_before_rows(model: Any) -> tuple[Any, ...]:
-    """Return the version of all weights that rows of a `GraphSegmentTraining` depend on."""
+    """Return the version of all weights that compute the rows of a `GraphSegmentTraining`."""
     return tuple(map(encoding.version, model.before_rows))
 
 
 def freeze(model: Any) -> None:
-    """Let nothing learn that rows depend on."""
+    """Freeze all parameters that compute rows."""
     model.encoder_frozen = True
     for parameter in [p for m in model.before_rows if isinstance(m, nn.Module) for p in m.parameters()]:
         if not nn.parameter.is_lazy(parameter):

@@ -129,7 +129,7 @@ _ORDERING = ("SortAggregation", "MedianAggregation", "QuantileAggregation", "LST
 
 
 def readout_of(pooling: object) -> Readout:
-    """Return the readout that a name, a pair (phi, rho), or PyG's `SumAggregation()` and the like, stands for.
+    """Return the readout of a name, of a pair (phi, rho), or of an aggregation of PyG such as `SumAggregation()`.
 
     Raises:
         ValueError: it is not known to decompose over segments.

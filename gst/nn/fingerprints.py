@@ -111,7 +111,7 @@ class DeviceLevel(NamedTuple):
 
     @property
     def num_unused(self) -> Int64[Tensor, ""]:
-        """At least 1, to divide by."""
+        """At least 1, for divisions."""
         return (len(self.numbers) - self.used).clamp(min=1)
 
 

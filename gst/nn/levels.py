@@ -145,7 +145,7 @@ def refine(alike, before, adjacency):
 @compiled
 @no_type_check
 def _representatives(first, alike):
-    """The first configuration that each row stands for."""
+    """The first configuration of each row."""
     configs = np.empty(first[-1], np.int64)
     for node in range(len(alike)):
         row = 0

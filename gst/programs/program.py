@@ -399,7 +399,7 @@ def _checked(directory: Path) -> dict[str, Any]:
 
 
 def _check_program(program: Program) -> None:
-    """Check all properties that runs and plans of a program rely on."""
+    """Check all properties that runs and plans of a program need."""
     nodes, kinds = program.num_nodes, [operation.kind for operation in program.operations]
     groups, homes = program.colocation, program.parameter_home
     if program.graph.num_nodes != nodes or any(each.shape != (nodes,) for each in (groups, homes)):

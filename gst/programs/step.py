@@ -1,4 +1,4 @@
-"""Training and inference steps as pure functions of tensors, their optimizers, and weights and data to try them on."""
+"""Training and inference steps as pure functions of tensors, their optimizers, and example weights and data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPSILON = 1e-6  # as BERT's; with less, a gradient that is 0 but for rounding wo
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of training, or of inference, as a pure function, with inputs to try it on.
+    """One step of training, or of inference, as a pure function, with example inputs.
 
     Args:
         name: unique within a dataset of programs.

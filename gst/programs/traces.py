@@ -172,7 +172,7 @@ def _head(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """Return a digest of the source files that traces depend on."""
+    """Return a digest of the source files that decide traces."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

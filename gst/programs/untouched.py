@@ -127,7 +127,7 @@ class Snapshot:
         self._contents[home] = name, kind, live, copy
 
     def _watched(self, name: str, value: Any, kind: str) -> Named:
-        """Watch one object, and return those that it refers to."""
+        """Watch one object, and return its references."""
         item = partial(_item, name)
         if isinstance(value, Tensor):
             return self._tensor(name, value, kind)

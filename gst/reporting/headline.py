@@ -140,7 +140,7 @@ BY = {"measured": "measured", "simulated": "simulated"}
 
 
 def headline(record: Record) -> str:
-    """Return the result in one line, whoever wins, with the times that it is compared with."""
+    """Return the result in one line, whoever wins, with the times of the alternatives."""
     return (_measured if runtime_of(record) == "measured" else _computed)(record) + busy(record)
 
 

@@ -230,7 +230,7 @@ def _with_config(arguments: list[str]) -> list[str]:
 
 
 def _names_checkpoint(arguments: Sequence[str]) -> bool:
-    """True if an argument or a configuration file names a checkpoint, or help is asked for."""
+    """True if an argument or a configuration file names a checkpoint, or help is wanted."""
     if any(each.startswith(("--ckpt_path", "--help", "-h")) for each in arguments):
         return True
     contents = [read_yaml(path) for path in _config_files(arguments)]

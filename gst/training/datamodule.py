@@ -127,7 +127,7 @@ class SegmentDataModule(L.LightningDataModule):
             _check_scorable(self.parts[_SCORED[stage]])
 
     def _read(self, part: int) -> None:
-        """Open one part or, if it has no source of its own, all parts that `source` is split into."""
+        """Open one part or, if it has no source of its own, all parts of `source`."""
         if part in self.published:
             self.versions[_NAMES[part]], graphs = self._prepared(self._source(part))
             self.parts[part] = [(graph, torch.arange(graph.num_configs)) for graph in graphs]

@@ -123,7 +123,7 @@ class PaddedSteps:
         return replace(step, configs=configs, targets=targets, prefetched=read)
 
     def _refusal_now(self) -> str | None:
-        """Return the reason against padding from now on, if callbacks have caused one while the training goes on."""
+        """Return the reason against padding from now on, if callbacks have caused one meanwhile."""
         if self._trainer.accumulate_grad_batches != 1:
             return ACCUMULATES
         return "the encoder is frozen" if self._estimator.encoder_frozen else None

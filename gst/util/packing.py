@@ -33,7 +33,7 @@ class Packed:
 
     @staticmethod
     def empty(kinds: Mapping[str, Kind], device: torch.device = HOST) -> Packed:
-        """Return memory of the host, not yet written, from which `device` fetches while the host goes on."""
+        """Return memory of the host, not yet written, from which `device` fetches while the host continues."""
         layout, size = {}, 0
         for name, (dtype, shape) in kinds.items():
             layout[name] = dtype, shape, size

@@ -217,7 +217,7 @@ def check_yaml(path: Path) -> None:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a configuration that `check_yaml` allows, with `1e-5` as the number that YAML 1.2 takes it for."""
+    """Read a configuration that `check_yaml` allows, with `1e-5` as a number, as in YAML 1.2."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -195,7 +195,7 @@ def variants_on_accelerator(
 
 
 def serve(parent: Connection[Any, Any], make: Callable[[], Made], keeps_memory: bool = True) -> None:
-    """Make variants in the child, send their names, reasons and figures, and time each that is asked for.
+    """Make variants in the child, send their names, reasons and figures, and time each on request.
 
     Args:
         parent: connection to the parent (`gst.util.child.connect`).
@@ -218,7 +218,7 @@ def serve(parent: Connection[Any, Any], make: Callable[[], Made], keeps_memory: 
 
 
 def made_by(source: Path | str, kind: str, *arguments: str) -> Made:
-    """Make the variants that a parent asks for: `PYTORCH`, `COMPILED`, 'cores' (their number, seconds) or 'accelerator'
+    """Make the variants that a parent requests: `PYTORCH`, `COMPILED`, 'cores' (their number, seconds) or 'accelerator'
     (device, seconds, skip reason, names of compiled variants)."""
     if kind == "cores":
         return made_on_cores(source, int(arguments[0]), float(arguments[1]))

@@ -245,11 +245,11 @@ class _Builder:
             raise self.fail(max(lines, key=lines.__getitem__), "is defined twice")
 
     def name_of(self, signal: int) -> str:
-        """Of a signal, or of the gate that it is part of."""
+        """Return the name of a signal, or of its gate."""
         return self.owner.get(signal) or next(name for name, number in self.number.items() if number == signal)
 
     def and_of(self, left: int, right: int) -> int:
-        """The literal of a new AND."""
+        """Return the literal of a new conjunction."""
         self.ands.append((self.count, left, right))
         self.count += 1
         return 2 * (self.count - 1)

@@ -35,7 +35,7 @@ class CircuitFile:
 
     @property
     def design(self) -> str:
-        """The design that it is a version or a part of: splits by design keep these together.
+        """The design of this version or part: splits by design keep these together.
 
         Examples:
             >>> CircuitFile("cones/openabcd/div_orig+3", Path("x.aig")).design

@@ -96,7 +96,7 @@ def _run(cell: LSTMCell, sequence: Sequence) -> Sequence:
 
 
 class Encoder(nn.Module):
-    """A bidirectional first layer, then `layers` - 1 in one direction with residual connections from the third on."""
+    """A bidirectional first layer, then `layers` - 1 in one direction with residual connections from the third layer."""
 
     def __init__(self, layers: int, hidden: int, vocabulary: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Every layer is given the context that the first layer's previous output attends to."""
+    """Every layer is given the context of attention by the first layer's previous output."""
 
     def __init__(self, layers: int, hidden: int, vocabulary: int) -> None:
         super().__init__()
