@@ -136,7 +136,6 @@ def graph_arrays(
 
 MOST_LOAD = 0.1  # share of the cores that others may take while variants are timed; beyond it the page warns
 MOST_PROFILE_LOAD = 0.5  # likewise while operations are profiled: of several runs the shortest counts
-BY = {"measured": "measured", "simulated": "simulated"}
 
 
 def headline(record: Record) -> str:
@@ -206,7 +205,7 @@ def _measured(record: Record) -> str:
 
 
 def _computed(record: Record) -> str:
-    by, found, bound = BY[runtime_of(record)], time_of(best_of(record)), number(record.get("lower_bound"))
+    by, found, bound = runtime_of(record), time_of(best_of(record)), number(record.get("lower_bound"))
     if math.isnan(found):
         return f"No plan was found that runs ({by}); nothing was measured"
     words, gap = f"Best plan {brief(found)} ms ({by})", gap_percent(record)
@@ -292,7 +291,7 @@ def _measured_facts(record: Record) -> list[tuple[str, str, str]]:
 def _computed_facts(record: Record) -> list[tuple[str, str, str]]:
     (name, baseline), gap = best_baseline(record), gap_percent(record)
     asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
-    by = BY[runtime_of(record)]
+    by = runtime_of(record)
     return [
         (f"{brief(time_of(best_of(record)))} ms", f"best plan ({record.get('best') or 'none'}), {by}", ""),
         (f"{brief(record.get('lower_bound'))} ms", "lower bound", ""),
