@@ -83,7 +83,7 @@ class PublishedObjective:
 
 
 def published_bound(graph: CostGraph) -> float:
-    """Lower bound of the latency of all plans in milliseconds: the longest path if every node runs where it is quickest
+    """Lower bound of the latency of all plans in ms: the longest path if every node runs where it is quickest
     and nothing has to be moved."""
     least = np.minimum(graph.cpu_ms, graph.accelerator_ms)
     end = least.copy()
