@@ -217,13 +217,11 @@ def _borrowed(value: Tensor) -> Tensor:
     """Return a tensor in the memory of another, which does not keep it: it is used only while the other is there."""
     _, start, stop = View.of(value, 0).region
     storage = inductor.borrowed_storage(value.data_ptr(), value.device, stop - start)
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
+    return View.of(value, 0)._replace(offset=0).on(storage, value.device)
 
 
 def _copy(value: Tensor) -> Tensor:
     """Copy a tensor with its strides; elements that share memory do so in the copy."""
     _, start, stop = View.of(value, 0).region
     flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[start:stop].clone()
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(
-        flat.untyped_storage(), 0, value.shape, value.stride()
-    )
+    return View.of(value, 0)._replace(offset=0).on(flat.untyped_storage(), value.device)
