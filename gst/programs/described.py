@@ -35,11 +35,9 @@ THREADS_OF_AUTOGRAD = "Unable to handle autograd's threading in combination with
 
 
 def run_described(function: Callable[[], None]) -> None:
-    """Call `function` in a fork of this process in which new tensors lie on `cuda:0`; its results are files. With a GPU
-    it is called in this process.
+    """Call a function that traces with fake tensors, in a fork of this process in which new tensors lie on `cuda:0`.
 
-    Args:
-        function: traces with fake tensors, and nothing else.
+    Its results are files. With a GPU it is called in this process.
 
     Raises:
         ValueError: it raised, with the same message; or there is no fork or no C++ compiler here; or gradients of this

@@ -153,11 +153,7 @@ def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = N
 
 
 def first_state(optimizer: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the memory of `optimizer` before the first step: zeros `parameter/slot`, and Adam's number of steps.
-
-    Raises:
-        ValueError: there is no such optimizer.
-    """
+    """Return the memory of `optimizer` before the first step: zeros `parameter/slot`, and Adam's number of steps."""
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"no optimizer {optimizer!r}; want one of {', '.join(OPTIMIZERS)}")
     slots = {

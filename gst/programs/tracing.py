@@ -6,7 +6,7 @@ import gc
 import operator
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +36,15 @@ from gst.programs.program import Program
 from gst.programs.step import Step, inference_step
 from gst.programs.structures import PLAIN, opened, special_kind
 from gst.programs.untouched import VALUE, untouched, words
-from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 from gst.util.untrusted import first_line
 
 aten = torch.ops.aten
 MAX_CONSTANT_BYTES = 2**30
+PACKAGES = Path(torch.__file__).parents[1]
+OTHERS = (
+    *(str(PACKAGES / name) for name in ("torch", "jaxtyping", "typeguard")),  # the last two check shapes in tests
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("tracing", "step")),
+)
 OUTPUTS = (*PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)  # other than tensors
 
 KeyPath = tuple[Any, ...]
@@ -82,11 +86,8 @@ def capture(step: Step, kind: str = "cpu", may_renew: bool = True) -> Program:
 
         run_described(save)
         program = Program.load(directory)
-        return replace(program, inputs=_flat_inputs(step), output_spec=[*specs, program.output_spec][0])
-
-
-def _flat_inputs(step: Step) -> tuple[Tensor, ...]:
-    return tuple(value.detach() for value in pytree.tree_leaves(step.inputs))
+        inputs = tuple(value.detach() for value in pytree.tree_leaves(step.inputs))
+        return replace(program, inputs=inputs, output_spec=[*specs, program.output_spec][0])
 
 
 def _without_values(program: Program) -> Program:
@@ -132,9 +133,7 @@ def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -
     examples = flat
     if fake is not None:
         with fake:
-            examples = [
-                torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=DEVICE) for each in flat
-            ]
+            examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE) for x in flat]
     result: list[tuple[list[Any], pytree.TreeSpec]] = []
 
     def flat_step(*tensors: Tensor) -> list[Any]:
@@ -149,7 +148,7 @@ def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -
         return [leaf for _, leaf in paths]
 
     with _pure(step):
-        module = trace(flat_step, examples, labels, step.name, may_renew)
+        module = _trace(flat_step, examples, labels, step.name, may_renew)
     operations, outputs = _flatten(module, step.name)
     paths, output_spec = result[0]
     updates = dict(_updates([path for path, _ in pairs], paths, outputs))
@@ -215,10 +214,8 @@ def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], 
             outputs = tuple(template(node.args[0]))
             continue
         args, kwargs = tuple(template(node.args)), dict(template(node.kwargs))
-        if node.target is torch.ops.aten.detach.default:
-            number_of[node] = args[0]
-            continue
-        if node.target is torch.ops.aten._to_copy.default and _is_moved_constant(operations, args, kwargs):
+        is_moved = node.target is aten._to_copy.default and _is_moved_constant(operations, args, kwargs)
+        if is_moved or node.target is aten.detach.default:
             number_of[node] = args[0]
             continue
         signature = f"{node.target} {args} {kwargs}" if node.op == "call_function" and _is_view(node.target) else ""
@@ -250,8 +247,7 @@ def _operation(
     if node.op == "placeholder":
         return Operation(node.name, "input", None, (), {}, *_sizes(node.meta["val"]))
     assert callable(node.target), node.target
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable:
+    if _mutates(node.target):
         raise ValueError(
             f"step {name!r} changes a tensor in place ({node.target} at node {node.name}) in a way that cannot be "
             "undone; write it out of place (x = x + y, not x += y)"
@@ -340,22 +336,11 @@ def _parameter_homes(
 # The trace -----------------------------------------------------------------------------------------------------------
 
 
-def trace(
-    function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str, may_renew: bool = True
+def _trace(
+    function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str, may_renew: bool
 ) -> fx.GraphModule:
-    """Trace `function` with fake tensors; nothing is computed. A function that writes in place is traced again,
-    functionalised, so that `x += y` becomes `x + y`.
-
-    Args:
-        function: of flat tensors, returns a list.
-        inputs: flat tensors.
-        labels, name: of the inputs and of the step, for messages.
-        may_renew: see `capture`.
-
-    Raises:
-        ValueError: it depends on values, cannot be traced, draws random numbers, writes into a tensor that it captured,
-            or into an input without returning the new value.
-    """
+    """Trace a function of flat tensors with fake ones. A function that writes in place is traced again, functionalised,
+    so that `x += y` becomes `x + y`."""
     module = _traced(function, inputs, name)
     _refuse_random(module, name)
     if not any(_mutates(node.target) for node in module.graph.nodes):
@@ -377,12 +362,12 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
         if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException):
             reason = "it depends on the values of tensors (torch.where or a mask does not)"
         raise ValueError(
-            f"step {name!r} cannot be captured: {reason}{users_line(traceback.extract_tb(error.__traceback__))}; "
+            f"step {name!r} cannot be captured: {reason}{_users_line(traceback.extract_tb(error.__traceback__))}; "
             "it must be a pure function whose operations do not depend on the values of tensors"
         ) from error
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes:
-        if is_symbolic(node.meta.get("val")):
+        if _is_symbolic(node.meta.get("val")):
             raise ValueError(
                 f"step {name!r} cannot be captured: what {node.target} makes at node {node.name}"
                 f"{_line_of_values(function, inputs)} depends on the values of tensors; use torch.where or a mask "
@@ -393,7 +378,7 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
 
 def _line_of_values(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
     """Trace a function once more, and return the line of the user at which values of tensors are first read."""
-    with suppress(Exception), FirstOfValues() as lines:
+    with suppress(Exception), _FirstOfValues() as lines:
         make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     return lines.line
 
@@ -487,3 +472,33 @@ def _drop_returned_copies(
             )
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
+
+
+# Lines of the user's code --------------------------------------------------------------------------------------------
+
+
+def _users_line(frames: Iterable[traceback.FrameSummary]) -> str:
+    """Return the last line that belongs neither to PyTorch nor to capture, in brackets; empty if there is none."""
+    users = [each for each in frames if each.line and not each.filename.startswith(OTHERS)]
+    return f" (line {users[-1].lineno} of {Path(users[-1].filename).name}: `{users[-1].line}`)" if users else ""
+
+
+class _FirstOfValues(TorchFunctionMode):
+    """Finds the line of the user that first makes a number, or a shape, that depends on values of tensors."""
+
+    line = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.line and _is_symbolic(result):
+            self.line = _users_line(traceback.extract_stack())
+        return result
+
+
+def _is_symbolic(value: Any) -> bool:
+    """True for a number that depends on values of tensors, or a tensor of such a shape."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_symbolic, value))
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
+        isinstance(value, Tensor) and not value.is_nested and any(map(_is_symbolic, value.shape))
+    )
