@@ -1,7 +1,6 @@
 """Runs of a kernel program: one call after the other, or recorded as one graph.
 
-All buffers lie in one piece of memory (`Layout`), and all arguments of generated kernels are made once. Tensors that an
-operator allocates itself are passed on in each run.
+All buffers lie in one piece of memory (`Layout`), and all arguments of generated kernels are made once.
 """
 
 from __future__ import annotations
