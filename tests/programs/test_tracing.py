@@ -76,14 +76,6 @@ def test_running_statistics_of_batch_norm_are_state() -> None:
         assert torch.allclose(got[name], dict(model.named_buffers())[name])
 
 
-def _writes_input(p: dict) -> tuple:
-    return p["w"].add_(1).sum(), {}
-
-
-def _depends_on_values(p: dict) -> tuple:
-    return (p["w"] * 2, {}) if p["w"].sum() > 0 else (p["w"], {})
-
-
 class _NoFormula(torch.autograd.Function):
     @staticmethod
     def forward(context: object, x: torch.Tensor) -> torch.Tensor:
@@ -101,7 +93,7 @@ STATISTICS = torch.zeros(3)
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_depends_on_values, "cannot be captured.*do not depend on the values"),
+        (lambda p: (p["w"] * 2 if p["w"].sum() > 0 else p["w"], {}), "cannot be captured.*do not depend on the values"),
         (lambda p: (p["w"][p["w"] > 0].sum(), {}), "aten.index.Tensor .*depends on the values"),
         (lambda p: (p["w"].sum().item(), {}), "depends on the values.*return tensors, not numbers"),
         (_custom_without_formula, "cannot be captured.*backward"),
@@ -109,7 +101,7 @@ STATISTICS = torch.zeros(3)
         (lambda p: (p["w"] + torch.rand(3), {}), r"draws random numbers \(aten.rand.default"),
         (lambda p: (torch.bernoulli(p["w"]), {}), r"draws random numbers \(aten.bernoulli"),
         (lambda p: (p["w"].clone().normal_(), {}), r"draws random numbers \(aten.normal"),
-        (_writes_input, r"changes its input \[0\]\['w'\] in place; return the new value"),
+        (lambda p: (p["w"].add_(1).sum(), {}), r"changes its input \[0\]\['w'\] in place; return the new value"),
         (lambda p: (STATISTICS.add_(p["w"]), {}), "writes into a tensor that it captured"),
     ],
 )
