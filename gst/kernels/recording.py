@@ -42,7 +42,6 @@ def kernel_program(
 
     Raises:
         NotUnderstoodError: a call cannot be moved to another stream safely, or this version of PyTorch is unknown.
-        Exception: any exception of the compiler.
 
     Examples:
         >>> from gst.programs import as_module, capture_module
@@ -211,13 +210,7 @@ def _only_allocates(function: OpOverload) -> bool:
 
 
 def require_movable(function: Any) -> None:
-    """Raise NotUnderstoodError if a call of an operator cannot run on another stream.
-
-    Examples:
-        >>> require_movable(torch.ops.aten.nonzero.default)
-        Traceback (most recent call last):
-        gst.kernels.recording.NotUnderstoodError: aten.nonzero.default returns sizes that depend on values
-    """
+    """Raise NotUnderstoodError if a call of an operator cannot run on another stream."""
     name = f"{function.namespace}.{function.__name__}" if isinstance(function, OpOverload) else str(function)
     if not isinstance(function, OpOverload):
         raise NotUnderstoodError(f"{name} is no operator whose mutations are known")
@@ -232,13 +225,8 @@ def require_movable(function: Any) -> None:
 # Generated code ------------------------------------------------------------------------------------------------------
 
 
-def generated(source: str) -> dict[str, tuple[str, list[str]]]:
-    """Return for each kernel of a generated module its generator, and the C types of its arguments.
-
-    Examples:
-        >>> generated("a = async_compile.cpp_pybinding(['const float*', 'float*'], 'code')")
-        {'a': ('cpp_pybinding', ['const float*', 'float*'])}
-    """
+def _generated(source: str) -> dict[str, tuple[str, list[str]]]:
+    """Return for each kernel of a generated module its generator, and the C types of its arguments."""
     kernels = {}
     for line in ast.parse(source).body:
         if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
@@ -256,7 +244,7 @@ def generated(source: str) -> dict[str, tuple[str, list[str]]]:
 def _replaced(names: dict[str, Any], recording: _Recording) -> Iterator[None]:
     """Replace the kernels of a generated module by recorders."""
     saved: dict[str, Any] = {}
-    kernels = generated(Path(names["__file__"]).read_text()) if "__file__" in names else {}
+    kernels = _generated(Path(names["__file__"]).read_text()) if "__file__" in names else {}
     for name, (generator, types) in kernels.items():
         kernel = saved[name] = names[name]
         if generator == "cpp_pybinding":
