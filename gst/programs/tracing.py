@@ -6,7 +6,7 @@ import gc
 import operator
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,15 +36,11 @@ from gst.programs.program import Program
 from gst.programs.step import Step, inference_step
 from gst.programs.structures import PLAIN, opened, special_kind
 from gst.programs.untouched import VALUE, untouched, words
+from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 from gst.util.untrusted import first_line
 
 aten = torch.ops.aten
 MAX_CONSTANT_BYTES = 2**30
-PACKAGES = Path(torch.__file__).parents[1]
-OTHERS = (
-    *(str(PACKAGES / name) for name in ("torch", "jaxtyping", "typeguard")),  # the last two check shapes in tests
-    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("tracing", "step")),
-)
 OUTPUTS = (*PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)  # other than tensors
 
 KeyPath = tuple[Any, ...]
@@ -362,12 +358,12 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
         if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException):
             reason = "it depends on the values of tensors (torch.where or a mask does not)"
         raise ValueError(
-            f"step {name!r} cannot be captured: {reason}{_users_line(traceback.extract_tb(error.__traceback__))}; "
+            f"step {name!r} cannot be captured: {reason}{users_line(traceback.extract_tb(error.__traceback__))}; "
             "it must be a pure function whose operations do not depend on the values of tensors"
         ) from error
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes:
-        if _is_symbolic(node.meta.get("val")):
+        if is_symbolic(node.meta.get("val")):
             raise ValueError(
                 f"step {name!r} cannot be captured: what {node.target} makes at node {node.name}"
                 f"{_line_of_values(function, inputs)} depends on the values of tensors; use torch.where or a mask "
@@ -378,7 +374,7 @@ def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -
 
 def _line_of_values(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
     """Trace a function once more, and return the line of the user at which values of tensors are first read."""
-    with suppress(Exception), _FirstOfValues() as lines:
+    with suppress(Exception), FirstOfValues() as lines:
         make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     return lines.line
 
@@ -472,33 +468,3 @@ def _drop_returned_copies(
             )
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
-
-
-# Lines of the user's code --------------------------------------------------------------------------------------------
-
-
-def _users_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the last line that belongs neither to PyTorch nor to capture, in brackets; empty if there is none."""
-    users = [each for each in frames if each.line and not each.filename.startswith(OTHERS)]
-    return f" (line {users[-1].lineno} of {Path(users[-1].filename).name}: `{users[-1].line}`)" if users else ""
-
-
-class _FirstOfValues(TorchFunctionMode):
-    """Finds the line of the user that first makes a number, or a shape, that depends on values of tensors."""
-
-    line = ""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not self.line and _is_symbolic(result):
-            self.line = _users_line(traceback.extract_stack())
-        return result
-
-
-def _is_symbolic(value: Any) -> bool:
-    """True for a number that depends on values of tensors, or a tensor of such a shape."""
-    if isinstance(value, list | tuple):
-        return any(map(_is_symbolic, value))
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
-        isinstance(value, Tensor) and not value.is_nested and any(map(_is_symbolic, value.shape))
-    )
