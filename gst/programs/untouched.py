@@ -35,16 +35,10 @@ Named = Iterable[tuple[str, Any]]
 
 
 class Change(NamedTuple):
-    """One change that a run made, and that was undone.
+    """One change that a run made, and that was undone."""
 
-    Args:
-        name: of what changed, as `layers.0.cache['cpu']`.
-        kind: 'attribute' (an entry was set, added or removed), 'value' (a tensor or an array was written to), or
-            'training' (a gradient, or state of an optimizer).
-    """
-
-    name: str
-    kind: str
+    name: str  # of the part that changed, as `layers.0.cache['cpu']`
+    kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or an array) or TRAINING (gradient, optimizer)
 
 
 class _Watch(NamedTuple):
@@ -278,12 +272,7 @@ def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
 
 
 def words(changes: Sequence[Change]) -> str:
-    """Name the first changes of a run.
-
-    Examples:
-        >>> words([Change("count", ATTRIBUTE), Change("cache['x']", ATTRIBUTE)])
-        "count, cache['x']"
-    """
+    """Name the first changes of a run."""
     names = [each.name for each in changes]
     return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 

@@ -19,12 +19,7 @@ OTHERS = (
 
 
 def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the last line that belongs neither to PyTorch nor to capture, in brackets; empty if there is none.
-
-    Examples:
-        >>> users_line([traceback.FrameSummary("model.py", 3, "forward", line="if x.sum() > 0:")])
-        ' (line 3 of model.py: `if x.sum() > 0:`)'
-    """
+    """Return the last line that belongs neither to PyTorch nor to capture, in brackets; empty if there is none."""
     users = [each for each in frames if each.line and not each.filename.startswith(OTHERS)]
     return f" (line {users[-1].lineno} of {Path(users[-1].filename).name}: `{users[-1].line}`)" if users else ""
 
