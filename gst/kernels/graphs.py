@@ -1,7 +1,6 @@
 """Graphs of AOTAutograd with their kernels on streams: forward and backward passes of `torch.compile(backend="gst")`.
 
-Inductor's code runs until the addresses of parameters repeat. Then the kernels run in memory of their own: parameters
-and what the forward pass saved are read where they lie, and other inputs are copied in.
+Inductor's code runs until the addresses of parameters repeat. Then the kernels run in memory of their own.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ def inner_compile(search: Search, record: Record | None = None) -> Callable[...,
     """Return a compiler of graphs, to be the `inner_compile` of Inductor's `compile_fx`.
 
     Args:
-        search: finds the streams of a graph, see `gst.kernels.streams.on_streams`.
-        record: records a run on the same streams, where tensors lie elsewhere later; `Run.recorded` on an accelerator
-            if None.
+        search: finds the streams of a graph, such as `gst.kernels.streams.on_streams`.
+        record: records a run on the same streams, where tensors lie elsewhere later; `Run.recorded` if None.
     """
 
     def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
@@ -57,13 +55,8 @@ class GraphOnStreams:
     """Stands for Inductor's code of a graph, and runs its kernels on streams where that is safe.
 
     Inductor's code runs instead while tensors of the last call are in use, such as gradients that are accumulated or
-    the activations of a pass whose backward is to come, and on other streams than the first.
-
-    Args:
-        compiled: Inductor's `CompiledFxGraph`.
-        static: inputs that are to be read where they lie, such as parameters.
-        visible: outputs that a user may keep for longer; they are cloned.
-        search, record: see `inner_compile`.
+    the activations of a pass whose backward is to come, and on other streams than the first. `static` inputs, such as
+    parameters, are read where they lie; `visible` outputs, which a user may keep for longer, are cloned.
 
     Attributes:
         reason: why it always runs Inductor's code; empty if it does not.
@@ -217,13 +210,11 @@ def _borrowed(value: Tensor) -> Tensor:
     """Return a tensor in the memory of another, which does not keep it: it is used only while the other is there."""
     _, start, stop = View.of(value, 0).region
     storage = inductor.borrowed_storage(value.data_ptr(), value.device, stop - start)
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
+    return View.of(value, 0)._replace(offset=0).on(storage, value.device)
 
 
 def _copy(value: Tensor) -> Tensor:
     """Copy a tensor with its strides; elements that share memory do so in the copy."""
     _, start, stop = View.of(value, 0).region
     flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[start:stop].clone()
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(
-        flat.untyped_storage(), 0, value.shape, value.stride()
-    )
+    return View.of(value, 0)._replace(offset=0).on(flat.untyped_storage(), value.device)

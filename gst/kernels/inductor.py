@@ -65,12 +65,6 @@ def unsupported(version: str = torch.__version__) -> str:
     return ""
 
 
-def require() -> None:
-    """Raise NotUnderstoodError if kernels of this PyTorch cannot be recorded."""
-    if reason := unsupported():
-        raise NotUnderstoodError(reason)
-
-
 def compiled(
     module: fx.GraphModule, inputs: Sequence[Tensor], settings: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], list[Any]]:

@@ -1,7 +1,6 @@
 """Kernel programs on streams: a plan -> a stream program, and the place of each buffer in one piece of memory.
 
-Buffers share bytes where all calls that use the one are done before any that uses the other, whatever the timing: on
-one stream, or after a wait that is there anyway. So no call waits for memory.
+Buffers share bytes where all calls that use the one are done before any that uses the other, whatever the timing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 ALIGNMENT = 16  # bytes, of the inputs of compiled code
 
@@ -219,26 +220,18 @@ def _covers(region: Region, other: Region) -> bool:
     return region.start <= other.start and other.stop <= region.stop
 
 
-def views_in(template: Any) -> Iterator[View]:
-    """Yield the views in a template, in order."""
-    if isinstance(template, View):
-        yield template
-    elif isinstance(template, dict):
-        yield from views_in(list(template.values()))
-    elif isinstance(template, list | tuple):
-        for each in template:
-            yield from views_in(each)
+def _is_view(value: Any) -> bool:
+    return isinstance(value, View)
+
+
+def views_in(template: Any) -> list[View]:
+    """Return the views in a template, in order."""
+    return list(filter(_is_view, pytree.tree_leaves(template, is_leaf=_is_view)))
 
 
 def filled(template: Any, tensor_of: Callable[[View], Any]) -> Any:
     """Return a template with a tensor, or whatever the function returns, in place of each view."""
-    if isinstance(template, View):
-        return tensor_of(template)
-    if isinstance(template, dict):
-        return {key: filled(each, tensor_of) for key, each in template.items()}
-    if isinstance(template, list | tuple):
-        return type(template)(filled(each, tensor_of) for each in template)
-    return template
+    return pytree.tree_map_only(View, tensor_of, template, is_leaf=_is_view)
 
 
 def key_of(source: str, inputs: Sequence[View]) -> str:

@@ -23,17 +23,6 @@ def check(program: KernelProgram, streams: StreamProgram, places: Layout) -> int
 
     Raises:
         RaceError: one of these does not hold; the message names the two calls.
-
-    Examples:
-        >>> from gst.kernels.lower import layout, stream_program
-        >>> from gst.kernels.recording import kernel_program
-        >>> from gst.programs import as_module, capture_module
-        >>> import torch
-        >>> step = capture_module(torch.nn.ReLU(), (torch.ones(1, 2),))
-        >>> program = kernel_program(as_module(step), step.inputs)
-        >>> streams = stream_program(program, np.zeros(1, np.int64))
-        >>> check(program, streams, layout(program, streams))
-        0
     """
     clocks, steps = happens_before(streams), run_steps(streams)
     if len(steps) != program.num_kernels:

@@ -2,8 +2,7 @@
 
 The generated module runs under a dispatch mode, which sees calls of ATen, cuBLAS, cuDNN and oneDNN with the mutations
 that their schemas declare. Its own kernels (Triton, C++) are replaced by recorders for that run; their signatures say
-which arguments they write. Inductor itself is not changed (`gst.kernels.inductor`). A recorded program counts only if a
-run of it from the same inputs, in other memory, gives the same outputs.
+which arguments they write.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def kernel_program(
 
     Raises:
         NotUnderstoodError: a call cannot be moved to another stream safely, or this version of PyTorch is unknown.
-        Exception: any exception of the compiler.
 
     Examples:
         >>> from gst.programs import as_module, capture_module
@@ -51,7 +49,8 @@ def kernel_program(
         >>> [kernel.name for kernel in kernel_program(as_module(step), step.inputs).kernels]
         ['cpp_fused_relu_0']
     """
-    inductor.require()
+    if reason := inductor.unsupported():
+        raise NotUnderstoodError(reason)
     own = [each.detach().clone(memory_format=torch.preserve_format) for each in inputs]
     function, graphs = inductor.compiled(module, own, settings or {})
     with torch.no_grad():
@@ -69,13 +68,8 @@ def kernel_program(
     return called[0].program(name, outputs)
 
 
-def recorded_calls(compiled: Any, inputs: Sequence[Tensor], name: str = "graph") -> KernelProgram:
-    """Record the kernel calls of a graph that Inductor compiled, in a run on its inputs.
-
-    Args:
-        compiled: Inductor's `CompiledFxGraph`.
-        inputs: of the graph, all on one device; it may write to them.
-        name: of the program.
+def recorded_calls(compiled: Any, inputs: Sequence[Tensor]) -> KernelProgram:
+    """Record the kernel calls of Inductor's `CompiledFxGraph`, in a run on inputs that it may write to.
 
     Raises:
         NotUnderstoodError: a call cannot be moved to another stream safely.
@@ -85,16 +79,12 @@ def recorded_calls(compiled: Any, inputs: Sequence[Tensor], name: str = "graph")
         outputs = recording(list(inputs))
     finally:
         recording.restore()
-    return recording.program(name, outputs)
+    return recording.program("graph", outputs)
 
 
 class _Recording:
-    """Stands for the code of a compiled graph: runs it once and records its calls.
-
-    Args:
-        compiled: Inductor's `CompiledFxGraph`.
-        inputs: of the step; its other arguments are constants.
-    """
+    """Stands for the code of a `CompiledFxGraph`: runs it once and records its calls. Arguments that are no inputs of
+    the step are constants."""
 
     def __init__(self, compiled: Any, inputs: Sequence[Tensor]) -> None:
         self._compiled, self._before = compiled, compiled.current_callable
@@ -220,13 +210,7 @@ def _only_allocates(function: OpOverload) -> bool:
 
 
 def require_movable(function: Any) -> None:
-    """Raise NotUnderstoodError if a call of an operator cannot run on another stream.
-
-    Examples:
-        >>> require_movable(torch.ops.aten.nonzero.default)
-        Traceback (most recent call last):
-        gst.kernels.recording.NotUnderstoodError: aten.nonzero.default returns sizes that depend on values
-    """
+    """Raise NotUnderstoodError if a call of an operator cannot run on another stream."""
     name = f"{function.namespace}.{function.__name__}" if isinstance(function, OpOverload) else str(function)
     if not isinstance(function, OpOverload):
         raise NotUnderstoodError(f"{name} is no operator whose mutations are known")
@@ -241,13 +225,8 @@ def require_movable(function: Any) -> None:
 # Generated code ------------------------------------------------------------------------------------------------------
 
 
-def generated(source: str) -> dict[str, tuple[str, list[str]]]:
-    """Return for each kernel of a generated module its generator, and the C types of its arguments.
-
-    Examples:
-        >>> generated("a = async_compile.cpp_pybinding(['const float*', 'float*'], 'code')")
-        {'a': ('cpp_pybinding', ['const float*', 'float*'])}
-    """
+def _generated(source: str) -> dict[str, tuple[str, list[str]]]:
+    """Return for each kernel of a generated module its generator, and the C types of its arguments."""
     kernels = {}
     for line in ast.parse(source).body:
         if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
@@ -256,24 +235,16 @@ def generated(source: str) -> dict[str, tuple[str, list[str]]]:
         if not isinstance(function, ast.Attribute) or not isinstance(target, ast.Name):
             continue
         if isinstance(function.value, ast.Name) and function.value.id == "async_compile":
-            arguments = [_literal(each) for each in line.value.args]
-            types = next((each for each in arguments if isinstance(each, list)), [])
+            types = next((ast.literal_eval(each) for each in line.value.args if isinstance(each, ast.List)), [])
             kernels[target.id] = function.attr, types
     return kernels
-
-
-def _literal(value: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(value)
-    except ValueError:
-        return None
 
 
 @contextmanager
 def _replaced(names: dict[str, Any], recording: _Recording) -> Iterator[None]:
     """Replace the kernels of a generated module by recorders."""
     saved: dict[str, Any] = {}
-    kernels = generated(Path(names["__file__"]).read_text()) if "__file__" in names else {}
+    kernels = _generated(Path(names["__file__"]).read_text()) if "__file__" in names else {}
     for name, (generator, types) in kernels.items():
         kernel = saved[name] = names[name]
         if generator == "cpp_pybinding":

@@ -1,7 +1,6 @@
 """Runs of a kernel program: one call after the other, or recorded as one graph.
 
-All buffers lie in one piece of memory (`Layout`), and all arguments of generated kernels are made once. Tensors that an
-operator allocates itself are passed on in each run.
+All buffers lie in one piece of memory (`Layout`), and all arguments of generated kernels are made once.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Run:
         args, kwargs = filled(
             (kernel.args, kernel.kwargs), lambda view: view if view.storage in own else self._tensor(view)
         )
-        is_fixed = not any(True for _ in views_in((args, kwargs)))
+        is_fixed = not views_in((args, kwargs))
         fresh: list[int] = []  # tensors of the result that no argument holds, known from the first call
 
         def anew() -> None:
@@ -192,8 +191,6 @@ class Stream(Protocol):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
     return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
 
 

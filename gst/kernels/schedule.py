@@ -24,16 +24,7 @@ def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels
 
 
 def critical_path(program: KernelProgram, times_us: Float64[np.ndarray, " kernels"]) -> Int64[np.ndarray, " path"]:
-    """Return the calls of a longest chain that wait for each other, in order: no number of streams is faster.
-
-    Examples:
-        >>> from gst.kernels.recording import kernel_program
-        >>> from gst.programs import as_module, capture_module
-        >>> import torch
-        >>> step = capture_module(torch.nn.ReLU(), (torch.ones(4),))
-        >>> critical_path(kernel_program(as_module(step), step.inputs), np.array([2.5]))
-        array([0])
-    """
+    """Return the calls of a longest chain that wait for each other, in order: no number of streams is faster."""
     ranks = upward_ranks(program, times_us)
     producers, consumers = program.dependencies
     path: list[int] = []
@@ -58,14 +49,6 @@ def list_schedule(
         most_bytes: of buffers in use at once.
         window: no call begins before all are done that come as many calls or more before it in the program: programs
             hold the least memory in their own order. No limit if None.
-
-    Examples:
-        >>> from gst.kernels.recording import kernel_program
-        >>> from gst.programs import as_module, capture_module
-        >>> import torch
-        >>> step = capture_module(torch.nn.ReLU(), (torch.ones(4),))
-        >>> list_schedule(kernel_program(as_module(step), step.inputs), np.array([2.5]), 2).makespan_us
-        2.5
     """
     count = program.num_kernels
     ahead = count if window is None else window

@@ -1,7 +1,7 @@
 """Training steps that renew their state where it lies: nothing of it is copied from step to step.
 
 The compiled function ends with `old.copy_(new)` for each tensor of the state, and Inductor writes the new value from
-the kernel that computes it. JAX calls that donated arguments.
+the kernel that computes it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gst.execution.on_accelerator import module_on
 from gst.kernels.program import KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program
 from gst.kernels.run import Run
+from gst.lowering.calls import HOST
 from gst.programs import Program, Step, kind_for
 from gst.programs.tracing import capture
 
-HOST = torch.device("cpu")
 Call = Callable[[], list[Any]]
 Plan = Callable[[KernelProgram, Sequence[Tensor]], Call]
 
@@ -60,7 +60,7 @@ def in_place(module: fx.GraphModule, program: Program, pairs: Sequence[tuple[int
         module: of the program, as `as_module` makes it; it is changed.
         pairs: (flat output, flat input).
     """
-    graph, output = module.graph, next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    graph, output = module.graph, module.graph.output_node()
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     values = output.args[0]
     held, clone, copy = _in_inputs(program), torch.ops.aten.clone.default, torch.ops.aten.copy_.default
@@ -204,13 +204,7 @@ def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
 
 
 class _Code:
-    """Compiled code of a step for batches of one size.
-
-    Args:
-        call: renews the state, and returns the other outputs, in memory that the next call overwrites.
-        batch: where it reads the batch.
-        program, pairs: see `in_place`.
-    """
+    """Compiled code of a step for batches of one size: `call` reads them from `batch` and renews the state in place."""
 
     def __init__(self, call: Call, batch: Sequence[Tensor], program: Program, pairs: Sequence[tuple[int, int]]) -> None:
         self._call, self._batch = call, batch

@@ -63,13 +63,8 @@ def within_memory(
     return least
 
 
-def bars_of(schedule: Timeline, path: Int64[np.ndarray, " path"]) -> dict[str, Any]:
-    """Return the bars of a schedule for `gst.reporting.timeline`: stream, begin and end in ms, and kind of each call.
-
-    Examples:
-        >>> bars_of(Timeline(np.zeros(1, np.int64), np.zeros(1), np.array([500.0])), np.array([0]))
-        {'kinds': ['on the critical path', 'other kernels'], 'bars': [[0, 0.0, 0.5, 0]]}
-    """
+def _bars_of(schedule: Timeline, path: Int64[np.ndarray, " path"]) -> dict[str, Any]:
+    """Return the bars of a schedule for `gst.reporting.timeline`: stream, begin and end in ms, kind of each call."""
     is_other = np.ones(len(schedule.device), np.int64)
     is_other[path] = 0
     columns = schedule.device, np.round(schedule.begin_us / 1e3, 6), np.round(schedule.end_us / 1e3, 6), is_other
@@ -87,7 +82,7 @@ class OnStreams:
         figures: `kernels`, `critical_path_us`, `sum_us`, `times_are_kept` (they were measured in an earlier search),
             `given_bytes` of inputs and constants, `best` number of streams, by number of streams `ms`,
             `simulated_ms` and the `bytes` of buffers, or the `reason` why it was not tried; and `timeline`, the
-            schedule taken, by the times of kernels alone (`bars_of`).
+            schedule taken, by the times of kernels alone.
     """
 
     run: Run
@@ -192,18 +187,14 @@ def on_streams(
         "kernels": program.num_kernels, "sum_us": float(times_us.sum()), "times_are_kept": is_stored,
         "critical_path_us": float(times_us[path].sum()), "given_bytes": given_bytes,
         "live_bytes": single.places.live_bytes, "streams": streams, "best": best,
-        "timeline": bars_of(schedules[best], path),
+        "timeline": _bars_of(schedules[best], path),
     }  # fmt: skip
     return OnStreams(results[best].run, results[best].call, figures)
 
 
-def stored_times_us(run: Run, directory: Path | None = None) -> tuple[Float64[np.ndarray, " kernels"], bool]:
-    """Return the microseconds of each call alone, and True if this machine measured them before; else measure them.
-
-    Args:
-        directory: of the files, one for each program; below the cache of the user, by machine, if None.
-    """
-    path = (directory or machine_folder("kernels")) / f"{run.program.key}.json"
+def stored_times_us(run: Run) -> tuple[Float64[np.ndarray, " kernels"], bool]:
+    """Return the microseconds of each call alone, and True if this machine measured them before; else measure them."""
+    path = machine_folder("kernels") / f"{run.program.key}.json"
     if (times_us := _read_times(path, run.program.num_kernels)) is not None:
         return times_us, True
     times_us = kernel_times_us(run)

@@ -6,22 +6,19 @@ workloads are loaded when they are first used. Read `program.py`, then `step.py`
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
 from gst.programs.operation import Operation, Reference, kind_for
 from gst.programs.program import Program, as_module, differ_beyond_rounding, outputs_differ
 from gst.programs.seeded import drawn_from
 from gst.programs.step import Step, TrainingStep, inference_step, training_step
+from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:
     from gst.programs.traces import resolve, trace_path, traced
     from gst.programs.tracing import capture, capture_module
     from gst.programs.workloads import WORKLOADS
-
-_LAZY = {"WORKLOADS": "workloads", "capture": "tracing", "capture_module": "tracing"}
-_LAZY |= dict.fromkeys(("resolve", "trace_path", "traced"), "traces")
 
 __all__ = [
     "FEATURE_NAMES", "NUM_OPCODES", "WORKLOADS", "Operation", "Program", "Reference", "Step", "TrainingStep",
@@ -29,8 +26,8 @@ __all__ = [
     "outputs_differ", "resolve", "trace_path", "traced", "training_step",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'gst.programs' has no attribute {name!r}")
-    return getattr(import_module(f"gst.programs.{_LAZY[name]}"), name)
+__getattr__ = lazy_names("gst.programs", {
+    "WORKLOADS": "gst.programs.workloads",
+    **dict.fromkeys(("capture", "capture_module"), "gst.programs.tracing"),
+    **dict.fromkeys(("resolve", "trace_path", "traced"), "gst.programs.traces"),
+})  # fmt: skip

@@ -35,11 +35,9 @@ THREADS_OF_AUTOGRAD = "Unable to handle autograd's threading in combination with
 
 
 def run_described(function: Callable[[], None]) -> None:
-    """Call `function` in a fork of this process in which new tensors lie on `cuda:0`; its results are files. With a GPU
-    it is called in this process.
+    """Call a function that traces with fake tensors, in a fork of this process in which new tensors lie on `cuda:0`.
 
-    Args:
-        function: traces with fake tensors, and nothing else.
+    Its results are files. With a GPU it is called in this process.
 
     Raises:
         ValueError: it raised, with the same message; or there is no fork or no C++ compiler here; or gradients of this
@@ -78,12 +76,7 @@ def run_described(function: Callable[[], None]) -> None:
 
 
 def is_foreign(operator: str) -> bool:
-    """True if only a CPU runs this operator.
-
-    Examples:
-        >>> is_foreign("aten::_scaled_dot_product_flash_attention_for_cpu"), is_foreign("aten::mm")
-        (True, False)
-    """
+    """True if only a CPU runs this operator."""
     return any(part in operator for part in FOREIGN)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,11 +55,13 @@ def opcode(operation: Operation) -> int:
     """Return the kind of an operation, 0 .. NUM_OPCODES - 1, the same in every process; overloads count as one kind."""
     if operation.kind != "operation":
         return 0 if operation.kind == "input" else 1
+    name = _name(operation)
+    return _NUMBER.get(name, 2 + len(KNOWN_OPERATIONS) + zlib.crc32(name.encode()) % NUM_OTHER)
+
+
+def _name(operation: Operation) -> str:
     packet = getattr(operation.target, "overloadpacket", operation.target)
-    name = getattr(packet, "__name__", str(packet))
-    if name in _NUMBER:
-        return _NUMBER[name]
-    return 2 + len(KNOWN_OPERATIONS) + zlib.crc32(name.encode()) % NUM_OTHER
+    return str(getattr(packet, "__name__", packet))
 
 
 def node_features(
@@ -122,7 +123,7 @@ def _flops(operation: Operation, operations: Sequence[Operation]) -> float:
     if formula is not None:
         shapes = operation.shapes[0] if len(operation.shapes) == 1 else operation.shapes
         return float(formula(*_shapes_of(operation.args, operations), **operation.kwargs, out_val=shapes))
-    return float(max(_elements(operation), *(_elements(operations[each]) for each in operation.producers), 0))
+    return float(max(operation.elements, *(operations[each].elements for each in operation.producers), 0))
 
 
 def _convolution_backward_flops(operation: Operation, operations: Sequence[Operation]) -> float:
@@ -138,10 +139,6 @@ def _shapes_of(template: Any, operations: Sequence[Operation]) -> Any:
     if isinstance(template, list | tuple):
         return type(template)(_shapes_of(each, operations) for each in template)
     return template
-
-
-def _elements(operation: Operation) -> int:
-    return sum(map(math.prod, operation.shapes))
 
 
 def _longest_paths(
@@ -169,8 +166,7 @@ REDUCTIONS = {"amax", "amin", "argmax", "cumsum", "max", "mean", "min", "sum", "
 
 def kind_of(operation: Operation) -> str:
     """Return the kind of an operation, one of `KINDS`; a derivative has the kind of its primal."""
-    packet = getattr(operation.target, "overloadpacket", operation.target)
-    name = getattr(packet, "__name__", "").removesuffix("_data").removesuffix("_backward")
+    name = _name(operation).removesuffix("_data").removesuffix("_backward")
     if operation.is_view:
         return "view"
     if name in MATRIX_PRODUCTS:
@@ -211,10 +207,9 @@ def colocate(
     for node, operation in enumerate(operations):
         if operation.is_view and operation.producers:
             groups.join(node, operation.producers[0])
-        elif node not in in_update and _is_tiny(operation):
+        elif node not in in_update and is_elementwise(operation) and operation.elements <= TINY_ELEMENTS:
             computed = [each for each in operation.producers if operations[each].kind == "operation"]
-            if computed:
-                groups.join(node, max(computed))
+            groups.join(node, max(computed, default=node))
     for node in reversed(range(len(operations))):
         if not operations[node].producers and consumers[node] and node not in parameters:
             others = {groups.of(each) for each in consumers[node]} - {groups.of(node)}
@@ -248,10 +243,6 @@ def _feeding_updates(
 def is_elementwise(operation: Operation) -> bool:
     """True for one output element per input element, as PyTorch tags it."""
     return torch.Tag.pointwise in getattr(operation.target, "tags", ())
-
-
-def _is_tiny(operation: Operation) -> bool:
-    return operation.kind == "operation" and is_elementwise(operation) and _elements(operation) <= TINY_ELEMENTS
 
 
 class _Groups:

@@ -71,6 +71,11 @@ class Operation:
         return tuple(dict.fromkeys(references(self.args, tuple(self.kwargs.values()))))
 
     @property
+    def elements(self) -> int:
+        """Elements of all tensors it makes."""
+        return sum(map(math.prod, self.shapes))
+
+    @property
     def output_bytes(self) -> int:
         """Bytes of all tensors it makes."""
         pairs = zip(self.shapes, self.dtypes, strict=True)
@@ -87,11 +92,7 @@ def references(*templates: Any) -> Iterator[int]:
 
 
 def form_of_target(target: Callable[..., Any] | None) -> str:
-    """Return the qualified name of an operator: 'aten::add.Tensor', 'getitem'.
-
-    Raises:
-        ValueError: it is no registered operator.
-    """
+    """Return the qualified name of a registered operator: 'aten::add.Tensor', 'getitem'; else raise ValueError."""
     if target is operator.getitem:
         return GETITEM
     if not isinstance(target, torch._ops.OpOverload):
@@ -101,11 +102,7 @@ def form_of_target(target: Callable[..., Any] | None) -> str:
 
 
 def target_of_form(form: str) -> Callable[..., Any]:
-    """Return the operator of that name.
-
-    Raises:
-        ValueError: it is not registered.
-    """
+    """Return the registered operator of that name; else raise ValueError."""
     if form == GETITEM:
         return operator.getitem
     namespace, _, rest = form.partition("::")
@@ -120,11 +117,7 @@ def target_of_form(form: str) -> Callable[..., Any]:
 
 
 def form_of(value: Any) -> Any:
-    """Return a template of arguments as JSON: a value that JSON lacks is a dictionary with its kind as the only key.
-
-    Raises:
-        ValueError: there is no form for a value.
-    """
+    """Return a template of arguments as JSON: a value that JSON lacks is a dictionary with its kind as the only key."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
@@ -146,11 +139,7 @@ def form_of(value: Any) -> Any:
 
 
 def value_of(form: Any) -> Any:
-    """Return the template of a form of `form_of`.
-
-    Raises:
-        ValueError: it is no such form.
-    """
+    """Return the template of a form of `form_of`; of anything else raise ValueError."""
     if isinstance(form, list):
         return [value_of(each) for each in form]
     if not isinstance(form, dict):

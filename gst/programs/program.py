@@ -356,11 +356,7 @@ def _program(record: dict[str, Any], arrays: dict[str, Any], tensors: dict[str, 
 
 def structure(text: str) -> pytree.TreeSpec:
     """Return a structure of outputs from the text of `pytree.treespec_dumps`. Two forms for which torch would import a
-    module are refused.
-
-    Raises:
-        LookupError: it is of one of these forms; damaged text raises other errors too.
-    """
+    module are refused by a LookupError; damaged text raises other errors too."""
     _, root = parse_json(text)
     nodes = [root]
     for node in nodes:

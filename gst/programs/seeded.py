@@ -94,19 +94,16 @@ def _of_size(kind: str, draws: _Draws, size: Sequence[int], *, dtype: torch.dtyp
     return draws.draw(kind, size, dtype)
 
 
-def _keeps(draws: _Draws, value: Tensor, probability: Any) -> Tensor:
-    """Return ones with a probability, zeros otherwise, of the dtype of a value."""
+def _bernoulli(draws: _Draws, value: Tensor, probability: Any = None) -> Tensor:
+    """Return ones with a probability, that of a value if None, and zeros otherwise, of the dtype of the value."""
+    probability = value if probability is None else probability
     below = aten.lt.Tensor if isinstance(probability, Tensor) else aten.lt.Scalar
     mask = below(draws.draw("uniform", value.shape, torch.float32), probability)
     return aten._to_copy.default(mask, dtype=value.dtype)
 
 
-def _bernoulli(draws: _Draws, value: Tensor, probability: Any = None) -> Tensor:
-    return _keeps(draws, value, value if probability is None else probability)
-
-
 def _bernoulli_in_place(draws: _Draws, value: Tensor, probability: Any = 0.5) -> Tensor:
-    return aten.copy_.default(value, _keeps(draws, value, probability))
+    return _in_place(_bernoulli, draws, value, probability)
 
 
 def _uniform(draws: _Draws, value: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:

@@ -153,11 +153,7 @@ def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = N
 
 
 def first_state(optimizer: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the memory of `optimizer` before the first step: zeros `parameter/slot`, and Adam's number of steps.
-
-    Raises:
-        ValueError: there is no such optimizer.
-    """
+    """Return the memory of `optimizer` before the first step: zeros `parameter/slot`, and Adam's number of steps."""
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"no optimizer {optimizer!r}; want one of {', '.join(OPTIMIZERS)}")
     slots = {
@@ -180,19 +176,13 @@ def updated(
         elif optimizer == "momentum":
             new[f"{key}/momentum"] = DECAY * state[f"{key}/momentum"] + gradient
             new[key] = state[key] - rate * new[f"{key}/momentum"]
-        else:
-            new |= _adam(key, state, gradient, rate / corrections[0], corrections[1])
+        else:  # Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1
+            corrected = rate / corrections[0]
+            mean = new[f"{key}/mean"] = DECAY * state[f"{key}/mean"] + (1 - DECAY) * gradient
+            square = SQUARE_DECAY * state[f"{key}/mean_square"] + (1 - SQUARE_DECAY) * gradient * gradient
+            new[f"{key}/mean_square"] = square
+            new[key] = state[key] - corrected * mean / ((square / corrections[1]).sqrt() + EPSILON)
     return new
-
-
-def _adam(
-    key: str, state: Mapping[str, Tensor], gradient: Tensor, rate: Tensor, square_correction: Tensor
-) -> dict[str, Tensor]:
-    """Return the update of Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1; `rate` is corrected for bias already."""
-    mean = DECAY * state[f"{key}/mean"] + (1 - DECAY) * gradient
-    square = SQUARE_DECAY * state[f"{key}/mean_square"] + (1 - SQUARE_DECAY) * gradient * gradient
-    value = state[key] - rate * mean / ((square / square_correction).sqrt() + EPSILON)
-    return {key: value, f"{key}/mean": mean, f"{key}/mean_square": square}
 
 
 def drawn(build: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:

@@ -16,7 +16,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
@@ -180,16 +179,14 @@ def _sources() -> str:
 
 
 def _keep(program: Program, directory: Path) -> None:
-    """Replace an earlier trace at once, and remove the leftovers of killed processes."""
+    """Replace an earlier trace, and remove the leftovers of killed processes."""
     for left in directory.parent.glob(f".partial-{directory.name}-*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > LEFT_S:
                 shutil.rmtree(left, ignore_errors=True)
-    partial = directory.with_name(f".partial-{directory.name}-{uuid4().hex}")
+    shutil.rmtree(directory, ignore_errors=True)
     try:
-        program.save(partial)
-        shutil.rmtree(directory, ignore_errors=True)
-        with suppress(OSError):  # another process traced the same, and was quicker
-            partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        program.save(directory)
+    except (ValueError, OSError):
+        if not directory.exists():  # else another process traced the same, and was quicker
+            raise

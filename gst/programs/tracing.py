@@ -82,11 +82,8 @@ def capture(step: Step, kind: str = "cpu", may_renew: bool = True) -> Program:
 
         run_described(save)
         program = Program.load(directory)
-        return replace(program, inputs=_flat_inputs(step), output_spec=[*specs, program.output_spec][0])
-
-
-def _flat_inputs(step: Step) -> tuple[Tensor, ...]:
-    return tuple(value.detach() for value in pytree.tree_leaves(step.inputs))
+        inputs = tuple(value.detach() for value in pytree.tree_leaves(step.inputs))
+        return replace(program, inputs=inputs, output_spec=[*specs, program.output_spec][0])
 
 
 def _without_values(program: Program) -> Program:
@@ -132,9 +129,7 @@ def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -
     examples = flat
     if fake is not None:
         with fake:
-            examples = [
-                torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=DEVICE) for each in flat
-            ]
+            examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE) for x in flat]
     result: list[tuple[list[Any], pytree.TreeSpec]] = []
 
     def flat_step(*tensors: Tensor) -> list[Any]:
@@ -149,7 +144,7 @@ def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -
         return [leaf for _, leaf in paths]
 
     with _pure(step):
-        module = trace(flat_step, examples, labels, step.name, may_renew)
+        module = _trace(flat_step, examples, labels, step.name, may_renew)
     operations, outputs = _flatten(module, step.name)
     paths, output_spec = result[0]
     updates = dict(_updates([path for path, _ in pairs], paths, outputs))
@@ -215,10 +210,8 @@ def _flatten(module: fx.GraphModule, name: str) -> tuple[tuple[Operation, ...], 
             outputs = tuple(template(node.args[0]))
             continue
         args, kwargs = tuple(template(node.args)), dict(template(node.kwargs))
-        if node.target is torch.ops.aten.detach.default:
-            number_of[node] = args[0]
-            continue
-        if node.target is torch.ops.aten._to_copy.default and _is_moved_constant(operations, args, kwargs):
+        is_moved = node.target is aten._to_copy.default and _is_moved_constant(operations, args, kwargs)
+        if is_moved or node.target is aten.detach.default:
             number_of[node] = args[0]
             continue
         signature = f"{node.target} {args} {kwargs}" if node.op == "call_function" and _is_view(node.target) else ""
@@ -250,8 +243,7 @@ def _operation(
     if node.op == "placeholder":
         return Operation(node.name, "input", None, (), {}, *_sizes(node.meta["val"]))
     assert callable(node.target), node.target
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable:
+    if _mutates(node.target):
         raise ValueError(
             f"step {name!r} changes a tensor in place ({node.target} at node {node.name}) in a way that cannot be "
             "undone; write it out of place (x = x + y, not x += y)"
@@ -340,22 +332,11 @@ def _parameter_homes(
 # The trace -----------------------------------------------------------------------------------------------------------
 
 
-def trace(
-    function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str, may_renew: bool = True
+def _trace(
+    function: Callable[..., Any], inputs: Sequence[Tensor], labels: Sequence[str], name: str, may_renew: bool
 ) -> fx.GraphModule:
-    """Trace `function` with fake tensors; nothing is computed. A function that writes in place is traced again,
-    functionalised, so that `x += y` becomes `x + y`.
-
-    Args:
-        function: of flat tensors, returns a list.
-        inputs: flat tensors.
-        labels, name: of the inputs and of the step, for messages.
-        may_renew: see `capture`.
-
-    Raises:
-        ValueError: it depends on values, cannot be traced, draws random numbers, writes into a tensor that it captured,
-            or into an input without returning the new value.
-    """
+    """Trace a function of flat tensors with fake ones. A function that writes in place is traced again, functionalised,
+    so that `x += y` becomes `x + y`."""
     module = _traced(function, inputs, name)
     _refuse_random(module, name)
     if not any(_mutates(node.target) for node in module.graph.nodes):

@@ -35,16 +35,10 @@ Named = Iterable[tuple[str, Any]]
 
 
 class Change(NamedTuple):
-    """One change that a run made, and that was undone.
+    """One change that a run made, and that was undone."""
 
-    Args:
-        name: of what changed, as `layers.0.cache['cpu']`.
-        kind: 'attribute' (an entry was set, added or removed), 'value' (a tensor or an array was written to), or
-            'training' (a gradient, or state of an optimizer).
-    """
-
-    name: str
-    kind: str
+    name: str  # of the part that changed, as `layers.0.cache['cpu']`
+    kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or an array) or TRAINING (gradient, optimizer)
 
 
 class _Watch(NamedTuple):
@@ -90,10 +84,11 @@ class Snapshot:
         changes: list[Change] = []
         for watch in self._watches:
             now = watch.read()
-            keys = [key for key in {**watch.before, **now} if not _same_part(watch.before, now, key)]
-            if keys or list(watch.before) != list(now):
+            was = watch.before
+            keys = [key for key in {**was, **now} if not (key in was and key in now and _same(was[key], now[key]))]
+            if keys or list(was) != list(now):
                 with suppress(AttributeError, TypeError):  # read-only attributes of extension types
-                    watch.put(watch.before)
+                    watch.put(was)
             changes += [Change(watch.named(key), watch.kind) for key in keys]
         for name, kind, live, copy in self._contents.values():
             if not _equal(live, copy):
@@ -102,9 +97,9 @@ class Snapshot:
         for tensor, version in self._versions:
             if tensor._version != version:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-        for was, get, put in self._modes:
-            if get() != was:
-                put(was)
+        for mode, get, put in self._modes:
+            if get() != mode:
+                put(mode)
         for state, put in self._random:
             put(state)
         self.changes = list(dict.fromkeys([*self.changes, *(each for each in changes if each.kind != INPUT)]))
@@ -116,6 +111,19 @@ class Snapshot:
         before = read()
         self._watches.append(_Watch(before, read, put, named, kind))
         return [(named(key), each) for key, each in before.items()]
+
+    def _attributes(self, value: Any, names: list[str], kind: str, named: Callable[[Any], str]) -> Named:
+        def read() -> Parts:
+            return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+        def put(before: Parts) -> None:
+            for name in names:
+                if name in before:
+                    setattr(value, name, before[name])
+                elif hasattr(value, name):
+                    delattr(value, name)
+
+        return self._watch(kind, read, put, named)
 
     def _watch_content(self, name: str, kind: str, live: Any, home: int) -> None:
         if home in self._contents:
@@ -142,8 +150,7 @@ class Snapshot:
         elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
             self._random.append(_generator_state(value))
         elif isinstance(value, CellType):
-            return self._watch(kind, partial(_attributes, value, ["cell_contents"]),
-                               partial(_refill_attributes, value, ["cell_contents"]), lambda _: name)  # fmt: skip
+            return self._attributes(value, ["cell_contents"], kind, lambda _: name)
         elif isinstance(value, MethodType):
             return [(name, value.__self__), (name, value.__func__)]
         elif isinstance(value, FunctionType):
@@ -166,10 +173,7 @@ class Snapshot:
         inner = [(type(value).__name__, type(value))]
         slots = [each for of in type(value).__mro__[:-1] for each in _slots(of)]
         if slots:
-            inner += self._watch(
-                kind, partial(_attributes, value, slots), partial(_refill_attributes, value, slots),
-                partial(_joined, name),
-            )  # fmt: skip
+            inner += self._attributes(value, slots, kind, partial(_joined, name))
         tables = [getattr(value, "__dict__", None)]
         if isinstance(value, nn.Module):  # entries of its tables are attributes
             tables += map(value.__dict__.get, TABLES)
@@ -224,14 +228,10 @@ class Snapshot:
 
         inner = self._watch(kind, lambda: {place: _place(value), "its hooks": value._backward_hooks}, put)
         if was_leaf:
-            gradient = partial(_attributes, value, ["grad"]), partial(_refill_attributes, value, ["grad"])
             of = INPUT if kind == INPUT else TRAINING
-            inner = [*inner, *self._watch(of, *gradient, lambda _: f"the gradient of {name}")]
-        if vars(value):
-            inner = [
-                *inner,
-                *self._watch(kind, lambda: _users(vars(value)), vars(value).update, partial(_joined, name)),
-            ]
+            inner = [*inner, *self._attributes(value, ["grad"], of, lambda _: f"the gradient of {name}")]
+        if own := vars(value):
+            inner = [*inner, *self._watch(kind, lambda: _users(own), own.update, partial(_joined, name))]
         live = _memory(alias)
         home = id(value) if live is alias else live.untyped_storage()._cdata
         self._watch_content(name, VALUE if kind == ATTRIBUTE else kind, live, home)
@@ -272,21 +272,12 @@ def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
 
 
 def words(changes: Sequence[Change]) -> str:
-    """Name the first changes of a run.
-
-    Examples:
-        >>> words([Change("count", ATTRIBUTE), Change("cache['x']", ATTRIBUTE)])
-        "count, cache['x']"
-    """
+    """Name the first changes of a run."""
     names = [each.name for each in changes]
     return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 # Parts of objects ----------------------------------------------------------------------------------------------------
-
-
-def _same_part(before: Parts, now: Parts, key: Any) -> bool:
-    return key in before and key in now and _same(before[key], now[key])
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -326,18 +317,6 @@ def _refill_dict(table: dict[Any, Any], before: Parts) -> None:
 def _refill_list(values: Any, before: Parts) -> None:
     values.clear()
     values.extend(before.values())
-
-
-def _attributes(value: Any, names: Iterable[str]) -> Parts:
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
-
-
-def _refill_attributes(value: Any, names: Iterable[str], before: Parts) -> None:
-    for name in names:
-        if name in before:
-            setattr(value, name, before[name])
-        elif hasattr(value, name):
-            delattr(value, name)
 
 
 def _users(attributes: dict[str, Any]) -> Parts:

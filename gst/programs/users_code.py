@@ -19,22 +19,13 @@ OTHERS = (
 
 
 def users_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the last line that belongs neither to PyTorch nor to capture, in brackets; empty if there is none.
-
-    Examples:
-        >>> users_line([traceback.FrameSummary("model.py", 3, "forward", line="if x.sum() > 0:")])
-        ' (line 3 of model.py: `if x.sum() > 0:`)'
-    """
+    """Return the last line that belongs neither to PyTorch nor to capture, in brackets; empty if there is none."""
     users = [each for each in frames if each.line and not each.filename.startswith(OTHERS)]
     return f" (line {users[-1].lineno} of {Path(users[-1].filename).name}: `{users[-1].line}`)" if users else ""
 
 
 class FirstOfValues(TorchFunctionMode):
-    """Finds the line of the user that first makes a number, or a shape, that depends on values of tensors.
-
-    Attributes:
-        line: as `users_line`.
-    """
+    """Finds the line of the user that first makes a number, or a shape, that depends on values of tensors."""
 
     line = ""
 
@@ -46,12 +37,7 @@ class FirstOfValues(TorchFunctionMode):
 
 
 def is_symbolic(value: Any) -> bool:
-    """True for a number that depends on values of tensors, or a tensor of such a shape.
-
-    Examples:
-        >>> is_symbolic(3), is_symbolic((torch.ones(2), 1.5))
-        (False, False)
-    """
+    """True for a number that depends on values of tensors, or a tensor of such a shape."""
     if isinstance(value, list | tuple):
         return any(map(is_symbolic, value))
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (

@@ -24,7 +24,7 @@ from gst.kernels.program import GENERATOR, KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program, require_movable
 from gst.kernels.run import Run, kernel_times_us
 from gst.lowering.calls import eager
-from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_module, outputs_differ, training_step
+from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_module, outputs_differ
 from tests.kernels.made import in_order, on_threads
 from tests.programs.small import SMALL
 
@@ -81,41 +81,6 @@ def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: 
 def test_samples_of_graphnet_compute_the_same_in_every_order(source: Any, one_thread: None) -> None:
     model, inputs = module_of(source)
     require_equal_in_every_order(capture_module(model, inputs))
-
-
-def language_model(name: str) -> nn.Module:
-    """A model of transformers, small and without dropout."""
-    transformers = pytest.importorskip("transformers")
-    width = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    rest = {"intermediate_size": 32, "max_position_embeddings": 32}
-    makes = {
-        "bert": lambda: transformers.BertForMaskedLM(
-            transformers.BertConfig(**width, **rest, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-        ),
-        "gpt2": lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0,
-                                    embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
-        ),
-        "llama": lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**width, **rest, num_key_value_heads=1, use_cache=False)
-        ),
-        "t5": lambda: transformers.T5ForConditionalGeneration(
-            transformers.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-                                  dropout_rate=0.0, decoder_start_token_id=0, use_cache=False)
-        ),
-    }  # fmt: skip
-    torch.manual_seed(0)
-    return makes[name]()
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
-def test_transformers_train_the_same_in_every_order(name: str, one_thread: None) -> None:
-    tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(0))
-    loss = lambda model, tokens: model(input_ids=tokens, labels=tokens).loss  # noqa: E731
-    step = training_step(name, language_model(name), loss, (tokens,), "adam", 0.01)
-    assert require_equal_in_every_order(capture(step)).num_kernels > 40
 
 
 def test_random_numbers_keep_their_order(one_thread: None) -> None:

@@ -43,19 +43,21 @@ def test_a_schedule_keeps_dependencies_and_a_plan_of_it_computes_the_same(
 
 def test_waits_for_bytes_save_memory_and_cost_no_time_that_the_schedule_has_not() -> None:
     """On average over programs; never is more memory taken than without the waits, by more than a hundredth."""
-    plain, shared, one = [], [], []
+    plain, shared, one, live = [], [], [], []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         program = random_program(rng, 60, num_storages=40)
         found = list_schedule(program, rng.uniform(1, 100, 60), 3)
         streams = lowered(program, found)
-        one.append(layout(program, stream_program(program, np.zeros(60, np.int64))).size)
-        plain.append(
-            layout(program, stream_program(program, found.device, np.argsort(np.argsort(found.begin_us)))).size
-        )
+        alone = layout(program, stream_program(program, np.zeros(60, np.int64)))
+        one.append(alone.size)
+        live.append(alone.live_bytes)
+        rank = np.argsort(np.argsort(found.begin_us))
+        plain.append(layout(program, stream_program(program, found.device, rank)).size)
         shared.append(layout(program, streams).size)
         check(program, streams, layout(program, streams))
         pairs = reuse(program, found.begin_us, found.end_us)
         assert (found.end_us[pairs[0]] <= found.begin_us[pairs[1]]).all()
     assert np.mean(shared) < np.mean(plain) and (np.array(shared) <= 1.01 * np.array(plain)).all()
     assert np.mean(shared) < 1.25 * np.mean(one)
+    assert (np.array(one) >= np.array(live)).all() and np.mean(np.array(one) / np.array(live)) < 1.1

@@ -48,35 +48,18 @@ class Model(nn.Module):
 """
 
 PURE = (
-    "{n} = torch.sin({a})",
-    "{n} = {a}.tanh() * {b}",
-    "{n} = {a} @ self.weight",
-    "{n} = self.linear({a})",
-    "{n} = F.gelu({a}) - {b}",
-    "{n} = {a}.t().reshape(4, 6)",
-    "{n} = {a}[:, ::2].repeat(1, 2)",
-    "{n} = torch.where({a} > {b}, {a}, 0.5)",
-    "{n} = {a}.masked_fill(mask, -1.0).softmax(1)",
-    "{n} = {a}.cumsum(1)",
-    "{n} = {a}[:1].expand(4, 6) + {b}",
-    "{n} = torch.gather({a}, 1, k % 6)",
-    "{n} = {a} * mask + k.clamp(max=3)",
-    "{n} = F.embedding(k % 6, self.weight).mean(1)",
-    "{n} = torch.cat([{a}[:2], {b}[2:]])",
-    "{n} = {a}.detach() * {b}",
-    "{n} = {a} + OUTSIDE",
-    "{n} = {a}.max(1, keepdim=True).values - {b}",
-    "{n} = {a}.view(6, 4).transpose(0, 1).contiguous().view(4, 6)",
-    "{n}, _ = {a}.sort(1)",
-    "{n} = ({a} > 0).to(torch.int64).sum() + {b}",
-    "{n} = {a} if x.shape[0] > 2 else {b}",
-    "{n} = F.layer_norm({a}, (6,))",
-    "{n} = torch.einsum('ij,kj->ik', {a}, self.weight)",
-    "{n} = {a}.double().exp().float()",
-    "{n} = torch.stack([{a}, {b}]).amax(0)",
-    "{n} = {a}.roll(1, 0) / (1 + {b}.abs())",
-    "{n} = (k * 2 - k // 3).float() + {a}",
-)
+    "{n} = torch.sin({a})", "{n} = {a}.tanh() * {b}", "{n} = {a} @ self.weight", "{n} = self.linear({a})",
+    "{n} = F.gelu({a}) - {b}", "{n} = {a}.t().reshape(4, 6)", "{n} = {a}[:, ::2].repeat(1, 2)",
+    "{n} = torch.where({a} > {b}, {a}, 0.5)", "{n} = {a}.masked_fill(mask, -1.0).softmax(1)", "{n} = {a}.cumsum(1)",
+    "{n} = {a}[:1].expand(4, 6) + {b}", "{n} = torch.gather({a}, 1, k % 6)", "{n} = {a} * mask + k.clamp(max=3)",
+    "{n} = F.embedding(k % 6, self.weight).mean(1)", "{n} = torch.cat([{a}[:2], {b}[2:]])",
+    "{n} = {a}.detach() * {b}", "{n} = {a} + OUTSIDE", "{n} = {a}.max(1, keepdim=True).values - {b}",
+    "{n} = {a}.view(6, 4).transpose(0, 1).contiguous().view(4, 6)", "{n}, _ = {a}.sort(1)",
+    "{n} = ({a} > 0).to(torch.int64).sum() + {b}", "{n} = {a} if x.shape[0] > 2 else {b}",
+    "{n} = F.layer_norm({a}, (6,))", "{n} = torch.einsum('ij,kj->ik', {a}, self.weight)",
+    "{n} = {a}.double().exp().float()", "{n} = torch.stack([{a}, {b}]).amax(0)",
+    "{n} = {a}.roll(1, 0) / (1 + {b}.abs())", "{n} = (k * 2 - k // 3).float() + {a}",
+)  # fmt: skip
 IN_PLACE = (
     "{n} = {a}.clone(); {n}[1:3].add_(1)",
     "{n} = {a} * 1; {n}.mul_({b})",
@@ -107,21 +90,10 @@ MODES = (
     "with torch.enable_grad(): {n} = {a} * {b}",
 )
 RESULTS = (
-    "{a}",
-    "{a}, {b}",
-    "{a}, {a}",
-    "{{'out': {a}, 'again': {b}}}",
-    "{a}, {a}[1]",
-    "{a}, {a}.t()",
-    "{a}, x",
-    "x[:2], {a}",
-    "{a}, k",
-    "{a}, mask & (k > 2)",
-    "[{a}, None, 'text', 3]",
-    "{a}.sum(), ({b}, {{'k': k.sum()}})",
-    "{a}.detach(), {b}",
-    "{a}, self.weight",
-)
+    "{a}", "{a}, {b}", "{a}, {a}", "{{'out': {a}, 'again': {b}}}", "{a}, {a}[1]", "{a}, {a}.t()", "{a}, x",
+    "x[:2], {a}", "{a}, k", "{a}, mask & (k > 2)", "[{a}, None, 'text', 3]", "{a}.sum(), ({b}, {{'k': k.sum()}})",
+    "{a}.detach(), {b}", "{a}, self.weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,7 @@ def test_nodes_are_in_topological_order_and_edges_are_what_operations_read(progr
         (producer, node) for node, each in enumerate(program.operations) for producer in each.producers
     }
     kinds = [each.kind for each in program.operations]
-    assert kinds[: len(program.inputs)] == ["input"] * len(program.inputs) and kinds.count("input") == len(
-        program.inputs
-    )
+    assert [node for node, kind in enumerate(kinds) if kind == "input"] == list(range(len(program.inputs)))
 
 
 def test_the_program_computes_what_the_step_computes(program: Program, step: TrainingStep) -> None:
@@ -54,9 +52,6 @@ def test_the_update_of_a_parameter_is_placed_with_it(program: Program, step: Tra
     assert [program.colocation[node] for node in updates] == [program.colocation[node] for node in range(len(updates))]
     parameters = [node for node, name in enumerate(step.inputs[0]) if name.endswith("weight")]
     assert len({program.colocation[node] for node in parameters}) > len(parameters) // 2, "parameters are not one lump"
-
-
-def test_what_the_optimizer_remembers_is_placed_with_the_parameter(program: Program, step: TrainingStep) -> None:
     names = list(step.inputs[0])
     slots = [(node, names.index(name.partition("/")[0])) for node, name in enumerate(names) if "/" in name]
     assert [program.colocation[slot] for slot, _ in slots] == [program.colocation[home] for _, home in slots]
@@ -93,11 +88,9 @@ def test_an_output_may_be_an_input_or_a_plain_value() -> None:
     program = capture(TrainingStep("same", lambda p: (p["w"].sum(), {"w": p["w"], "n": 3}), ({"w": torch.ones(2)},)))
     assert program.outputs[1:] == (Reference(0), 3)
     assert eager(program)[2] == 3
-
-
-def test_inputs_must_be_tensors() -> None:
-    with pytest.raises(ValueError, match="flat input 1 is a int"):
-        capture(TrainingStep("bad", lambda p, n: (p["w"] * n, {}), ({"w": torch.ones(3)}, 3)))
+    program = capture(Step("pair", lambda x: {"twice": [x * 2], "same": (x,)}, (torch.ones(2),)))
+    result = program.unflatten(eager(program))
+    assert result["twice"][0].tolist() == [2, 2] and result["same"][0].tolist() == [1, 1]
 
 
 def test_inputs_that_are_the_same_tensor_are_placed_together() -> None:
@@ -105,18 +98,13 @@ def test_inputs_that_are_the_same_tensor_are_placed_together() -> None:
     step = TrainingStep("tied", lambda p: (p["a"] @ p["b"] @ p["c"], {}), ({"a": tied, "b": tied, "c": tied * 2},))
     groups = capture(step).colocation
     assert groups[0] == groups[1] != groups[2]
-
-
-def test_slices_of_one_tensor_are_not_tied() -> None:
-    text = torch.ones(3, 200, 200)
-    step = TrainingStep("slices", lambda a, b, c: (a @ b).relu() @ c, tuple(text))
-    assert len(set(capture(step).colocation[:3].tolist())) > 1
+    slices = Step("slices", lambda a, b, c: (a @ b).relu() @ c, tuple(torch.ones(3, 200, 200)))
+    assert len(set(capture(slices).colocation[:3].tolist())) > 1
 
 
 def test_a_module_is_captured_for_inference() -> None:
-    model = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)
-    )
+    layers = torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)
+    model = torch.nn.Sequential(*layers)
     images = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     program = capture_module(model.eval(), (images,), "classifier")
     (output,) = eager(program)
@@ -124,13 +112,6 @@ def test_a_module_is_captured_for_inference() -> None:
     assert program.num_nodes - len(program.inputs) < 8, "no backward pass"
     names = list(dict(model.named_parameters()) | dict(model.named_buffers()))
     assert program.parameter_home[: len(names)].tolist() == list(range(len(names)))
-
-
-def test_any_structure_of_outputs_is_given_back() -> None:
-    step = Step("pair", lambda x: {"twice": [x * 2], "same": (x,)}, (torch.ones(2),))
-    program = capture(step)
-    result = program.unflatten(eager(program))
-    assert result["twice"][0].tolist() == [2, 2] and result["same"][0].tolist() == [1, 1]
 
 
 @pytest.mark.e2e

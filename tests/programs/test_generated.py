@@ -30,16 +30,11 @@ def check(trial: Trial, name: str) -> None:
     assert not found, f"{found}\n{trial.layout}, training: {trial.training}\n{trial.text}"
 
 
-@settings(max_examples=8, phases=(Phase.generate,))
-@given(st.data())
-def test_placed_programs_are_those_as_written(data: DataObject) -> None:
-    check(source(lambda count: data.draw(st.integers(0, count - 1))), "place")
-
-
-@settings(max_examples=6, phases=(Phase.generate,))
-@given(st.data())
-def test_placed_functions_are_those_as_written(data: DataObject) -> None:
-    check(source(lambda count: data.draw(st.integers(0, count - 1))), "placed")
+@pytest.mark.parametrize("name", ["place", "placed"])
+@settings(max_examples=7, phases=(Phase.generate,))
+@given(data=st.data())
+def test_placed_programs_and_functions_are_those_as_written(name: str, data: DataObject) -> None:
+    check(source(lambda count: data.draw(st.integers(0, count - 1))), name)
 
 
 PLANNED = [pytest.param("plan", seed, marks=needs_two_cores) for seed in range(4)]

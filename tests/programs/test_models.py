@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gst.programs.step import drawn
 from gst.programs.workloads import attention as transformers
-from gst.programs.workloads import convolution, wavenet
+from gst.programs.workloads import convolution
 from gst.programs.workloads.recurrent import LSTMCell
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -36,12 +36,8 @@ def test_relative_attention_by_loops() -> None:
     def heads(layer: nn.Module, rows: Tensor) -> Tensor:
         return layer(rows).view(-1, 2, 2)
 
-    query, key, value = (
-        heads(attention.query, x[0]),
-        heads(attention.key, context[0]),
-        heads(attention.value, context[0]),
-    )
-    distance = heads(attention.distance, distances)
+    query, distance = heads(attention.query, x[0]), heads(attention.distance, distances)
+    key, value = heads(attention.key, context[0]), heads(attention.value, context[0])
     rows = []
     for i in range(3):
         mixed = []
@@ -100,7 +96,3 @@ def test_a_segment_gives_no_gradient_to_the_one_before() -> None:
     second = model(torch.tensor([[1, 2, 3, 4, 5, 6]]))[1]
     gradient = torch.autograd.grad(second.sum(), [model.embedding.weight])[0]
     assert (gradient[1:4] == 0).all() and (gradient[4:7] != 0).any()
-
-
-def test_depth_is_an_argument() -> None:
-    assert len(wavenet(stacks=2).inputs[0]) > len(wavenet(stacks=1).inputs[0])

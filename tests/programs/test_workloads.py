@@ -11,21 +11,15 @@ EACH = pytest.mark.parametrize("name", rest_in_e2e(sorted(SMALL), STRUCTURES))
 
 
 @EACH
-def test_loss_decreases_when_the_step_is_iterated(name: str) -> None:
+def test_loss_decreases_when_the_step_is_iterated_and_its_inputs_stay(name: str) -> None:
     step = WORKLOADS[name](**SMALL[name])
     parameters, *tensors = step.inputs
+    before = {key: value.clone() for key, value in parameters.items()}
     losses = []
     for _ in range(20):
         loss, parameters = step.function(parameters, *tensors)
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
-
-
-@EACH
-def test_the_step_changes_none_of_its_inputs(name: str) -> None:
-    step = WORKLOADS[name](**SMALL[name])
-    before = {key: value.clone() for key, value in step.inputs[0].items()}
-    step.function(*step.inputs)
     assert all(torch.equal(before[key], value) for key, value in step.inputs[0].items())
 
 

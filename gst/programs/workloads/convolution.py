@@ -34,18 +34,8 @@ class ConvNormRelu(nn.Sequential):
         super().__init__(convolution, nn.GroupNorm(4, width), nn.ReLU())
 
 
-def image_step(
-    name: str, model: nn.Module, size: int, batch: int, classes: int, optimizer: str, generator: torch.Generator
-) -> TrainingStep:
-    """A step of a classifier on `batch` images of `size` x `size` pixels in three colours."""
-    images = torch.randn(batch, 3, size, size, generator=generator)
-    labels = torch.randint(classes, (batch,), generator=generator)
-
-    def loss_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(model(images), labels)
-
-    rate = 0.005 if optimizer == "adam" else 0.05
-    return training_step(name, model, loss_of, (images, labels), optimizer, rate)
+def cross_entropy(model: nn.Module, inputs: Tensor, classes: Tensor) -> Tensor:
+    return functional.cross_entropy(model(inputs), classes)
 
 
 def inception(
@@ -62,7 +52,10 @@ def inception(
         return nn.Sequential(stem, *body, head)
 
     model = drawn(build, generator)
-    return image_step(f"inception-{modules}", model, 2 * size, batch, classes, optimizer, generator)
+    images = torch.randn(batch, 3, 2 * size, 2 * size, generator=generator)
+    labels = torch.randint(classes, (batch,), generator=generator)
+    rate = 0.005 if optimizer == "adam" else 0.05
+    return training_step(f"inception-{modules}", model, cross_entropy, (images, labels), optimizer, rate)
 
 
 # Sound ----------------------------------------------------------------------------------------------------------------
@@ -112,8 +105,5 @@ def wavenet(
     model = drawn(lambda: WaveNet(stacks, layers, width), generator)
     sound, targets = tokens(batch, length, AMPLITUDES, generator)
 
-    def loss_of(model: nn.Module, sound: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(model(sound), targets)
-
     rate = 0.1 if optimizer == "sgd" else 1e-2
-    return training_step(f"wavenet-{stacks}x{layers}", model, loss_of, (sound, targets), optimizer, rate)
+    return training_step(f"wavenet-{stacks}x{layers}", model, cross_entropy, (sound, targets), optimizer, rate)

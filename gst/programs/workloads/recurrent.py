@@ -96,7 +96,7 @@ def _run(cell: LSTMCell, sequence: Sequence) -> Sequence:
 
 
 class Encoder(nn.Module):
-    """A bidirectional first layer, then `layers` - 1 in one direction with residual connections from the third layer."""
+    """A bidirectional first layer, then `layers` - 1 in one direction, with residual connections from the third."""
 
     def __init__(self, layers: int, hidden: int, vocabulary: int) -> None:
         super().__init__()
