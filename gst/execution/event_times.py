@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.execution.lanes import synchronise
-from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, steps_in_order
+from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, in_program_order
 from gst.lowering.plan import says_no_memory
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references
@@ -216,10 +216,8 @@ def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Ca
         ValueError: an operation runs neither on the device nor on the host.
         RuntimeError: memory is short.
     """
-    calls = bind(program, device)
-    steps = steps_in_order(program, calls, [node for node, call in enumerate(calls) if call is not None])
     values: Values = [None if value is None else copied(value.detach(), device) for value in fixed_values(program)]
-    for node, call, dead in steps:
+    for node, call, dead in in_program_order(program, device):
         reason = ""  # not the error: in a cycle with this frame it would keep tensors
         try:
             values[node] = call(values)

@@ -14,21 +14,11 @@ from jaxtyping import Int64
 
 from gst.lowering.buffers import behind_readers, buffers_of, frees_before_late, frees_of_shared, transient_bytes
 from gst.lowering.calls import Storages, storages
-from gst.lowering.common_order import (
-    Actions,
-    Work,
-    anchors,
-    inverse,
-    order_of,
-    positions,
-    steps_of,
-    tasks_of,
-    values_of,
-)
+from gst.lowering.common_order import Actions, Work, anchors, order_of, positions, steps_of, tasks_of, values_of
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan, positions_of_nodes, ranks
 from gst.lowering.race_check import check
-from gst.lowering.stream_program import FREE, Ints, StreamProgram, rows
+from gst.lowering.stream_program import FREE, Ints, StreamProgram, inverse, rows
 from gst.machine.devices import Device, least_memory_limit
 from gst.programs import Program, Reference
 
@@ -139,11 +129,9 @@ def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
     if plan.fusion is not None:
         fusion = legalise(program, plan.fusion, position)
         label = np.where(fusion >= 0, program.num_nodes + fusion, label)
-    _, first, inverse = np.unique(label[computed], return_index=True, return_inverse=True)
-    number = np.empty(len(first), np.int64)
-    number[np.argsort(first)] = np.arange(len(first))
+    _, first, index = np.unique(label[computed], return_index=True, return_inverse=True)
     group = np.full(program.num_nodes, -1)
-    group[computed] = number[inverse.reshape(-1)]
+    group[computed] = inverse(np.argsort(first))[index.reshape(-1)]
     return group
 
 
