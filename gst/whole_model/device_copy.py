@@ -211,7 +211,7 @@ class DeviceCopy:
             return OnInputs(self, compiled)
         self.hold_examples()
         run = OnStaticInputs(self, compiled)
-        for each in run.tensors():
+        for each in tensors_of(run.inputs):
             torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
         run.again()
         return run
@@ -224,7 +224,7 @@ class DeviceCopy:
         self.hold_examples()
         weights = [] if isinstance(self._model, Step) else [each.detach() for each in _tensors(self._model)]
         run = OnStaticInputs(self, self.eager)
-        tensors = [*weights, *run.tensors()]
+        tensors = [*weights, *tensors_of(run.inputs)]
         kernels = kernel_program(module_on(program, self.device), tensors, program.name).without_inputs()
         call = self._on_streams(kernels, tensors)
         run.again = lambda: program.unflatten(call())
@@ -284,10 +284,6 @@ class OnStaticInputs:
         self._model, self.inputs = model, model.static_inputs()
         self.examples = model.callers_examples
         self.again: Callable[[], Any] = partial(function, *self.inputs)
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors among the inputs."""
-        return tensors_of(self.inputs)
 
     def __call__(self, *inputs: Any) -> Any:
         model = self._model

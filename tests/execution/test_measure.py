@@ -26,12 +26,10 @@ def test_callables_take_turns_after_their_warm_up() -> None:
         repetitions=3,
         warmup=2,
         progress=lambda done, total: rounds.append((done, total)),
-        plan_keys={"b": "key"},
     )
     assert [sorted(calls[each : each + 2]) for each in range(0, 10, 2)] == [["a", "b"]] * 5
     assert rounds == [(number, 5) for number in range(1, 6)]
     assert found["a"].repetitions == len(found["a"].samples_ms) == 3
-    assert found["a"].plan_key is None and found["b"].plan_key == "key"
 
 
 def test_each_follows_every_other_about_as_often() -> None:
