@@ -127,10 +127,7 @@ def copy_rate(source: torch.device, destination: torch.device, is_pinned: bool =
 
 
 def _copy_us(size: int, source: torch.device, destination: torch.device, is_pinned: bool) -> float:
-    """Return median microseconds of a copy of `size` bytes.
-
-    A value arrives in a pageable tensor that exists, as PyTorch returns pinned ones.
-    """
+    """Return median microseconds of a copy of `size` bytes, into a pageable tensor that exists, or a pinned one."""
     lane = Lane(source, 0)
     value = torch.zeros(size, dtype=torch.uint8, device=source)
     buffer = torch.zeros(size, dtype=torch.uint8, device=destination)

@@ -169,10 +169,8 @@ def event_times_us(
     program: Program, device: torch.device, repetitions: int = 5, batch: int = 10, graph: NewGraph | None = None
 ) -> Float64[np.ndarray, " nodes"]:
     """Return the time of each operation alone on a device, in microseconds: 0 for inputs and constants, infinite where
-    an operation cannot run (its value is then computed on the host).
-
-    An operation that cannot be recorded is timed with its launch. Operations with the same arguments, except for the
-    values of tensors, are timed once.
+    an operation cannot run. One that cannot be recorded is timed with its launch; operations that are alike are timed
+    once (`signature_of`).
 
     Args:
         program: the program, which runs in its order.
@@ -210,12 +208,8 @@ def event_times_us(
 
 def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Call, Values, str]]:
     """Run each operation of a program once on a device, in order. Yield its node, its call, the values that are still
-    read, and the reason why it cannot run there, empty if it can; then its value comes from the host.
-
-    Raises:
-        ValueError: an operation runs neither on the device nor on the host.
-        RuntimeError: memory is short.
-    """
+    read, and the reason why it cannot run there, empty if it can; then its value comes from the host. Errors are those
+    of `event_times_us`."""
     values: Values = [None if value is None else copied(value.detach(), device) for value in fixed_values(program)]
     for node, call, dead in in_program_order(program, device):
         reason = ""  # not the error: in a cycle with this frame it would keep tensors

@@ -76,15 +76,6 @@ class GraphExecutor:
         program: the program that plans place.
         devices: those that plans may name.
         recorded, graph: see `LaneGraph`.
-
-    Examples:
-        >>> import numpy as np
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
-        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
-        >>> with GraphExecutor(program, [core]) as executor:
-        ...     executor.run(Plan(("cpu:0",), np.zeros(2, np.int64)))
-        [tensor([0., 2.])]
     """
 
     def __init__(
@@ -94,10 +85,8 @@ class GraphExecutor:
         self.program = program
         self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
         self._recorded, self._new_graph = recorded, graph
-        here = [
-            device.torch_device for device in self.devices if device.is_accelerator and is_here(device.torch_device)
-        ]
-        self._home = next(iter(here), None)
+        homes = (device.torch_device for device in self.devices if device.is_accelerator)
+        self._home = next(filter(is_here, homes), None)
         self._worker: Worker | None = None
         self._lower = ProvenLowering(program, self.devices)
         self._groups = LaneGroups(program, self.devices)
