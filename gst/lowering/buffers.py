@@ -229,16 +229,3 @@ def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2
     np.maximum.at(last, buffer, of_holder)
     others = of_holder != last[buffer]
     return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
-
-
-def frees_before_late(behind: Ints, free: Ints, late: Ints, awaited: Ints, tasks: int) -> Int64[np.ndarray, "2 needs"]:
-    """Return pairs (copy, free after the task that it waits for) of copies that wait for memory.
-
-    Args:
-        behind, free: the task after which each value is freed, and the action that frees it; -1 for results.
-        late, awaited: task of each such copy, and the task that it waits for.
-        tasks: their number.
-    """
-    freed = np.flatnonzero(free >= 0)
-    copy, free_before = rows(behind[freed], free[freed], tasks).of(awaited)
-    return np.stack([late[copy], free_before])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.buffers import behind_readers, buffers_of, frees_before_late, frees_of_shared, transient_bytes
+from gst.lowering.buffers import behind_readers, buffers_of, frees_of_shared, transient_bytes
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Actions, Work, anchors, order_of, positions, steps_of, tasks_of, values_of
 from gst.lowering.fusion import legalise
@@ -190,10 +190,10 @@ def lowered(
     free = np.full(len(made), -1)
     free[freed] = number[num_tasks:]
     is_freed = free[value] >= 0
-    waiter, freed_before = frees_before_late(behind, free, late, awaited, num_tasks)
+    late_copy, freed_before = rows(behind[freed], free[freed], num_tasks).of(awaited)  # for its memory
     needs = np.concatenate([
         number[task_needs],
-        np.stack([number[waiter], freed_before]),
+        np.stack([number[late[late_copy]], freed_before]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
         frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip
