@@ -138,11 +138,8 @@ def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph
 
 @contextmanager
 def timing_on(device: torch.device) -> Iterator[None]:
-    """Make a new stream of the device the current one, on which graphs can be recorded, and keep no gradients.
-
-    Raises:
-        ValueError: there is no such device here.
-    """
+    """Make a new stream of the device the current one, on which graphs can be recorded, and keep no gradients. Raises
+    as `check_here`."""
     check_here(device)
     with torch.no_grad(), no_garbage(), torch.Stream(device) if is_here(device) else nullcontext():
         yield

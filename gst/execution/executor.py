@@ -106,11 +106,7 @@ class GraphExecutor:
         self._worker = None
 
     def submit(self, device: str, function: Callable[[], Result]) -> Result:
-        """Call `function` on the thread that launches, and wait for it.
-
-        Raises:
-            ValueError: there is no such device.
-        """
+        """Call `function` on the thread that launches, and wait for it; raise ValueError without such a device."""
         select([device], self.devices)
         return self._on_worker(function)
 
@@ -124,11 +120,7 @@ class GraphExecutor:
 
     def record(self, plan: Plan) -> LaneGraph:
         """Record a plan, which runs it a few times. Where memory is short, the least recently used recordings are
-        dropped.
-
-        Raises:
-            ValueError: as `compile`.
-        """
+        dropped. Raises as `compile`."""
         return self._on_worker(partial(self._record, plan))
 
     def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
@@ -152,11 +144,7 @@ class GraphExecutor:
 
     def time_ms(self, plan: Plan) -> float:
         """Return the milliseconds of a run as callers make it: inputs that are no weights are copied from the first
-        accelerator, and outputs to it. A plan that runs eagerly has its inputs in place.
-
-        Raises:
-            ValueError, ExecutionError: as `run`.
-        """
+        accelerator, and outputs to it. A plan that runs eagerly has its inputs in place. Raises as `run`."""
         graph, steady = self.record(plan), num_weights(self.program)
 
         def time() -> float:

@@ -82,11 +82,8 @@ def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faste
 
 
 def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> list[tuple[Group, Record]]:
-    """Return each legal group of a plan with the record of its structure, which is made if it is new (`fused`).
-
-    Raises:
-        ValueError: as `fused`.
-    """
+    """Return each legal group of a plan with the record of its structure, which is made if it is new. Raises as
+    `fused`."""
     by_name = {device.name: device for device in devices}
     if missing := [name for name in plan.devices if name not in by_name]:
         raise ValueError(f"the plan uses device {missing[0]!r}; there are {', '.join(by_name)}")
