@@ -72,17 +72,11 @@ def _answer(parent: Connection[Any, Any], runner: Runner, request: str, argument
 
 @dataclass(frozen=True)
 class Runner:
-    """Serves the requests of `IsolatedExecutor`.
-
-    Args:
-        executor: of the program, entered.
-        reference: outputs that those of plans are compared with.
-        limit: bytes that the intermediate values of a plan may take.
-    """
+    """Serves the requests of `IsolatedExecutor` by an entered executor of the program."""
 
     executor: AnyExecutor
     reference: ReferenceOutputs
-    limit: int | None
+    limit: int | None  # bytes that the intermediate values of a plan may take
 
     def costs(self, repetitions: int) -> Costs:
         """Measure times of each operation alone on each device, and all other data of a simulation."""
@@ -151,8 +145,7 @@ class Runner:
 
 
 def profile_devices(executor: GraphExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
-    """Return profiled microseconds of each operation on each device; devices of one kind and thread count share
-    times."""
+    """Return profiled microseconds of each operation on each device; equal devices share times."""
     kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
     times = {}
     for kind in dict.fromkeys(kinds):

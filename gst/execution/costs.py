@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 from gst.execution.event_times import event_times_us
 from gst.execution.lanes import Lane, synchronise
 from gst.execution.native import NativeExecutor
-from gst.lowering.calls import Call, Step, Values, bind, fixed_values, steps_in_order
+from gst.lowering.calls import Step, Values, fixed_values, in_program_order
 from gst.lowering.costs import Costs, Links, profiled_costs, shortest_us
 from gst.lowering.plan import Plan, Timeline
 from gst.machine.devices import Device
@@ -68,9 +68,7 @@ def profile(program: Program, device: torch.device, repetitions: int) -> Float64
     """
     if device.type != "cpu":
         return event_times_us(program, device, repetitions)
-    calls: Sequence[Call | None] = bind(program, device)
-    order = [node for node, call in enumerate(calls) if call is not None]
-    steps = steps_in_order(program, calls, order)
+    steps = in_program_order(program, device)
     fixed = [None if value is None else value.to(device) for value in fixed_values(program)]
     times = np.zeros((repetitions, program.num_nodes))
     with torch.no_grad():
@@ -129,10 +127,7 @@ def copy_rate(source: torch.device, destination: torch.device, is_pinned: bool =
 
 
 def _copy_us(size: int, source: torch.device, destination: torch.device, is_pinned: bool) -> float:
-    """Return median microseconds of a copy of `size` bytes.
-
-    A value arrives in a pageable tensor that exists, as PyTorch returns pinned ones.
-    """
+    """Return median microseconds of a copy of `size` bytes, into a pageable tensor that exists, or a pinned one."""
     lane = Lane(source, 0)
     value = torch.zeros(size, dtype=torch.uint8, device=source)
     buffer = torch.zeros(size, dtype=torch.uint8, device=destination)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.execution.lanes import synchronise
-from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, steps_in_order
+from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, in_program_order
 from gst.lowering.plan import says_no_memory
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references
@@ -138,11 +138,8 @@ def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph
 
 @contextmanager
 def timing_on(device: torch.device) -> Iterator[None]:
-    """Make a new stream of the device the current one, on which graphs can be recorded, and keep no gradients.
-
-    Raises:
-        ValueError: there is no such device here.
-    """
+    """Make a new stream of the device the current one, on which graphs can be recorded, and keep no gradients. Raises
+    as `check_here`."""
     check_here(device)
     with torch.no_grad(), no_garbage(), torch.Stream(device) if is_here(device) else nullcontext():
         yield
@@ -169,10 +166,8 @@ def event_times_us(
     program: Program, device: torch.device, repetitions: int = 5, batch: int = 10, graph: NewGraph | None = None
 ) -> Float64[np.ndarray, " nodes"]:
     """Return the time of each operation alone on a device, in microseconds: 0 for inputs and constants, infinite where
-    an operation cannot run (its value is then computed on the host).
-
-    An operation that cannot be recorded is timed with its launch. Operations with the same arguments, except for the
-    values of tensors, are timed once.
+    an operation cannot run. One that cannot be recorded is timed with its launch; operations that are alike are timed
+    once (`signature_of`).
 
     Args:
         program: the program, which runs in its order.
@@ -210,16 +205,10 @@ def event_times_us(
 
 def first_runs(program: Program, device: torch.device) -> Iterator[tuple[int, Call, Values, str]]:
     """Run each operation of a program once on a device, in order. Yield its node, its call, the values that are still
-    read, and the reason why it cannot run there, empty if it can; then its value comes from the host.
-
-    Raises:
-        ValueError: an operation runs neither on the device nor on the host.
-        RuntimeError: memory is short.
-    """
-    calls = bind(program, device)
-    steps = steps_in_order(program, calls, [node for node, call in enumerate(calls) if call is not None])
+    read, and the reason why it cannot run there, empty if it can; then its value comes from the host. Errors are those
+    of `event_times_us`."""
     values: Values = [None if value is None else copied(value.detach(), device) for value in fixed_values(program)]
-    for node, call, dead in steps:
+    for node, call, dead in in_program_order(program, device):
         reason = ""  # not the error: in a cycle with this frame it would keep tensors
         try:
             values[node] = call(values)

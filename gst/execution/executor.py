@@ -76,15 +76,6 @@ class GraphExecutor:
         program: the program that plans place.
         devices: those that plans may name.
         recorded, graph: see `LaneGraph`.
-
-    Examples:
-        >>> import numpy as np
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
-        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
-        >>> with GraphExecutor(program, [core]) as executor:
-        ...     executor.run(Plan(("cpu:0",), np.zeros(2, np.int64)))
-        [tensor([0., 2.])]
     """
 
     def __init__(
@@ -94,10 +85,8 @@ class GraphExecutor:
         self.program = program
         self.devices = tuple(select([device.name for device in devices], devices))  # refuses a name given twice
         self._recorded, self._new_graph = recorded, graph
-        here = [
-            device.torch_device for device in self.devices if device.is_accelerator and is_here(device.torch_device)
-        ]
-        self._home = next(iter(here), None)
+        homes = (device.torch_device for device in self.devices if device.is_accelerator)
+        self._home = next(filter(is_here, homes), None)
         self._worker: Worker | None = None
         self._lower = ProvenLowering(program, self.devices)
         self._groups = LaneGroups(program, self.devices)
@@ -117,11 +106,7 @@ class GraphExecutor:
         self._worker = None
 
     def submit(self, device: str, function: Callable[[], Result]) -> Result:
-        """Call `function` on the thread that launches, and wait for it.
-
-        Raises:
-            ValueError: there is no such device.
-        """
+        """Call `function` on the thread that launches, and wait for it; raise ValueError without such a device."""
         select([device], self.devices)
         return self._on_worker(function)
 
@@ -135,11 +120,7 @@ class GraphExecutor:
 
     def record(self, plan: Plan) -> LaneGraph:
         """Record a plan, which runs it a few times. Where memory is short, the least recently used recordings are
-        dropped.
-
-        Raises:
-            ValueError: as `compile`.
-        """
+        dropped. Raises as `compile`."""
         return self._on_worker(partial(self._record, plan))
 
     def run(self, plan: Plan, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
@@ -163,11 +144,7 @@ class GraphExecutor:
 
     def time_ms(self, plan: Plan) -> float:
         """Return the milliseconds of a run as callers make it: inputs that are no weights are copied from the first
-        accelerator, and outputs to it. A plan that runs eagerly has its inputs in place.
-
-        Raises:
-            ValueError, ExecutionError: as `run`.
-        """
+        accelerator, and outputs to it. A plan that runs eagerly has its inputs in place. Raises as `run`."""
         graph, steady = self.record(plan), num_weights(self.program)
 
         def time() -> float:

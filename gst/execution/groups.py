@@ -71,9 +71,9 @@ def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faste
     """
     records = group_records(program, plan, devices)
     chosen = {
-        group: CompiledGroup(library_path(record.key), len(group.nodes))
+        group: CompiledGroup(_home(record.key) / LIBRARY, len(group.nodes))
         for group, record in records
-        if record.pays or (not keep_if_faster and not record.reason)
+        if record.share < 1.0 or (not keep_if_faster and not record.reason)
     }
     made = rewritten(program, chosen)
     return Fused(
@@ -82,11 +82,8 @@ def fused(program: Program, plan: Plan, devices: Sequence[Device], keep_if_faste
 
 
 def group_records(program: Program, plan: Plan, devices: Sequence[Device]) -> list[tuple[Group, Record]]:
-    """Return each legal group of a plan with the record of its structure, which is made if it is new (`fused`).
-
-    Raises:
-        ValueError: as `fused`.
-    """
+    """Return each legal group of a plan with the record of its structure, which is made if it is new. Raises as
+    `fused`."""
     by_name = {device.name: device for device in devices}
     if missing := [name for name in plan.devices if name not in by_name]:
         raise ValueError(f"the plan uses device {missing[0]!r}; there are {', '.join(by_name)}")
@@ -141,21 +138,11 @@ class Record:
     reason: str = ""
 
     @property
-    def pays(self) -> bool:
-        """True if the group runs compiled, and faster."""
-        return self.share < 1.0
-
-    @property
     def share(self) -> float:
         """Compiled time / time of the operations one by one; 1 where they run one by one."""
         if self.compiled_us is None or self.eager_us is None:
             return 1.0
         return min(1.0, self.compiled_us / self.eager_us)
-
-
-def library_path(key: str) -> Path:
-    """Return the path of the compiled code of a structure."""
-    return _home(key) / LIBRARY
 
 
 def recorded(key: str) -> Record | None:
@@ -164,7 +151,7 @@ def recorded(key: str) -> Record | None:
         record = Record(**read_object(_home(key) / RECORD))
     except (OSError, ValueError, TypeError):
         return None
-    return record if record.reason or library_path(key).exists() else None
+    return record if record.reason or (_home(key) / LIBRARY).exists() else None
 
 
 def make(key: str, program: Program, group: Group, inputs: Sequence[Tensor], device: Device) -> Record:
@@ -318,16 +305,7 @@ class Structure:
 
 
 class LaneGroups:
-    """The groups of plans of one program: each structure is compiled for its device and measured once.
-
-    Examples:
-        >>> from gst.programs import capture_module
-        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid())
-        >>> program = capture_module(layers, (torch.zeros(8),))
-        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
-        >>> LaneGroups(program, [core]).shares(Plan(("cpu:0",), np.zeros(3, np.int64)))  # nothing is fused
-        {}
-    """
+    """The groups of plans of one program: each structure is compiled for its device and measured once."""
 
     def __init__(self, program: Program, devices: Sequence[Device]) -> None:
         self._program, self._devices = program, {device.name: device for device in devices}

@@ -15,10 +15,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/custom_class.h>
-#if __has_include(<torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>)
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
-#define GST_RUNS_COMPILED_GROUPS
-#endif
 #ifdef __linux__
 #include <pthread.h>
 #include <sched.h>
@@ -62,19 +59,7 @@ struct Argument {
 };
 
 // A group of operations that Inductor compiled ahead of time: tensors -> tensors. Several threads may call it at once.
-class Group {
- public:
-#ifdef GST_RUNS_COMPILED_GROUPS
-  Group(const std::string& library, int64_t callers) : runner_(library, callers) {}
-  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& inputs) { return runner_.run(inputs); }
-
- private:
-  torch::inductor::AOTIModelContainerRunnerCpu runner_;
-#else
-  Group(const std::string&, int64_t) { TORCH_CHECK(false, "this PyTorch has no runner of groups compiled ahead of time"); }
-  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>&) { return {}; }
-#endif
-};
+using Group = torch::inductor::AOTIModelContainerRunnerCpu;
 
 struct Operation {
   std::optional<c10::OperatorHandle> handle;  // none: an input, a constant, a compiled group, or an item of a result
@@ -299,8 +284,7 @@ class Machine : public torch::CustomClassHolder {
   }
 
   // One run. inputs: values of the first nodes. memory_limit: bytes that intermediate values may take, 0 = any.
-  // Returns microseconds.
-  double run(c10::intrusive_ptr<Schedule> schedule, std::vector<at::Tensor> inputs, int64_t memory_limit) {
+  void run(c10::intrusive_ptr<Schedule> schedule, std::vector<at::Tensor> inputs, int64_t memory_limit) {
     run_ = std::make_unique<Run>(schedule);
     for (size_t node = 0; node < inputs.size(); ++node) run_->values[node] = inputs[node];
     for (const auto& [node, tensor] : schedule->program->constants) run_->values[node] = tensor;
@@ -317,7 +301,6 @@ class Machine : public torch::CustomClassHolder {
       }
       finished_.wait(false);
     }
-    return microseconds();
   }
   // Of the last run.
   int64_t failed_node() { return run_->failed_node; }
@@ -471,7 +454,7 @@ class Machine : public torch::CustomClassHolder {
       std::vector<at::Tensor> inputs;
       inputs.reserve(operation.arguments.size());
       for (const auto& argument : operation.arguments) inputs.push_back(values[argument.from[0]].toTensor());
-      for (auto& output : (*operation.group)(inputs)) stack.emplace_back(std::move(output));
+      for (auto& output : operation.group->run(inputs)) stack.emplace_back(std::move(output));
       values[node] = collected(stack);
     } else {
       stack.clear();

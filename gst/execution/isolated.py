@@ -178,15 +178,14 @@ def measure_plans(
     with lock_devices(used):
         turns = [_Turn(isolated, plan) for plan in plans]
         runs: dict[str, Callable[[], float]] = {f"{i}:{turn.plan.key}": turn.run for i, turn in enumerate(turns)}
-        keys = {label: turn.plan.key for label, turn in zip(runs, turns, strict=True)}
         measurements = measure(
-            {**runs, **beside}, repetitions, warmup, gate, plan_keys=keys, progress=progress, time_of=lambda run: run(),
-            seconds=seconds,
-        )  # fmt: skip
+            {**runs, **beside}, repetitions, warmup, gate, progress=progress, time_of=lambda run: run(), seconds=seconds
+        )
     if isolated.lost is not None:  # that is no outcome of a plan
         raise isolated.lost
     measured = [
-        replace(measurements[label], peak_bytes=turn.peak_bytes) for label, turn in zip(runs, turns, strict=True)
+        replace(measurements[label], plan_key=turn.plan.key, peak_bytes=turn.peak_bytes)
+        for label, turn in zip(runs, turns, strict=True)
     ]
     return measured + [measurements[label] for label in beside]
 

@@ -39,18 +39,6 @@ class LaneGraph:
 
     Attributes:
         reason: why it runs eagerly; empty if it runs by graphs.
-
-    Examples:
-        >>> import numpy as np
-        >>> from gst.machine.devices import Device
-        >>> from gst.lowering.plan import Plan
-        >>> from gst.lowering.lower import stream_program
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
-        >>> core = Device("cpu:0", "cpu", (), 1, "host", "example")
-        >>> streams = stream_program(program, Plan(("cpu:0",), np.zeros(2, np.int64)), [core])
-        >>> LaneGraph(LaneExecutor(program, streams, [core])).reason
-        'graphs are recorded on an accelerator; this runs on cpu'
     """
 
     def __init__(
@@ -88,7 +76,7 @@ class LaneGraph:
         return sum(map(len, self._graphs.values()))
 
     def run(self, inputs: Sequence[Tensor] | None = None, num_steady: int = 0) -> list[Any]:
-        """Run the program once, and wait until it is done.
+        """Run the program once, and wait until it is done. Errors are those of `LaneExecutor.run`.
 
         Args:
             inputs: flat inputs, which are not changed; the examples if None.
@@ -97,10 +85,6 @@ class LaneGraph:
 
         Returns:
             Flat outputs. The next run overwrites those of graphs.
-
-        Raises:
-            ValueError: the inputs do not fit the program.
-            ExecutionError: a step of an eager run failed.
         """
         executor = self.executor
         if self.reason:

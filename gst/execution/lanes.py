@@ -92,16 +92,6 @@ class LaneExecutor:
 
     Raises:
         ValueError: a memory of the stream program is that of no device.
-
-    Examples:
-        >>> from gst.lowering.plan import Plan
-        >>> from gst.lowering.lower import stream_program
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
-        >>> devices = [Device(f"cpu:{number}", "cpu", (), 1, f"cpu:{number}", "example") for number in range(2)]
-        >>> streams = stream_program(program, Plan(("cpu:0", "cpu:1"), np.array([0, 1])), devices)
-        >>> LaneExecutor(program, streams, devices).run()
-        [tensor([0., 2.])]
     """
 
     def __init__(

@@ -82,7 +82,6 @@ def measure(
     warmup: int = 3,
     gate: LoadGate | None = None,
     seed: int = 0,
-    plan_keys: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     time_of: Callable[[Callable[[], Any]], float] | None = None,
     seconds: float = math.inf,
@@ -96,7 +95,6 @@ def measure(
         repetitions, warmup: timed calls of each, and calls before them.
         gate: waits for quiet cores before every round; its patience is for the whole call. No waiting if None.
         seed: of the order in each round, and of the bootstrap.
-        plan_keys: key of the plan for some labels.
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
         seconds: no round begins later than this by `clock`, once `LEAST_ROUNDS` are timed.
@@ -144,13 +142,12 @@ def measure(
         if progress is not None:
             progress(number + 1, warmup + repetitions)
     load, machine, now = round(meter.share(), 4), machine_record(), datetime.now(UTC).isoformat(timespec="seconds")
-    keys, rng = plan_keys or {}, np.random.default_rng(seed)
-    result = {}
+    rng, result = np.random.default_rng(seed), {}
     for label, times in samples.items():
         failed = label in failures
         median, low, high = (float("nan"),) * 3 if failed else median_interval(times, rng)
         result[label] = Measurement(
-            label, keys.get(label), tuple(times), median, low, high, "failed" if failed else "ok",
+            label, None, tuple(times), median, low, high, "failed" if failed else "ok",
             failures.get(label, ""), load, quiet, machine, now,
         )  # fmt: skip
     return result

@@ -67,13 +67,6 @@ class Residents:
     Attributes:
         writes: True if an operation may write into an input: then earlier copies are unreliable.
         num_fills: runs before which other values than the program's own were copied there.
-
-    Examples:
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.ReLU(), (torch.tensor([-1.0, 2.0]),))
-        >>> resident = Residents(program).at(0, torch.device("cpu"))
-        >>> resident.value is program.inputs[0]
-        False
     """
 
     def __init__(self, program: Program) -> None:

@@ -43,10 +43,7 @@ def buffers_of(work: Work, made: Ints, home: Ints, count: int) -> tuple[Rows, In
     # The first value that a node reads and that lies in the same storage is the one that it is a view of.
     edges = work.edges[:, np.lexsort((work.edges[0], work.edges[1]))]
     held = rows(holder, np.arange(len(holds)), nodes)
-    size = np.diff(held.bounds)[edges[1]]
-    edge = np.repeat(np.arange(edges.shape[1]), size)
-    offset = np.arange(len(edge)) - np.repeat(np.cumsum(size) - size, size)
-    child = held.items[held.bounds[edges[1, edge]] + offset]
+    edge, child = held.of(edges[1])
     parent_hold = positions(holds, edges[0, edge] * num_storages + storage[child])
     is_view = (parent_hold >= 0) & (made_by[storage[child]] != holder[child])
     child, parent_hold = child[is_view][::-1], parent_hold[is_view][::-1]
@@ -232,18 +229,3 @@ def frees_of_shared(holds: Rows, free: Ints, count: int) -> Int64[np.ndarray, "2
     np.maximum.at(last, buffer, of_holder)
     others = of_holder != last[buffer]
     return np.unique(np.stack([last[buffer[others]], of_holder[others]]), axis=1)
-
-
-def frees_before_late(behind: Ints, free: Ints, late: Ints, awaited: Ints, tasks: int) -> Int64[np.ndarray, "2 needs"]:
-    """Return pairs (copy, free after the task that it waits for) of copies that wait for memory.
-
-    Args:
-        behind, free: the task after which each value is freed, and the action that frees it; -1 for results.
-        late, awaited: task of each such copy, and the task that it waits for.
-        tasks: their number.
-    """
-    freed = np.flatnonzero(free >= 0)
-    freed_behind = rows(behind[freed], free[freed], tasks)
-    size = np.diff(freed_behind.bounds)[awaited]
-    start = freed_behind.bounds[awaited] - np.cumsum(size) + size
-    return np.stack([np.repeat(late, size), freed_behind.items[np.repeat(start, size) + np.arange(size.sum())]])

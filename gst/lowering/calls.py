@@ -116,24 +116,6 @@ def _lambda(node: int, operation: Operation, device: torch.device, names: dict[s
     return f"lambda v:{function}({','.join(arguments)})"
 
 
-def steps_in_order(program: Program, calls: Sequence[Call | None], order: Sequence[int]) -> list[Step]:
-    """Return the operations in `order` with the values to free after each; outputs of the program are never freed."""
-    results = {each.node for each in program.outputs if isinstance(each, Reference)}
-    last_reader: dict[int, int] = {}
-    for node in order:
-        last_reader.update(dict.fromkeys((node, *program.operations[node].producers), node))
-    dead: dict[int, list[int]] = {}
-    for node, reader in last_reader.items():
-        if node not in results:
-            dead.setdefault(reader, []).append(node)
-    steps = []
-    for node in order:
-        call = calls[node]
-        assert call is not None, f"node {node} is no operation"
-        steps.append((node, call, tuple(dead.get(node, ()))))
-    return steps
-
-
 def laid_out(value: Tensor, like: Tensor) -> Tensor:
     """Return `value` with the strides of `like`, for which views were captured; itself if it has them, or if `like` is
     expanded."""
@@ -215,6 +197,15 @@ def pytorch(step: TrainingStep) -> list[Any]:
 
 @lru_cache(maxsize=16)
 def in_program_order(program: Program, device: torch.device = HOST) -> list[Step]:
-    """Return every operation in the order of the program, on one device."""
-    order = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
-    return steps_in_order(program, bind(program, device), order)
+    """Return every operation in the order of the program, on one device, with the values to free after each; outputs of
+    the program are never freed."""
+    results = {each.node for each in program.outputs if isinstance(each, Reference)}
+    calls = [(node, call) for node, call in enumerate(bind(program, device)) if call is not None]
+    last_reader: dict[int, int] = {}
+    for node, _ in calls:
+        last_reader.update(dict.fromkeys((node, *program.operations[node].producers), node))
+    dead: dict[int, list[int]] = {}
+    for node, reader in last_reader.items():
+        if node not in results:
+            dead.setdefault(reader, []).append(node)
+    return [(node, call, tuple(dead.get(node, ()))) for node, call in calls]

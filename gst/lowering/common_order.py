@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from gst.lowering.calls import Storages
-from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, Ints, Rows, rows
+from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, Ints, Rows, inverse, rows
 from gst.util.compiled import compiled
 
 
@@ -192,13 +192,6 @@ def tasks_of(
     )
     task = inverse(order)
     return tasks.at(order), task[:num_groups], task[num_groups:]
-
-
-def inverse(order: Ints) -> Ints:
-    """Return the place of each number in an order of all numbers 0, 1, ..."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place
 
 
 def steps_of(actions: Actions, needs: Rows, lanes: int) -> tuple[Ints, Ints, Ints, Ints]:

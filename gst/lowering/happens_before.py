@@ -151,8 +151,8 @@ def accesses_of(program: StreamProgram) -> Accesses:
     count = len(program.memories)
     memory = program.lane_memory[program.lane_of_step]
     runs, copies, frees = (np.flatnonzero(program.kind == kind) for kind in (RUN, COPY, FREE))
-    reader, read = _of_groups(program.reads, program.argument[runs])
-    writer, written = _of_groups(program.writes, program.argument[runs])
+    reader, read = program.reads.of(program.argument[runs])
+    writer, written = program.writes.of(program.argument[runs])
     read_keys = np.concatenate([read * count + memory[runs[reader]], program.argument[copies] * count + memory[copies]])
     written_keys = np.concatenate(
         [written * count + memory[runs[writer]], program.argument[copies] * count + program.target[copies]]
@@ -171,14 +171,6 @@ def accesses_of(program: StreamProgram) -> Accesses:
     resident[residents] = True
     writer_of[residents] = -1
     return Accesses(keys, writer_of, written, writers, read, readers, freed, frees, resident)
-
-
-def _of_groups(lists: Rows, groups: Int64[np.ndarray, " runs"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the run, and the node, of each entry in the lists of the groups that are run."""
-    sizes = np.diff(lists.bounds)[groups]
-    run = np.repeat(np.arange(len(groups)), sizes)
-    offset = np.arange(len(run)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return run, lists.items[lists.bounds[groups][run] + offset]
 
 
 # Stretches ----------------------------------------------------------------------------------------------------------
@@ -281,7 +273,7 @@ def _rounds(order, before, awaited, parity, memory):
 def inner_steps(streams: StreamProgram, cut: Stretches, stretch: int) -> Ints:
     """Return the steps of a stretch without waits for other stretches, and without records for which only others
     wait."""
-    steps = cut.steps.items[cut.steps.bounds[stretch] : cut.steps.bounds[stretch + 1]]
+    _, steps = cut.steps.of(np.array([stretch]))
     kind, event = streams.kind[steps], streams.argument[steps]
     inner = np.intersect1d(event[kind == RECORD], event[kind == WAIT])
     return steps[((kind != RECORD) & (kind != WAIT)) | np.isin(event, inner)]

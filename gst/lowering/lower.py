@@ -12,23 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.buffers import behind_readers, buffers_of, frees_before_late, frees_of_shared, transient_bytes
+from gst.lowering.buffers import behind_readers, buffers_of, frees_of_shared, transient_bytes
 from gst.lowering.calls import Storages, storages
-from gst.lowering.common_order import (
-    Actions,
-    Work,
-    anchors,
-    inverse,
-    order_of,
-    positions,
-    steps_of,
-    tasks_of,
-    values_of,
-)
+from gst.lowering.common_order import Actions, Work, anchors, order_of, positions, steps_of, tasks_of, values_of
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan, positions_of_nodes, ranks
 from gst.lowering.race_check import check
-from gst.lowering.stream_program import FREE, Ints, StreamProgram, rows
+from gst.lowering.stream_program import FREE, Ints, StreamProgram, inverse, rows
 from gst.machine.devices import Device, least_memory_limit
 from gst.programs import Program, Reference
 
@@ -139,11 +129,9 @@ def _groups(program: Program, plan: Plan, position: Ints) -> Ints:
     if plan.fusion is not None:
         fusion = legalise(program, plan.fusion, position)
         label = np.where(fusion >= 0, program.num_nodes + fusion, label)
-    _, first, inverse = np.unique(label[computed], return_index=True, return_inverse=True)
-    number = np.empty(len(first), np.int64)
-    number[np.argsort(first)] = np.arange(len(first))
+    _, first, index = np.unique(label[computed], return_index=True, return_inverse=True)
     group = np.full(program.num_nodes, -1)
-    group[computed] = number[inverse.reshape(-1)]
+    group[computed] = inverse(np.argsort(first))[index.reshape(-1)]
     return group
 
 
@@ -202,10 +190,10 @@ def lowered(
     free = np.full(len(made), -1)
     free[freed] = number[num_tasks:]
     is_freed = free[value] >= 0
-    waiter, freed_before = frees_before_late(behind, free, late, awaited, num_tasks)
+    late_copy, freed_before = rows(behind[freed], free[freed], num_tasks).of(awaited)  # for its memory
     needs = np.concatenate([
         number[task_needs],
-        np.stack([number[waiter], freed_before]),
+        np.stack([number[late[late_copy]], freed_before]),
         np.stack([free[value[is_freed]], number[reader[is_freed]]]),
         frees_of_shared(holds, free, len(buffer_bytes)),
     ], axis=1)  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from gst.lowering.stream_program import inverse
 from gst.machine.devices import Device
 from gst.programs import Program
 from gst.util.untrusted import plain, read_json, shown
@@ -228,9 +229,7 @@ def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:
         order = np.argsort(np.arange(nodes) - priority * nodes)  # distinct keys need no stable sort, which is slower
     else:
         order = np.argsort(~priority, kind="stable")
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
+    return inverse(order)
 
 
 def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
@@ -240,9 +239,7 @@ def priority_of(order: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes
         >>> priority_of(np.array([2, 0, 1])).tolist()
         [1, 0, 2]
     """
-    priority = np.empty(len(order), np.int64)
-    priority[order] = np.arange(len(order))[::-1]
-    return priority
+    return inverse(order[::-1])
 
 
 def in_order_of(plan: Plan, run: Timeline) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,7 @@ def renumbered(template: Any, number: Mapping[int, int]) -> Any:
 def _renumbered(operation: Operation, number: Mapping[int, int]) -> Operation:
     args = renumbered(operation.args, number)
     kwargs = {key: renumbered(value, number) for key, value in operation.kwargs.items()}
-    return Operation(
-        operation.name, operation.kind, operation.target, args, kwargs, operation.shapes, operation.dtypes,
-        operation.constant, operation.is_view,
-    )  # fmt: skip
+    return replace(operation, args=args, kwargs=kwargs)
 
 
 def _call(program: Program, group: Group, compiled: CompiledGroup, value_of: Mapping[int, int]) -> Operation:

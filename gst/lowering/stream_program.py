@@ -36,6 +36,18 @@ class Rows(NamedTuple):
         bounds, items = self.bounds.tolist(), self.items.tolist()
         return [items[begin:end] for begin, end in pairwise(bounds)]
 
+    def of(self, keys: Ints) -> tuple[Ints, Ints]:
+        """Return the items of these lists one after the other, each behind the position of its list in `keys`.
+
+        Examples:
+            >>> Rows(np.array([0, 2, 2, 3]), np.array([7, 8, 9])).of(np.array([2, 0]))
+            (array([0, 1, 1]), array([9, 7, 8]))
+        """
+        sizes = np.diff(self.bounds)[keys]
+        position = np.repeat(np.arange(len(keys)), sizes)
+        offset = np.arange(len(position)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return position, self.items[self.bounds[keys][position] + offset]
+
 
 def rows(keys: Ints, items: Ints, count: int) -> Rows:
     """Return the items of each key 0 .. count - 1, in their order.
@@ -47,6 +59,13 @@ def rows(keys: Ints, items: Ints, count: int) -> Rows:
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(keys, minlength=count), out=bounds[1:])
     return Rows(bounds, items[np.argsort(keys, kind="stable")].astype(np.int64))
+
+
+def inverse(order: Ints) -> Ints:
+    """Return the place of each number in an order of all numbers 0, 1, ..."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +128,8 @@ class StreamProgram:
         """Return one step in words; `name` gives the name of a node."""
         kind, argument = int(self.kind[step]), int(self.argument[step])
         if kind == RUN:
-            return f"run {' + '.join(map(name, _row(self.members, argument)))}"
+            _, nodes = self.members.of(np.array([argument]))
+            return f"run {' + '.join(map(name, nodes.tolist()))}"
         if kind == COPY:
             return f"copy {name(argument)} to {self.memories[self.target[step]]}"
         return f"{VERBS[kind]} {name(argument) if kind == FREE else f'event {argument}'}"
@@ -173,7 +193,3 @@ def example() -> StreamProgram:
         holds=Rows(numbers(0, 1, 2, 3), numbers(0, 1, 2)), buffer_bytes=numbers(8, 8, 8),
         transient_bytes=numbers(0, 0), resident_bytes=numbers(8),
     )  # fmt: skip
-
-
-def _row(lists: Rows, position: int) -> list[int]:
-    return lists.items[lists.bounds[position] : lists.bounds[position + 1]].tolist()

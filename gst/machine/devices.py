@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 
-from gst.machine.topology import Domain, core_groups, numbers_of, ranges, shared_domains
+from gst.machine.topology import Domain, core_groups, cores_of, ranges, shared_domains
 from gst.util.compiled import cache_directory
 
 
@@ -211,7 +211,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _core_set(name: str, by_name: Mapping[str, Device]) -> Device:
-    numbers = numbers_of(name.removeprefix("cpu:"))
+    numbers = cores_of(name.removeprefix("cpu:"))
     wanted = [f"cpu:{number}" for number in numbers]
     missing = [each for each in wanted if each not in by_name]
     if name != f"cpu:{ranges(sorted(set(numbers)) or [0])}" or len(numbers) < 2 or missing:

@@ -24,13 +24,9 @@ ReadBusy = Callable[[], tuple[float, float]]
 
 def read_busy() -> tuple[float, float]:
     """Return the seconds that this process's cores have been busy since boot, and those of this process and its
-    descendants. Without /proc (macOS) no other process is seen.
-
-    Source is /proc/stat: /proc/pressure/cpu is missing in containers and includes our own load.
-    """
+    descendants. Without /proc (macOS) no other process is seen."""
     wanted = {f"cpu{core}" for core in usable_cores()}
-    path = Path("/proc/stat")
-    ticks = 0
+    path, ticks = Path("/proc/stat"), 0  # /proc/pressure/cpu is missing in containers and includes our own load
     for line in path.read_text().splitlines() if path.exists() else ():
         label, *fields = line.split()
         if label in wanted:

@@ -21,13 +21,13 @@ def shared_domains(root: Path = SYSFS) -> list[Domain]:
 
 
 def cores_of(text: str) -> list[int]:
-    """Return the cores of a list as Linux writes it.
+    """Return the cores of a list as Linux writes it, or with `+` between its ranges, in the order of the text.
 
     Examples:
-        >>> cores_of("0-2,64-65")
-        [0, 1, 2, 64, 65]
+        >>> cores_of("0-2,64-65"), cores_of("0-2+8")
+        ([0, 1, 2, 64, 65], [0, 1, 2, 8])
     """
-    ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+    ends = [[int(end) for end in part.split("-")] for part in text.replace("+", ",").split(",") if part]
     return [core for part in ends for core in range(part[0], part[-1] + 1)]
 
 
@@ -69,7 +69,7 @@ def _within(domain: Domain, inside: Sequence[Domain]) -> Iterator[Domain]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return increasing numbers as ranges with `+` between them; `numbers_of` reads them.
+    """Return increasing numbers as ranges with `+` between them; `cores_of` reads them.
 
     Examples:
         >>> ranges([0, 1, 2, 8, 10, 11])
@@ -78,13 +78,3 @@ def ranges(numbers: Sequence[int]) -> str:
     starts = [numbers[0], *(after for before, after in pairwise(numbers) if after > before + 1)]
     ends = [*(before for before, after in pairwise(numbers) if after > before + 1), numbers[-1]]
     return "+".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-
-
-def numbers_of(text: str) -> list[int]:
-    """Return the numbers of `ranges`, in the order of the text.
-
-    Examples:
-        >>> numbers_of("0-2+8")
-        [0, 1, 2, 8]
-    """
-    return cores_of(text.replace("+", ","))

@@ -45,7 +45,6 @@ from gst.util.process import WAITING, keep_freed_memory
 from gst.whole_model.choosing import TimeIsUp, candidates, stopped_after
 from gst.whole_model.variants import COMPILED, KERNELS, MODES, ONE_GRAPH, PYTORCH, Bound, Variant, tensors_of
 
-MODULE = "gst.whole_model.child_process"
 START_LIMIT_S = 900.0  # to import, trace, and compile
 MODE_OF = {Variant(COMPILED, mode=mode).name: mode or "default" for mode in ("", *MODES)}
 """By name of a variant on an accelerator, the mode of `torch.compile`."""
@@ -71,7 +70,6 @@ class StepProcess:
         arguments: `PYTORCH`, the step as written, operation by operation for a saved program; `COMPILED`, all
             operations compiled as one, which takes minutes for thousands of them; or see `made_by`.
         start_limit_s: seconds until it is ready, compilation included.
-        module: that the child runs; it calls `serve`.
 
     Attributes:
         names, reasons, figures: of the variants, see `Made`.
@@ -80,16 +78,14 @@ class StepProcess:
         ValueError: the child could not start or died, or compiled code gives other outputs.
     """
 
-    def __init__(
-        self, source: Path | str, *arguments: str, start_limit_s: float = START_LIMIT_S, module: str = MODULE
-    ) -> None:
-        self._module, self._start_limit_s = module, start_limit_s
+    def __init__(self, source: Path | str, *arguments: str, start_limit_s: float = START_LIMIT_S) -> None:
+        self._start_limit_s = start_limit_s
         self._arguments = [str(source), *["--saved"] * isinstance(source, Path), *(arguments or [PYTORCH])]
         self._words = "torch.compile" if arguments == (COMPILED,) else "plain PyTorch"
 
     def __enter__(self) -> Self:
         environment = {key: value for key, value in os.environ.items() if key not in WAITING}
-        self._child = Child(self._module, self._arguments, environment)
+        self._child = Child("gst.whole_model.child_process", self._arguments, environment)
         try:
             self.names, self.reasons, self.figures = self._answer(None, self._start_limit_s)
         except BaseException:
@@ -194,24 +190,20 @@ def variants_on_accelerator(
 # In the child ---------------------------------------------------------------------------------------------------------
 
 
-def serve(parent: Connection[Any, Any], make: Callable[[], Made], keeps_memory: bool = True) -> None:
+def serve(parent: Connection[Any, Any], make: Callable[[], Made]) -> None:
     """Make variants in the child, send their names, reasons and figures, and time each on request.
 
     Args:
         parent: connection to the parent (`gst.util.child.connect`).
         make: returns the variants.
-        keeps_memory: True if memory of freed tensors is kept, as in the process that runs plans: else memory, and not
-            placement, would be compared.
     """
-    if keeps_memory:
-        keep_freed_memory()
+    keep_freed_memory()  # as in the process that runs plans: else memory, and not placement, would be compared
     runs, reasons, figures = make()
     parent.send((list(runs), dict(reasons), figures))
     with suppress(EOFError):
         while name := parent.recv():
-            answer: object
             try:
-                answer = timed(runs[name])
+                answer: object = timed(runs[name])
             except Exception as error:  # any exception of compiled code; other variants go on
                 answer = ExecutionError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
             parent.send(answer)

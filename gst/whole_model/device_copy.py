@@ -121,12 +121,11 @@ class DeviceCopy:
             return as_written(self._model, inputs)
 
     def examples(self) -> tuple[Any, ...]:
-        """Return the example inputs on the device, in the memory that all variants share: calls overwrite them."""
-        self.hold_examples()
-        return self.static_inputs()
-
-    def static_inputs(self) -> tuple[Any, ...]:
-        """Return new tensors on the memory of the inputs that all variants share."""
+        """Return the example inputs on the device as new tensors, in the memory that all variants share: calls
+        overwrite them."""
+        with torch.no_grad():
+            for each in filter(None, self._residents):
+                each.hold_example()
         pairs = zip(self._leaves, self._residents, strict=True)
         values = [leaf if each is None else each.value.detach() for leaf, each in pairs]
         return tuple(pytree.tree_unflatten(values, self._spec))
@@ -139,13 +138,6 @@ class DeviceCopy:
             inputs = Inputs(pytree.tree_unflatten(values, self._spec))
             self._callers = weakref.ref(inputs)
         return inputs
-
-    def hold_examples(self) -> None:
-        """Copy the example inputs to the shared memory, unless it holds them."""
-        with torch.no_grad():
-            for each in self._residents:
-                if each is not None:
-                    each.hold_example()
 
     def hold(self, inputs: Sequence[Any]) -> None:
         """Copy all inputs to the shared memory: PyTorch does not count every write, as by NumPy or another graph."""
@@ -198,7 +190,6 @@ class DeviceCopy:
         if variant.kind == ONE_GRAPH:
             if self._program is not None and draws_on_host(self._program):
                 raise ValueError(DRAWS_ON_HOST)
-            self.hold_examples()
             recorded = OnStaticInputs(self, self.eager)
             with torch.inference_mode(False):  # its outputs are written to in any mode
                 recorded.again = one_graph(recorded.again, self.device, self._graph)
@@ -209,9 +200,8 @@ class DeviceCopy:
         if not variant.mode:
             compiled(*self.examples())
             return OnInputs(self, compiled)
-        self.hold_examples()
         run = OnStaticInputs(self, compiled)
-        for each in run.tensors():
+        for each in tensors_of(run.inputs):
             torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
         run.again()
         return run
@@ -221,10 +211,9 @@ class DeviceCopy:
         assert program is not None and self._on_streams is not None, "they are asked for with both"
         if draws_on_host(program):
             raise ValueError(DRAWS_ON_HOST)
-        self.hold_examples()
         weights = [] if isinstance(self._model, Step) else [each.detach() for each in _tensors(self._model)]
         run = OnStaticInputs(self, self.eager)
-        tensors = [*weights, *run.tensors()]
+        tensors = [*weights, *tensors_of(run.inputs)]
         kernels = kernel_program(module_on(program, self.device), tensors, program.name).without_inputs()
         call = self._on_streams(kernels, tensors)
         run.again = lambda: program.unflatten(call())
@@ -251,7 +240,7 @@ class DeviceCopy:
             context = None  # its program names every device
             function = compiled_step(program, self.examples(), compiled_by(module_on(program, self.device)))
         else:
-            function = with_strides_of(self.static_inputs(), compiled_by(self._model))
+            function = with_strides_of(self.examples(), compiled_by(self._model))
 
         def run(*inputs: Any) -> Any:
             with torch.no_grad(), context or nullcontext(), all_compiled_kept():
@@ -281,13 +270,9 @@ class OnStaticInputs:
     """
 
     def __init__(self, model: DeviceCopy, function: Function) -> None:
-        self._model, self.inputs = model, model.static_inputs()
+        self._model, self.inputs = model, model.examples()
         self.examples = model.callers_examples
         self.again: Callable[[], Any] = partial(function, *self.inputs)
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors among the inputs."""
-        return tensors_of(self.inputs)
 
     def __call__(self, *inputs: Any) -> Any:
         model = self._model

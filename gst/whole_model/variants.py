@@ -232,14 +232,8 @@ def _with_own_code(model: nn.Module) -> Function:
 
 
 def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Variant) -> Function:
-    """Return a function that runs a variant of a step, called as the step is; a first call with `inputs` compiles it.
-
-    Args:
-        program: the step as captured, whose operations are compiled into one.
-
-    Raises:
-        Exception: any exception of a compiler.
-    """
+    """Return a function that runs a variant of a step, called as the step is; a first call with `inputs` compiles its
+    captured program into one. Raises any exception of a compiler."""
     if variant.kind == PYTORCH:
         return on_threads(lambda *values: as_written(step, values), variant.threads)
     options: dict[str, Any] = {"cpp.threads": variant.threads or torch.get_num_threads()}
@@ -251,13 +245,8 @@ def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Varia
 
 
 def compiled_step(program: Program, inputs: Sequence[Any], module: Function) -> Function:
-    """Return a function of a step's nested inputs that runs its compiled program.
-
-    Args:
-        program: the step as captured.
-        inputs: of its calls, in their structure.
-        module: the program compiled, from flat inputs to flat outputs.
-    """
+    """Return a function of a step's nested inputs that runs `module`, its captured program compiled, which takes flat
+    inputs and returns flat outputs."""
     read, strides = Guard(None, inputs, weights=False).leaves, [value.stride() for value in program.inputs]
 
     def run(*values: Any) -> Any:

@@ -13,7 +13,8 @@ from gst.execution import event_times as module
 from gst.execution.child import profile_devices
 from gst.execution.event_times import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs, span_us
 from gst.execution.executor import GraphExecutor, executor
-from gst.lowering.calls import bind
+from gst.lowering.calls import Step as Bound
+from gst.lowering.calls import in_program_order
 from gst.lowering.costs import profiled_costs
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
@@ -55,7 +56,7 @@ def test_every_operation_of_a_workload_has_a_time(program: Program) -> None:
     assert ((times > 0) == [each.kind == "operation" for each in program.operations]).all()
 
 
-def slow_to_launch(program: Program, device: torch.device) -> list[Callable[[Any], Any] | None]:
+def slow_to_launch(program: Program, device: torch.device) -> list[Bound]:
     """Calls that keep the host busy for `LAUNCH_S` each, as launching does, and then compute."""
 
     def slowed(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -65,12 +66,12 @@ def slow_to_launch(program: Program, device: torch.device) -> list[Callable[[Any
 
         return run
 
-    return [None if call is None else slowed(call) for call in bind(program, device)]
+    return [(node, slowed(call), dead) for node, call, dead in in_program_order(program, device)]
 
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_recorded_operation_takes_its_own_time_and_not_that_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "bind", slow_to_launch)
+    monkeypatch.setattr(module, "in_program_order", slow_to_launch)
     program, recorder = products(8), Recorder()
     recorded = event_times_us(program, CPU, 3, 10, recorder)
     assert len(recorder.graphs) == len(computed(program)) and recorder.pools == [None, "pool"], "they share memory"
@@ -109,7 +110,7 @@ def test_what_takes_long_is_called_a_few_times_only() -> None:
 
 @pytest.mark.usefixtures("unhurried")
 def test_what_cannot_be_recorded_is_timed_with_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "bind", slow_to_launch)
+    monkeypatch.setattr(module, "in_program_order", slow_to_launch)
     program = capture(Step("sums", lambda a: (a + a, a * a, a - 1), (torch.ones(4),)))
     first, *others = computed(program)
     times = event_times_us(program, CPU, 3, 2, Recorder(failing=1))
@@ -122,7 +123,7 @@ def test_short_memory_is_an_error_and_nothing_that_an_operation_cannot_do(monkey
     for error, failing in ((torch.OutOfMemoryError(NO_MEMORY), 1), (torch.OutOfMemoryError(NO_MEMORY), 3),
                            (NotImplementedError("later"), 2)):  # fmt: skip
 
-        def bound(program: Program, device: torch.device) -> list[Any]:
+        def bound(program: Program, device: torch.device) -> list[Bound]:
             number = iter(range(1, 1_000))
 
             def call(values: Any) -> Any:
@@ -130,9 +131,9 @@ def test_short_memory_is_an_error_and_nothing_that_an_operation_cannot_do(monkey
                     raise error  # noqa: B023
                 return values[0] + values[0]
 
-            return [None if each is None else call for each in bind(program, device)]
+            return [(node, call, dead) for node, _, dead in in_program_order(program, device)]
 
-        monkeypatch.setattr(module, "bind", bound)
+        monkeypatch.setattr(module, "in_program_order", bound)
         with pytest.raises(type(error), match=str(error)):
             event_times_us(program, CPU, 1, 2, Recorder())
 
@@ -172,16 +173,15 @@ def test_inputs_that_are_expanded_stay_so() -> None:
     assert seen == [(3, 0, 1)]
 
 
-def failing_on(there: torch.device, target: str) -> Callable[[Program, torch.device], list[Any]]:
+def failing_on(there: torch.device, target: str) -> Callable[[Program, torch.device], list[Bound]]:
     """Calls of which those of one operator fail on a device."""
 
     def fails(values: Any) -> Any:
         raise NotImplementedError(f"no kernel of {target} on {there}\nand more")
 
-    def bound(program: Program, device: torch.device) -> list[Any]:
-        calls = list(bind(program, device))
+    def bound(program: Program, device: torch.device) -> list[Bound]:
         is_it = [device == there and str(each.target) == target for each in program.operations]
-        return [fails if it else call for call, it in zip(calls, is_it, strict=True)]
+        return [(node, fails if is_it[node] else call, dead) for node, call, dead in in_program_order(program, device)]
 
     return bound
 
@@ -190,7 +190,7 @@ def test_an_operation_that_fails_on_a_device_takes_for_ever_there(monkeypatch: p
     """Those that read its value are timed all the same: it is computed on the host."""
     there = torch.device("cpu", 0)
     program = capture(Step("chain", lambda a: ((a @ a).relu() + 1,), (torch.ones(4, 4),)))
-    monkeypatch.setattr(module, "bind", failing_on(there, "aten.relu.default"))
+    monkeypatch.setattr(module, "in_program_order", failing_on(there, "aten.relu.default"))
     (node,) = np.isinf(event_times_us(program, there, 1, 1, Recorder())).nonzero()[0].tolist()
     assert str(program.operations[node].target) == "aten.relu.default"
     runs = [(reason, list(values)) for _, _, values, reason in first_runs(program, there)]
@@ -201,7 +201,7 @@ def test_an_operation_that_fails_on_a_device_takes_for_ever_there(monkeypatch: p
 
 def test_an_operation_that_runs_nowhere_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     program = products(4)
-    monkeypatch.setattr(module, "bind", failing_on(CPU, "aten.mm.default"))
+    monkeypatch.setattr(module, "in_program_order", failing_on(CPU, "aten.mm.default"))
     with pytest.raises(
         ValueError, match=r"^operation \d+ \(aten.mm.default\) runs neither on cpu \(NotImplementedError"
     ):

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from gst.execution import child
-from gst.execution.executor import GraphExecutor
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
 from gst.execution.native import NativeExecutor
@@ -104,20 +103,6 @@ def test_the_process_that_asks_for_costs_runs_nothing() -> None:
     program = capture(fragile.step())
     costs = storages(program)
     assert fragile._first == 0 and costs.made_by.tolist() == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_profile_takes_as_many_runs_as_asked(programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the executor does not write down when operations begin."""
-    asked = []
-
-    def profile(program: Program, device: torch.device, repetitions: int) -> np.ndarray:
-        asked.append((device.type, repetitions))
-        return np.ones(program.num_nodes)
-
-    monkeypatch.setattr(child, "profile", profile)
-    with GraphExecutor(programs["rnnlm"], pair(separate_memory=True)) as executor:
-        costs = child.Runner(executor, None, None).costs(2)
-    assert asked == [("cpu", 2)] and costs.times_us.shape == (2, programs["rnnlm"].num_nodes)
 
 
 def test_no_plan_for_this_program_or_these_devices(isolated: IsolatedExecutor, programs: dict[str, Program]) -> None:

@@ -10,12 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.execution.child import profile_devices
-from gst.execution.executor import GraphExecutor
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
 from gst.machine.load import LoadGate
-from gst.programs import Program
-from tests.made_devices import pair
 
 
 def test_callables_take_turns_after_their_warm_up() -> None:
@@ -26,12 +22,10 @@ def test_callables_take_turns_after_their_warm_up() -> None:
         repetitions=3,
         warmup=2,
         progress=lambda done, total: rounds.append((done, total)),
-        plan_keys={"b": "key"},
     )
     assert [sorted(calls[each : each + 2]) for each in range(0, 10, 2)] == [["a", "b"]] * 5
     assert rounds == [(number, 5) for number in range(1, 6)]
     assert found["a"].repetitions == len(found["a"].samples_ms) == 3
-    assert found["a"].plan_key is None and found["b"].plan_key == "key"
 
 
 def test_each_follows_every_other_about_as_often() -> None:
@@ -122,12 +116,3 @@ def test_the_gate_is_asked_before_every_round_and_its_patience_is_for_all() -> N
     found = measure({"a": lambda: None}, repetitions=10, gate=gate)["a"]
     assert not found.quiet and found.repetitions == 10
     assert 1.0 <= busy.now < 1.3
-
-
-def test_profile_times_operations_and_only_those(program: Program) -> None:
-    devices = pair(separate_memory=False)
-    with GraphExecutor(program, devices) as executor:
-        times = profile_devices(executor, repetitions=3)
-    is_operation = np.array([each.kind == "operation" for each in program.operations])
-    assert times.shape == (len(devices), program.num_nodes) and times.dtype == np.float64
-    assert (times[:, is_operation] > 0).all() and (times[:, ~is_operation] == 0).all()

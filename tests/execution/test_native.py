@@ -218,3 +218,22 @@ def test_what_does_not_fit_is_refused(program: Program, monkeypatch: pytest.Monk
     monkeypatch.setattr("gst.execution.native.load", load.__wrapped__)
     with pytest.raises(ValueError, match=r"^plans on core sets need a C\+\+ compiler.*install g\+\+"):
         executor(program, MOLDABLE)
+
+
+@pytest.mark.slow
+def test_plans_on_both_sides_of_each_border_between_words_keep_the_rule() -> None:
+    """132 single cores, of which a few are threads here, and sets that reach over one or two borders of words."""
+    used = [(0,), (63,), (64,), (65,), (127,), (128,), (131,), (63, 64), (0, 64, 128), (127, 128), (1, 131)]
+    cores = sorted({core for each in used for core in each})
+    fill = [core for core in range(132) if core not in cores]  # numbers of cores are dense: these make the others far
+    wide = Device("wide", "cpu", tuple(fill), 1, "host", "made up")
+    devices = [Device(f"cpu:{number}", "cpu", each, 1, "host", "made up") for number, each in enumerate(used)]
+    devices.append(wide)
+    program, rng = tiny_program(), np.random.default_rng(0)
+    want = eager(program)
+    with NativeExecutor(program, devices) as native:
+        for _ in range(4):
+            placement, priority = (rng.integers(0, most, program.num_nodes) for most in (len(devices), 9))
+            plan = Plan(names(devices), placement, priority)
+            assert outputs_differ(native.run(plan), want) is None
+            keeps_the_rule(program, plan, native.last_timeline, devices)
