@@ -57,11 +57,9 @@ def test_an_epoch_without_a_metric_is_an_error(targets: str, capsys: pytest.Capt
 
 @pytest.mark.e2e
 def test_a_regression_is_judged_by_its_errors() -> None:
-    callback = [
-        "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
-        "--trainer.callbacks.monitor=val/rmse",
-    ]
-    flags = ["--model.loss=squared_error", "--trainer.max_epochs=2", "--json=fit.json", *callback]
+    flags = ["--model.loss=squared_error", "--trainer.max_epochs=2", "--json=fit.json",
+             "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
+             "--trainer.callbacks.monitor=val/rmse"]  # fmt: skip
     best = ["--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint", "--trainer.callbacks.monitor=val/mae",
             "--trainer.callbacks.dirpath=run/best"]  # fmt: skip
     assert small("fit", *flags, *best) == 0
