@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 import numpy as np
 
+from gst.util.process import end_with_parent
 from gst.util.untrusted import plain, read_object, read_yaml, shown
 
 NUMBERS = ("min", "max", "mu", "sigma", "q")
@@ -201,7 +203,6 @@ STORAGE = "sweep.db"
 FOLDER_OF_TRIAL = "GST_TRIAL"
 """Variable of the environment of a trial: its directory, in which `gst fit` keeps its checkpoints."""
 PATIENCE = 3  # trials that may fail one after the other
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -334,17 +335,10 @@ def _here(words: list[str]) -> list[str]:
 
 def _run(command: list[str], environment: dict[str, str], log: IO[str]) -> int:
     """Run a command; returns its exit status. It ends with this process, on Linux also when this process is killed."""
-    parent, libc = os.getpid(), ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def end_with_parent() -> None:
-        if libc is not None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
+    libc = ctypes.CDLL(None)  # not after the fork
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        preexec_fn=end_with_parent,
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, libc),
     ) as child:  # fmt: skip
         try:
             return child.wait()
