@@ -239,7 +239,10 @@ def run_sweep(
         if len(ended) >= most:
             return ended
         if grid is None:
-            study.sampler = _sampler(sweep.method, int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0]))
+            drawn = int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0])
+            samplers = optuna.samplers
+            is_random = sweep.method == "random"
+            study.sampler = samplers.RandomSampler(drawn) if is_random else samplers.TPESampler(seed=drawn)
         elif not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)):
             study.enqueue_trial(grid[len(ended)])
         trial = study.ask(sweep.parameters)
@@ -297,40 +300,26 @@ def _ended(study: Any) -> list[Trial]:
     ]
 
 
-def _sampler(method: str, seed: int) -> Any:
-    from optuna.samplers import RandomSampler, TPESampler
-
-    return RandomSampler(seed) if method == "random" else TPESampler(seed=seed)
-
-
 def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | None, str]:
     """Run a trial; returns the value of the metric, or None and the error."""
     folder.mkdir(exist_ok=True)
     result, log = folder / "result.json", folder / "output.log"
-    command = [*_here(sweep.words(values)), "--json", str(result)]
+    program, *words = sweep.words(values)
+    known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}  # whether or not on the PATH
+    command = [*known.get(program, [program]), *words, "--json", str(result)]
     if any(each == "--out" or each.startswith("--out=") for each in command):
         command += ["--out", str(folder)]
+    environment = {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": sweep.name, **os.environ, FOLDER_OF_TRIAL: str(folder)}
+    environment.pop("WANDB_SERVICE", None)  # a trial has a service of its own, which writes to its directory
     with log.open("w") as file:
         print("$", shlex.join(command), file=file, flush=True)
-        status = _run(command, _environment(sweep.name) | {FOLDER_OF_TRIAL: str(folder)}, file)
+        status = _run(command, environment, file)
     if status:
         return None, f"exit status {status}: {plain(log.read_text(errors='replace').strip().splitlines()[-1])}"
     try:
         return metric_of(read_object(result), sweep.metric), ""
     except ValueError as error:
         return None, plain(error)
-
-
-def _environment(group: str) -> dict[str, str]:
-    """Environment of a trial: offline by default, with its own W&B service, which writes to the trial's directory."""
-    ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": group} | ours
-
-
-def _here(words: list[str]) -> list[str]:
-    """The command with the `gst` and the Python of this process, whether or not they are on the PATH."""
-    known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}
-    return [*known.get(words[0], words[:1]), *words[1:]]
 
 
 def _run(command: list[str], environment: dict[str, str], log: IO[str]) -> int:
