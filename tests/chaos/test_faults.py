@@ -19,6 +19,7 @@ from gst.execution.measure import Log, measure
 from gst.graphs.store import prepare, verify
 from gst.util.arrays import JOURNAL
 from gst.util.writing import atomic_write
+from tests.outcomes import refused
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -57,13 +58,6 @@ def fill(disk: Path, leave: int) -> Path:
     filler = disk / "filler"
     filler.write_bytes(b"\0" * (free - leave))
     return filler
-
-
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: str) -> None:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("gst: error: ") and all(word in last for word in words), last
 
 
 def test_a_log_on_a_full_disk_ends_with_a_whole_line_and_goes_on(disk: Path) -> None:

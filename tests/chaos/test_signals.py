@@ -25,6 +25,7 @@ from gst.util.arrays import ArrayWriter
 from gst.util.process import Stopped, stoppable
 from gst.util.writing import LOCK
 from tests.choices import rest_in_e2e
+from tests.outcomes import same
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -76,16 +77,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.chdir(directory)
         assert main(FIT) == 0
         return torch.load(LAST, weights_only=True)
-
-
-def same(first: object, second: object) -> bool:
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -27,6 +27,7 @@ from gst.placement.planning import Settings
 from gst.programs import WORKLOADS, capture
 from gst.util.compiled import compiler
 from tests.choices import rest_in_e2e
+from tests.outcomes import refused
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
@@ -49,13 +50,6 @@ def in_own_directory(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPat
     Path("runs").mkdir()
     Path("runs/traces").symlink_to(traces)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]))
-
-
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: str) -> None:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("gst: error: ") and all(word in last for word in words), last
 
 
 @pytest.mark.e2e

@@ -127,7 +127,6 @@ def test_the_headline_is_honest(record: dict[str, Any], base: float, found: floa
 
 
 def test_the_headline_needs_no_drawings(record: dict[str, Any]) -> None:
-    """`gst place` prints it of its result, whose devices are names."""
     del record["graph"]
     assert headline(record | {"devices": ["cpu:0", "cpu:1"]}).startswith("Best plan 41.2 ms (40.2\u201342.4); plain ")
 

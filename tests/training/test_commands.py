@@ -20,6 +20,7 @@ from gst.data.tpugraphs import read
 from gst.training import recorded_step
 from gst.training.checkpoints import check_readable
 from tests.choices import rest_in_e2e
+from tests.outcomes import same
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))
@@ -88,14 +89,6 @@ def checkpoint_of(directory: str, epochs: int, *more: str) -> dict:
     ]  # fmt: skip
     assert main(command("fit", "alexnet_layout", *arguments, *more)) == 0
     return torch.load(f"{directory}/last.ckpt", weights_only=True)
-
-
-def same(first: object, second: object) -> bool:
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    return first == second
 
 
 def test_precisions_that_the_table_does_not_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,6 @@ def assert_same(ours: Watch, theirs: Watch, after: int = 0) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path) -> None:
-    """Steps hold graphs of different numbers of segments, and the last of an epoch fewer graphs."""
     padded, eager = fit(tmp_path, True, variant), fit(tmp_path, False, variant)
     assert all(padded.was_padded) and not any(eager.was_padded)
     assert_same(padded, eager)
@@ -257,7 +256,6 @@ def test_nobody_pads_unasked_on_a_cpu_and_the_reason_for_not_recording_is_said_o
 def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
     most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of plans grow more than nodes do."""
     said = listen(monkeypatch)
     monkeypatch.setattr(recorded_step, "MOST_PADDING", most)
 
@@ -273,7 +271,6 @@ def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
 
 
 def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a mistake in what reads them is not taken for a refusal."""
 
     def fails(*_: Any, **__: Any) -> None:
         raise ValueError("a mistake of ours")
@@ -285,7 +282,6 @@ def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: p
 
 
 def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first three steps, which are eager."""
 
     def full(device: torch.device) -> Any:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
@@ -345,7 +341,6 @@ def test_a_training_that_changes_on_its_way_goes_on(
 def test_targets_without_logarithm_are_refused_on_the_host(
     record_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the loss is computed."""
     monkeypatch.setitem(module.LOSSES, "log_runtime", module.LOSSES["squared_error"])
     monkeypatch.setattr(Programs, "shift", -1e9)
     with pytest.raises(ValueError, match="log_runtime needs positive targets"):

@@ -208,7 +208,6 @@ def test_they_are_so_with_encoders_that_share_work_between_configurations(encode
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_gradients_are_left_to_an_optimizer_outside(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
-    """Whoever clears or replaces them in between changes nothing."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     want, training = (Training("stale", "mean", encoder="SAGE") for _ in range(2))
     graph = Replayed(training)
@@ -269,7 +268,6 @@ def test_a_learning_rate_that_changes_is_recorded_anew(monkeypatch: pytest.Monke
 
 
 def test_autocast_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses in short numbers are those of eager steps in short numbers."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     want, training = (Training("one", "mean", encoder="SAGE") for _ in range(2))
     made, new = new_graphs(training)
@@ -490,7 +488,6 @@ def test_a_replay_that_trains_other_parameters_is_seen(monkeypatch: pytest.Monke
 def test_a_full_memory_while_a_step_is_compared_is_raised_and_the_recording_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The eager step has counted itself in a buffer by then, and written rows."""
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
     training = Training("dropout", "mean", encoder=Remembering)
     step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new_graphs(training)[1], True)
@@ -544,7 +541,6 @@ def test_rows_that_are_not_finite_are_told_late_where_the_host_does_not_wait(mon
 
 
 def test_rows_that_overflow_in_the_table_alone_are_not_written() -> None:
-    """Others of the same step are, and the gradient is finite."""
     training = Training("dropout", "mean")
     model = GraphSegmentTraining(
         training.model.encoder, training.model.head, "mean", table=EmbeddingTable(1, 16, torch.float16),
@@ -570,7 +566,6 @@ def test_no_row_is_written_where_the_gradient_is_not_finite() -> None:
 
 @pytest.mark.parametrize("encoder", ["SAGE", "GCN"])
 def test_features_of_nodes_may_be_integers(monkeypatch: pytest.MonkeyPatch, encoder: str) -> None:
-    """Weights of messages are fractions all the same."""
     data = [replace(each, node_features=(10 * each.node_features).astype(np.int64)) for each in graphs()]
     monkeypatch.setitem(globals(), "graphs", lambda: data)
     want, training = (Training("dropout", "mean", encoder=encoder) for _ in range(2))
@@ -643,7 +638,6 @@ def test_what_padding_makes_infinite_reaches_no_loss(monkeypatch: pytest.MonkeyP
 
 
 def test_loops_of_padding_are_spread_over_its_nodes() -> None:
-    """In ascending order, and few at each node even where all edges are padding."""
     rng = np.random.default_rng(0)
     dense = [segment(Graph(np.ones((60, 1), np.float32), np.sort(rng.integers(0, 60, (2, 4000)), 0)), 60)]
     path = [segment(Graph(np.ones((60, 1), np.float32), np.stack([np.arange(59), np.arange(1, 60)])), 60)]
