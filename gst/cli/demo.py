@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,12 @@ Record = dict[str, Any]
 def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand; `command(commands, name, run, summary, examples)` makes it like all those of `gst`."""
     demo = command(
-        commands,
-        "demo",
-        _demo,
+        commands, "demo", _demo,
         "show in three minutes what the project is for: training, ranking and placement, in one report",
         "gst demo\n"
         "gst demo --quick                                  # the same three parts, smaller, in one minute\n"
         "gst demo --out runs/demo --json runs/demo.json --resume",
-    )
+    )  # fmt: skip
     demo.add_argument("--quick", action="store_true", help="smaller graphs and fewer steps: one minute on two cores")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="directory of results (default: %(default)s)")
     demo.add_argument("--seed", type=int, default=0, help="seed of all random draws (default: %(default)s)")
@@ -71,7 +68,8 @@ def run_demo(sizes: Sizes, out: Path, seed: int, resume: bool, command: str, pro
             path.unlink(missing_ok=True)
             started = time.perf_counter()
             run = getattr(demo_parts, name)
-            part = run(sizes, out, seed, resume, partial(_labelled, progress, f"{number} of {len(NEXT)}: "))
+            label = f"{number} of {len(NEXT)}: "
+            part = run(sizes, out, seed, resume, lambda what, *counts, label=label: progress(label + what, *counts))
             finished = {**part, "setting": setting, "seconds": time.perf_counter() - started}
             write_json(path, finished)
         record[name] = finished
@@ -79,7 +77,3 @@ def run_demo(sizes: Sizes, out: Path, seed: int, resume: bool, command: str, pro
         with atomic_write(out / "report.html") as file:
             file.write(render_demo(record))
     return record
-
-
-def _labelled(progress: Progress, label: str, what: str, done: int, total: int) -> None:
-    progress(label + what, done, total)

@@ -116,7 +116,9 @@ def plans(record: Record) -> str:
     names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
     best = names.index(winner_of(record)) if winner_of(record) in names else None
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
-    lines = [[name, *(value(known[name]) for value in columns.values()), _kind(record, name)] for name in names]
+    searched = {name: "baseline" if kind_of(record, name) == "baseline" else "search" for name in names}
+    kinds = {name: step_kind(name) or kind for name, kind in searched.items()}
+    lines = [[name, *(value(known[name]) for value in columns.values()), kinds[name]] for name in names]
     table = rows("All plans", ["plan", *columns, "kind"], lines, best)
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
     told = f"<p>{TOLD[runtime]}</p>"
@@ -165,10 +167,6 @@ def _computed_columns(record: Record) -> dict[str, Callable[[Record], str]]:
         "planning, s": lambda plan: brief(plan.get("seconds_to_plan")),
         "plans asked": lambda plan: whole(plan.get("evaluations")),
     }
-
-
-def _kind(record: Record, name: str) -> str:
-    return step_kind(name) or ("baseline" if kind_of(record, name) == "baseline" else "search")
 
 
 def _failures(known: dict[str, Record]) -> str:

@@ -96,13 +96,13 @@ class SegmentDataModule(L.LightningDataModule):
         if self.trainer is not None and self.trainer.world_size == 1 and self.trainer.state.fn is not None:
             self.setup(str(self.trainer.state.fn.value))
         if self.trainer is not None and self.trainer.world_size > 1:
-            needed = _NEEDED.get(self.trainer.state.fn or "", ())
-            for source in {id(each): each for each in map(self._source, needed)}.values():
-                self._prepared(source)
-            evaluated = [part for part in needed if part != TRAIN]
-            for source in {id(each): each for each in map(self._source, evaluated)}.values():
-                for cut in range(1, self.eval_cuts):
-                    self._prepared(source, cut)
+            cuts = {
+                (id(self._source(part)), cut): self._source(part)
+                for part in _NEEDED.get(self.trainer.state.fn or "", ())
+                for cut in range(1 if part == TRAIN else self.eval_cuts)
+            }
+            for (_, cut), source in cuts.items():
+                self._prepared(source, cut)
 
     def setup(self, stage: str) -> None:
         """Open the parts that `stage` needs, preparing their stores if necessary.
@@ -181,8 +181,7 @@ class SegmentDataModule(L.LightningDataModule):
     def test_dataloader(self) -> StepLoader:
         return self._in_order(self._part(TEST))
 
-    def predict_dataloader(self) -> StepLoader:
-        return self._in_order(self._part(TEST))
+    predict_dataloader = test_dataloader
 
     def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
         """Leave the step on the host: the estimator moves the segments that it draws."""

@@ -30,7 +30,10 @@ def log_plan(options: argparse.Namespace, result: dict[str, Any]) -> None:
     config |= {"code_version": code_version(), "data_version": read_object(out / "plan.json")["program"]}
     project = os.environ.get("WANDB_PROJECT", "gst")
     with wandb.init(project=project, job_type="place", dir=out.resolve(), mode=usual_mode(), config=config) as run:
-        plans = [{"plan": name, "ms": _milliseconds(plan), **plan} for name, plan in result["plans"].items()]
+        plans = [
+            {"plan": name, "ms": plan.get("median_ms", plan.get("latency")) if plan["feasible"] else None, **plan}
+            for name, plan in result["plans"].items()
+        ]
         table = wandb.Table(columns=COLUMNS, data=[[plan.get(str(column)) for column in COLUMNS] for plan in plans])
         times = {f"plans/{plan['plan']}_ms": plan["ms"] for plan in plans if plan["feasible"]}
         bounds = {name: result[name] for name in ("objective", "lower_bound", "best")}
@@ -52,7 +55,3 @@ def usual_mode() -> Literal["online", "offline"] | None:
     except (OSError, netrc.NetrcParseError):
         return "offline"
     return "online" if urlsplit(os.environ.get("WANDB_BASE_URL", SERVICE)).hostname in known else "offline"
-
-
-def _milliseconds(plan: dict[str, Any]) -> float | None:
-    return plan.get("median_ms", plan.get("latency")) if plan["feasible"] else None

@@ -77,11 +77,11 @@ class Recorder(L.Callback):
             _plot(trainer, pl_module, "val")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        seconds = self._seconds or math.inf
+        seconds, peak = self._seconds or math.inf, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own: dict[str, tuple[float, Callable[[list[float]], float]]] = {
             "speed/graphs_per_s": (self._graphs / seconds, sum),
             "speed/segments_per_s": (self._segments / seconds, sum),
-            "memory/host_peak_bytes": (_host_peak(), max),
+            "memory/host_peak_bytes": (float(peak if sys.platform == "darwin" else peak * 1024), max),
         }
         if pl_module.device.type not in ("cpu", "mps"):  # which count no allocations
             own["memory/device_peak_bytes"] = (float(torch.accelerator.max_memory_allocated(pl_module.device)), max)
@@ -92,11 +92,6 @@ class Recorder(L.Callback):
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         _plot(trainer, pl_module, "test")
-
-
-def _host_peak() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def _plot(trainer: L.Trainer, module: L.LightningModule, part: str) -> None:

@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 import numpy as np
 
+from gst.util.process import end_with_parent
 from gst.util.untrusted import plain, read_object, read_yaml, shown
 
 NUMBERS = ("min", "max", "mu", "sigma", "q")
@@ -201,7 +203,6 @@ STORAGE = "sweep.db"
 FOLDER_OF_TRIAL = "GST_TRIAL"
 """Variable of the environment of a trial: its directory, in which `gst fit` keeps its checkpoints."""
 PATIENCE = 3  # trials that may fail one after the other
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,10 @@ def run_sweep(
         if len(ended) >= most:
             return ended
         if grid is None:
-            study.sampler = _sampler(sweep.method, int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0]))
+            drawn = int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0])
+            samplers = optuna.samplers
+            is_random = sweep.method == "random"
+            study.sampler = samplers.RandomSampler(drawn) if is_random else samplers.TPESampler(seed=drawn)
         elif not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)):
             study.enqueue_trial(grid[len(ended)])
         trial = study.ask(sweep.parameters)
@@ -296,22 +300,20 @@ def _ended(study: Any) -> list[Trial]:
     ]
 
 
-def _sampler(method: str, seed: int) -> Any:
-    from optuna.samplers import RandomSampler, TPESampler
-
-    return RandomSampler(seed) if method == "random" else TPESampler(seed=seed)
-
-
 def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | None, str]:
     """Run a trial; returns the value of the metric, or None and the error."""
     folder.mkdir(exist_ok=True)
     result, log = folder / "result.json", folder / "output.log"
-    command = [*_here(sweep.words(values)), "--json", str(result)]
+    program, *words = sweep.words(values)
+    known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}  # whether or not on the PATH
+    command = [*known.get(program, [program]), *words, "--json", str(result)]
     if any(each == "--out" or each.startswith("--out=") for each in command):
         command += ["--out", str(folder)]
+    environment = {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": sweep.name, **os.environ, FOLDER_OF_TRIAL: str(folder)}
+    environment.pop("WANDB_SERVICE", None)  # a trial has a service of its own, which writes to its directory
     with log.open("w") as file:
         print("$", shlex.join(command), file=file, flush=True)
-        status = _run(command, _environment(sweep.name) | {FOLDER_OF_TRIAL: str(folder)}, file)
+        status = _run(command, environment, file)
     if status:
         return None, f"exit status {status}: {plain(log.read_text(errors='replace').strip().splitlines()[-1])}"
     try:
@@ -320,31 +322,12 @@ def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | 
         return None, plain(error)
 
 
-def _environment(group: str) -> dict[str, str]:
-    """Environment of a trial: offline by default, with its own W&B service, which writes to the trial's directory."""
-    ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": group} | ours
-
-
-def _here(words: list[str]) -> list[str]:
-    """The command with the `gst` and the Python of this process, whether or not they are on the PATH."""
-    known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}
-    return [*known.get(words[0], words[:1]), *words[1:]]
-
-
 def _run(command: list[str], environment: dict[str, str], log: IO[str]) -> int:
     """Run a command; returns its exit status. It ends with this process, on Linux also when this process is killed."""
-    parent, libc = os.getpid(), ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def end_with_parent() -> None:
-        if libc is not None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
+    libc = ctypes.CDLL(None)  # not after the fork
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        preexec_fn=end_with_parent,
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, libc),
     ) as child:  # fmt: skip
         try:
             return child.wait()

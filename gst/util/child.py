@@ -6,7 +6,6 @@ answers are pickled. The child ends with its parent, leaves Ctrl-C to it, and wr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -18,7 +17,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from gst.util.process import end_with_parent
 
 
 class ChildFailed(Exception):
@@ -86,8 +85,5 @@ def connect() -> tuple[Connection[Any, Any], list[str]]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (int(most != 0),) * 2)  # 1 byte: nor does Linux pipe one to a handler
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):
-            os._exit(1)
+    end_with_parent(int(parent), signal.SIGKILL)
     return Connection(int(descriptor)), arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -67,6 +68,17 @@ def handlers_kept() -> Iterator[None]:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent(parent: int, number: int, libc: ctypes.CDLL | None = None) -> None:
+    """Let Linux send a signal to this process when its parent ends, and end at once if that was before."""
+    if sys.platform == "linux":
+        (libc or ctypes.CDLL(None)).prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench.chaos_commands import lost, rows, unreadable
+from experiments.bench.chaos_commands import lost, rows
 from gst.execution.measure import Log
 
 ROOT = Path(__file__).parents[2]
@@ -44,13 +44,3 @@ def test_rows_that_are_gone_or_changed_are_counted(tmp_path: Path) -> None:
     assert lost(before, rows(tmp_path)) == 1
     log.path.unlink()
     assert lost(before, rows(tmp_path)) == 3
-
-
-def test_files_that_their_readers_refuse_are_seen(tmp_path: Path) -> None:
-    for name in ("result.json", "report.html", "last.ckpt", "graph.npz", "store/meta.json"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("{")
-        path.with_name(f"{path.name}.17.partial").write_text("{")
-        assert [each.partition(":")[0] for each in unreadable(tmp_path)] == [name]
-        path.unlink()

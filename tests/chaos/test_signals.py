@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ from gst.util.arrays import ArrayWriter
 from gst.util.process import Stopped, stoppable
 from gst.util.writing import LOCK
 from tests.choices import rest_in_e2e
+from tests.outcomes import same
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -78,16 +77,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.chdir(directory)
         assert main(FIT) == 0
         return torch.load(LAST, weights_only=True)
-
-
-def same(first: object, second: object) -> bool:
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -179,22 +168,6 @@ def test_a_preparation_goes_on(
         for root in ("killed", "whole")
     )
     assert resumed == whole and any(path.name == "meta.json" for path in whole)
-
-
-@pytest.mark.e2e
-def test_a_search_in_a_process_of_its_own_says_how_to_go_on() -> None:
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--methods", "annealing,go", "--out", "out"]
-    command = [sys.executable, "-m", "gst.cli", *arguments, "--evaluations", "200000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not list(Path().glob("runs/traces/*/program.json")) and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(1.0)  # now it seeks plans
-        process.send_signal(signal.SIGTERM)
-        _, words = process.communicate(timeout=200)
-    assert process.returncode == 143, words
-    assert re.search(r"gst: stopped by SIGTERM; .* --resume goes on$", words.strip()), words
-    assert "Traceback" not in words
-    assert not list(Path().glob("out/.lock"))
 
 
 @pytest.mark.e2e

@@ -94,17 +94,8 @@ def test_prepare_imports_a_class_from_the_current_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("mine_of_a_test.py").write_text(SOURCE)
-    command = [
-        "prepare",
-        "mine_of_a_test:Chains",
-        "--arg",
-        "lengths=[5, 7]",
-        "--arg",
-        "label=path",
-        "--json",
-        "made.json",
-    ]
-    assert main(command) == 0
+    command = ["prepare", "mine_of_a_test:Chains", "--arg", "lengths=[5, 7]", "--arg", "label=path"]
+    assert main([*command, "--json", "made.json"]) == 0
     made = json.loads(Path("made.json").read_text())
     assert (made["graphs"], made["nodes"]) == (2, 12) and not {"classes", "skipped"} & made.keys()
     assert [graph.name for graph in open_store(Path(made["store"]))] == ["path5", "path7"]

@@ -20,6 +20,7 @@ from gst.lowering.plan import Plan
 from gst.placement.measured_plans import MeasuredPlans, read_measured
 from gst.placement.task import save_plan
 from gst.programs import WORKLOADS, Program, capture
+from tests.outcomes import refused
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "experiments" / "configs" / "placement_cost.yaml"
@@ -42,13 +43,6 @@ def small() -> Program:
 
 def measure(*more: str) -> list[str]:
     return ["measure", PROGRAM, "--devices", ",".join(HERE), "--out", "out", "--patience", "0", *more]
-
-
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: str) -> None:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("gst: error: ") and all(word in last for word in words), last
 
 
 @pytest.mark.e2e

@@ -27,6 +27,7 @@ from gst.placement.planning import Settings
 from gst.programs import WORKLOADS, capture
 from gst.util.compiled import compiler
 from tests.choices import rest_in_e2e
+from tests.outcomes import refused
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
@@ -51,31 +52,13 @@ def in_own_directory(tmp_path: Path, traces: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]))
 
 
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: str) -> None:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("gst: error: ") and all(word in last for word in words), last
-
-
 @pytest.mark.e2e
 @pytest.mark.slow
 @needs_compiler
 @needs_two_cores
 def test_a_measured_plan_is_the_fastest_of_all_that_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "place",
-        PROGRAM,
-        "--devices",
-        "cpu:0,cpu:1,cpu:0-1",
-        "--budget",
-        "14",
-        "--patience",
-        "0",
-        "--no-compile",
-        *QUICK,
-    ]
-    arguments += ["--out", "out"]
+    arguments = ["place", PROGRAM, "--devices", "cpu:0,cpu:1,cpu:0-1", "--budget", "14", "--patience", "0"]
+    arguments += ["--no-compile", *QUICK, "--out", "out"]
     assert main([*arguments, "--json", "result.json"]) == 0
     result = json.loads(Path("result.json").read_text())
     plans = result["plans"]
@@ -138,14 +121,18 @@ def test_a_search_starts_from_the_costs_that_another_learned() -> None:
     assert len(Log(Path("second/measurements.jsonl")).read()) == 12, "nothing is left to measure"
 
 
-def test_the_command_line_names_the_methods_and_cost_models_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_is_short_and_names_the_methods_and_cost_models_that_there_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit, match="0"):
         main(["place", "--help"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"--cost-model {{{','.join(COST_MODELS)}}}" in printed and all(
-        f"{name} ({METHODS[name].words})" in printed for name in METHODS
-    )
-    assert f"(default: {','.join(Settings().methods)})" in printed, "as gst.place"
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 70 and "examples:" in text.splitlines()
+    printed = "".join(text.split())
+    names = [f"{name}({METHODS[name].words})" for name in METHODS]
+    names += [f"--cost-model{{{','.join(COST_MODELS)}}}", f"(default:{','.join(Settings().methods)})"]  # as gst.place
+    assert [name for name in names if "".join(name.split()) not in printed] == []
     with pytest.raises(ValueError, match="no cost model 'magic'; there are fitted, linear, gst, none"):
         Settings(cost_model="magic")
 
@@ -288,11 +275,3 @@ def test_what_each_part_contributed_is_explained(capsys: pytest.CaptureFixture[s
     assert main([*arguments, "--out", "less", "--tasks", "placement"]) == 0
     assert "baselines: " not in capsys.readouterr().out
     assert Plan.load(Path("less/plan.json")).priority is None
-
-
-def test_the_help_is_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit, match="0"):
-        main(["place", "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 70 and "examples:" in lines

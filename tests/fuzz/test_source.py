@@ -80,26 +80,18 @@ def test_what_is_allowed_is_still_there() -> None:
         assert what in {each for each, _ in offences((ROOT / name).read_text())}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path)", "np.load(path, allow_pickle=True)",
-        "pickle.load(file)", "pickle.loads(content)", "yaml.load(text, yaml.Loader)", "os.system(command)",
-        "subprocess.run(command, shell=True)", "eval(text)", "exec(text)", "__import__(name)", "joblib.load(path)",
-        "server.bind(('0.0.0.0', 80))", "Module.load_from_checkpoint(path)", "subprocess.getoutput(command)",
-    ],
+OFFENCES = (
+    "torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path)", "np.load(path, allow_pickle=True)",
+    "pickle.load(file)", "pickle.loads(content)", "yaml.load(text, yaml.Loader)", "os.system(command)",
+    "subprocess.run(command, shell=True)", "eval(text)", "exec(text)", "__import__(name)", "joblib.load(path)",
+    "server.bind(('0.0.0.0', 80))", "Module.load_from_checkpoint(path)", "subprocess.getoutput(command)",
 )  # fmt: skip
-def test_an_offence_is_seen(line: str) -> None:
-    assert len(list(offences(line))) == 1
+HARMLESS = (
+    "torch.load(path, map_location='cpu', weights_only=True)", "np.load(path, allow_pickle=False)", "json.load(file)",
+    "subprocess.run(['ls'])", "model.eval()", "re.compile(pattern)", "yaml.safe_load(text)", "Program.load(path)",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.load(path, map_location='cpu', weights_only=True)", "np.load(path, allow_pickle=False)",
-        "json.load(file)",
-        "subprocess.run(['ls'])", "model.eval()", "re.compile(pattern)", "yaml.safe_load(text)", "Program.load(path)",
-    ],
-)  # fmt: skip
-def test_what_is_no_offence_is_not_seen(line: str) -> None:
-    assert list(offences(line)) == []
+def test_offences_are_seen_and_nothing_else() -> None:
+    assert [line for line in OFFENCES if len(list(offences(line))) != 1] == []
+    assert [line for line in HARMLESS if list(offences(line))] == []

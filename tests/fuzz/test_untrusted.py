@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
 from experiments.reproductions.go.pretraining import load_policy
@@ -20,7 +22,17 @@ from gst.data import MalNet
 from gst.data.tpugraphs import read
 from gst.graphs.store import open_store, verify
 from gst.programs import Program
-from gst.util.untrusted import check_classes, check_weights, check_yaml, read_arrays, read_tensors
+from gst.util.untrusted import (
+    check_classes,
+    check_weights,
+    check_yaml,
+    parse_json,
+    plain,
+    read_arrays,
+    read_object,
+    read_tensors,
+    shown,
+)  # fmt: skip
 from tests.fuzz.damage import Bomb
 from tests.fuzz.limits import problem
 from tests.fuzz.readers import READERS, Reader, _config, _seal_program, _seal_store
@@ -72,19 +84,25 @@ def test_a_zip_bomb_is_refused_by_what_it_declares(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("shape", [(10**12,), (2**62, 4), (2**70,), (-1,), (3, 10**9), (10**9, 10**9, 10**9)])
-def test_a_shape_that_the_member_does_not_hold_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
-    path = archive(tmp_path / "huge.npz", {"node_feat.npy": header(shape) + bytes(64)})
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (10**12,),
+        (2**62, 4),
+        (2**70,),
+        (-1,),
+        (3, 10**9),
+        (10**9, 10**9, 10**9),
+        (1,) * 100,
+        (0,) * 1_000,
+        (1,) * 20_000,
+    ],
+)
+def test_a_shape_that_the_member_does_not_hold_or_numpy_does_not_take(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = archive(tmp_path / "huge.npz", {"node_feat.npy": header(shape)[:70_000] + bytes(64)})
     within_bounds(read_arrays, path)
     with pytest.raises(ValueError, match=r"huge\.npz: not a readable npz file"):
         read_arrays(path)
-
-
-def test_more_dimensions_or_a_longer_header_than_numpy_takes(tmp_path: Path) -> None:
-    for shape in ((1,) * 100, (0,) * 1_000, (1,) * 20_000):
-        path = archive(tmp_path / "deep.npz", {"a.npy": header(shape) if len(shape) < 30 else header(shape)[:70_000]})
-        with pytest.raises(ValueError, match=r"deep\.npz: not a readable npz file"):
-            read_arrays(path)
 
 
 def test_objects_and_pickles_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,20 +258,17 @@ def test_a_program_whose_outputs_are_in_a_dictionary_is_read(tmp_path: Path) -> 
     assert Program.load(program_with(tmp_path, lambda record: None)).unflatten([0, 1, 2, 3, None])["number"] == 3
 
 
-@pytest.mark.parametrize("name", ["../../outside.bin", "/etc/hosts", "sub/edges.bin", "", ".", "..", "edges.bin\n"])
-def test_a_store_leads_to_no_file_outside(name: str, tmp_path: Path) -> None:
+def test_a_store_leads_to_no_file_outside_and_holds_no_objects(tmp_path: Path) -> None:
     store = READERS["store"].write(tmp_path)
     (tmp_path / "outside.bin").write_bytes(bytes(8))
-    meta = json.loads((store / "meta.json").read_text())
-    meta["files"][name] = 8
-    (store / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match="is no file of a store"):
-        open_store(store)
-
-
-def test_a_store_of_objects_is_refused(tmp_path: Path) -> None:
-    store = READERS["store"].write(tmp_path)
-    meta = json.loads((store / "meta.json").read_text())
+    genuine = (store / "meta.json").read_text()
+    for name in ("../../outside.bin", "/etc/hosts", "sub/edges.bin", "", ".", "..", "edges.bin\n"):
+        meta = json.loads(genuine)
+        meta["files"][name] = 8
+        (store / "meta.json").write_text(json.dumps(meta))
+        with pytest.raises(ValueError, match="is no file of a store"):
+            open_store(store)
+    meta = json.loads(genuine)
     meta["graphs"][0]["arrays"]["opcodes"]["dtype"] = "O"
     (store / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="numbers only"):
@@ -311,3 +326,29 @@ def test_yaml_makes_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match=r"bomb\.yaml"):
         _config(tmp_path / "bomb.yaml")
     assert not (tmp_path / "executed").exists()
+
+
+# JSON and messages -----------------------------------------------------------------------------------
+
+numbers = st.integers() | st.floats() | st.booleans() | st.none()
+values = st.recursive(
+    numbers | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+)
+
+
+@hypothesis.settings(max_examples=60, derandomize=True, deadline=None)
+@hypothesis.given(values, st.text())
+def test_json_comes_back_and_messages_are_one_printable_line(value: Any, text: str) -> None:
+    assert json.dumps(parse_json(json.dumps(value))) == json.dumps(value)
+    for line, most in ((shown(value), 80), (plain(text), 200)):
+        assert len(line) <= most and line.isprintable()
+
+
+def test_what_is_no_object_or_too_deep_is_refused(tmp_path: Path) -> None:
+    for content, why in (("[1]", "holds a list"), ("{", "not JSON"), ("[" * 200_000, "too deeply")):
+        (tmp_path / "file.json").write_text(content)
+        with pytest.raises(ValueError, match=why):
+            read_object(tmp_path / "file.json")
+    with pytest.raises(ValueError, match="no such file"):
+        read_object(tmp_path / "absent.json")

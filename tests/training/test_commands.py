@@ -20,16 +20,14 @@ from gst.data.tpugraphs import read
 from gst.training import recorded_step
 from gst.training.checkpoints import check_readable
 from tests.choices import rest_in_e2e
+from tests.outcomes import same
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("*.yaml"))
 FIXTURES = ROOT / "tests" / "fixtures"
 SMALL_DATA = {
-    "placement_cost": [
-        f"--data.source.init_args.directories=[{FIXTURES}/measured/*]",
-        "--data.num_valid=8",
-        "--data.num_test=8",
-    ],
+    "placement_cost": [f"--data.source.init_args.directories=[{FIXTURES}/measured/*]", "--data.num_valid=8",
+                       "--data.num_test=8"],
     "alexnet_layout": [f"--data.source.init_args.files=[{FIXTURES}/alexnet_small.npz]", "--data.num_valid=20",
                        "--data.num_test=20"],
     "layout_xla_random": [f"--data.{name}.init_args.root=." for name in ("source", "valid_source", "test_source")],
@@ -91,14 +89,6 @@ def checkpoint_of(directory: str, epochs: int, *more: str) -> dict:
     ]  # fmt: skip
     assert main(command("fit", "alexnet_layout", *arguments, *more)) == 0
     return torch.load(f"{directory}/last.ckpt", weights_only=True)
-
-
-def same(first: object, second: object) -> bool:
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    return first == second
 
 
 def test_precisions_that_the_table_does_not_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,13 +225,8 @@ def test_a_training_by_padded_steps_gives_the_losses_of_one_without(monkeypatch:
     losses, said = [], list[str]()
     monkeypatch.setattr(recorded_step, "rank_zero_info", said.append)
     for record_step in ("true", "false"):
-        flags = [
-            "--trainer.max_steps=3",
-            "--trainer.logger=false",
-            f"--model.record_step={record_step}",
-            "--json=fit.json",
-        ]
-        assert main(command("fit", "giant_synthetic", *flags)) == 0
+        flags = ["--trainer.max_steps=3", "--trainer.logger=false", f"--model.record_step={record_step}"]
+        assert main(command("fit", "giant_synthetic", *flags, "--json=fit.json")) == 0
         losses.append(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert said == ["steps are padded, and not recorded: graphs are recorded on an accelerator; the model is on cpu"]

@@ -194,7 +194,6 @@ def test_the_published_parts_by_commands_alone(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.e2e
 def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
-    """With repeated configurations, in an order of their own, of which some are held out."""
     arrays = dict(np.load(ALEXNET))
     different = np.unique(arrays["node_config_feat"], axis=0, return_index=True)[1][:12]
     chosen = different[np.random.default_rng(0).integers(12, size=60)]  # each about five times

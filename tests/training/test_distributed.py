@@ -158,7 +158,6 @@ OF_TWO = [(2, name) for name in VARIANTS]
 
 @pytest.mark.parametrize(("world_size", "name"), rest_in_e2e([*OF_TWO, *((4, name) for name in OF_FOUR)], OF_TWO))
 def test_several_processes_follow_the_training_of_one(name: str, world_size: int, trained: Answers) -> None:
-    """All draws, gradients and rows of the table, idle processes in short steps included."""
     parameters, table = trained(1)[0][name]
     for answer in trained(world_size):
         assert_close(answer[name][0], parameters)
@@ -175,14 +174,12 @@ def test_all_processes_log_the_same(trained: Answers) -> None:
 
 
 def test_variants_differ(trained: Answers) -> None:
-    """Else equality would say nothing of them."""
     ends = [torch.cat([p.flatten() for p in trained(1)[0][name][0]]) for name in VARIANTS]
     assert all(not torch.allclose(a, b, rtol=1e-6) for a, b in itertools.combinations(ends, 2))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_accumulated_steps_are_one_larger_step(world_size: int, trained: Answers) -> None:
-    """Parameters, and the rows that were written meanwhile."""
     at_once, accumulated = (trained(world_size)[0][name] for name in ("at once", "accumulated"))
     assert_close(accumulated[0], at_once[0])
     assert at_once[1] is not None and accumulated[1] is not None

@@ -74,7 +74,6 @@ def test_from_its_epoch_on_the_encoder_stands_still_and_the_head_goes_on(tmp_pat
 
 
 def test_rows_of_younger_encoders_are_forgotten(tmp_path: Path) -> None:
-    """And every segment is written in the first step of finetuning already, as far as its configurations go."""
     module, watch = fit(tmp_path)
     frozen = (EPOCHS - FINETUNED) * STEPS
     assert min(watch.written[frozen - 1]) <= frozen < min(watch.written[frozen])
@@ -84,7 +83,6 @@ def test_rows_of_younger_encoders_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", rest_in_e2e([2, 6, 7], [6]))
 def test_resumed_finetuning_is_bit_identical(step: int, tmp_path: Path) -> None:
-    """A checkpoint of the middle of an epoch, one of the last step before finetuning, and one of the middle of it."""
     module, watch = fit(tmp_path)
     resumed, rest = fit(tmp_path, resume=tmp_path / "checkpoints" / f"step={step}.ckpt")
     assert len(rest.heads) == EPOCHS * STEPS - step

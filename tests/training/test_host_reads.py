@@ -80,7 +80,6 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bar", [LogProgress, TerminalProgress])
 def test_no_step_reads_what_it_computed(bar: type[L.Callback], late: None, tmp_path: Path) -> None:
-    """But the oldest losses, one for the error and one for the report, when too many are on their way."""
     with Reads() as reads:
         page = trained(tmp_path, Head(8), bar(), limit_val_batches=0)
     assert page._epochs[-1]["steps"] == STEPS and math.isfinite(page._epochs[-1]["loss"])

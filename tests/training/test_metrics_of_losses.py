@@ -48,7 +48,6 @@ def test_missing_targets_are_skipped_where_that_is_asked(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("targets", rest_in_e2e(["[[7, 7, 7, 7]]", "[[5]]"], ["[[5]]"]))
 def test_an_epoch_without_a_metric_is_an_error(targets: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of equal targets, or of a single one, there is no order."""
     valid = "--data.valid_source"
     flags = [f"{valid}=made_targets.MadeTargets", f"{valid}.init_args.targets={targets}"]
     assert small("fit", *flags) == 2
@@ -57,11 +56,9 @@ def test_an_epoch_without_a_metric_is_an_error(targets: str, capsys: pytest.Capt
 
 @pytest.mark.e2e
 def test_a_regression_is_judged_by_its_errors() -> None:
-    callback = [
-        "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
-        "--trainer.callbacks.monitor=val/rmse",
-    ]
-    flags = ["--model.loss=squared_error", "--trainer.max_epochs=2", "--json=fit.json", *callback]
+    flags = ["--model.loss=squared_error", "--trainer.max_epochs=2", "--json=fit.json",
+             "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
+             "--trainer.callbacks.monitor=val/rmse"]  # fmt: skip
     best = ["--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint", "--trainer.callbacks.monitor=val/mae",
             "--trainer.callbacks.dirpath=run/best"]  # fmt: skip
     assert small("fit", *flags, *best) == 0

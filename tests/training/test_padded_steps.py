@@ -27,7 +27,7 @@ from gst.method.fixed_batch import Sizes
 from gst.method.recorded import Recorded
 from gst.nn import SAGE, Head, bounds, plans
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
-from gst.training.recorded_step import PaddedSteps
+from gst.training.recorded_step import ACCUMULATES, PaddedSteps
 from tests.method.host_waits import TakesSegments
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -129,15 +129,12 @@ def assert_same(ours: Watch, theirs: Watch, after: int = 0) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path) -> None:
-    """Steps hold graphs of different numbers of segments, and the last of an epoch fewer graphs."""
     padded, eager = fit(tmp_path, True, variant), fit(tmp_path, False, variant)
     assert all(padded.was_padded) and not any(eager.was_padded)
     assert_same(padded, eager)
     assert len(set(eager.losses)) == EPOCHS * STEPS
-
-
-def test_so_they_are_with_the_encoder_of_another(tmp_path: Path) -> None:
-    assert_same(fit(tmp_path, True, encoder=Messages), fit(tmp_path, False, encoder=Messages))
+    assert padded.module._padded is None, "nothing is left after the training"
+    assert all(parameter.grad is None for parameter in padded.module.parameters())
 
 
 def test_steps_that_are_too_large_for_their_padding_are_not_padded(
@@ -214,6 +211,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_losses_that_a_scaler_scales_are_not_padded() -> None:
+    """Lightning makes a scaler on a GPU alone."""
+    trainer: Any = SimpleNamespace(precision="16-mixed", callbacks=[], strategy=SingleDeviceStrategy("cpu"))
+    said = recorded_step._refusal_of_training(trainer, SimpleNamespace(world_size=1), [])  # type: ignore[arg-type]
+    assert said == "they compute in 32-true or bf16-mixed, and --trainer.precision is 16-mixed"
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,13 +231,6 @@ def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     torch.set_num_threads(threads)  # ddp sets it
     assert not any(watch.was_padded) and len(watch.losses) == EPOCHS
     assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
-
-
-def test_losses_that_a_scaler_scales_are_not_padded() -> None:
-    """Lightning makes a scaler on a GPU alone."""
-    trainer: Any = SimpleNamespace(precision="16-mixed", callbacks=[], strategy=SingleDeviceStrategy("cpu"))
-    said = recorded_step._refusal_of_training(trainer, SimpleNamespace(world_size=1), [])  # type: ignore[arg-type]
-    assert said == "they compute in 32-true or bf16-mixed, and --trainer.precision is 16-mixed"
 
 
 def test_padded_steps_in_bf16_are_those_of_the_estimator_in_bf16(tmp_path: Path) -> None:
@@ -259,7 +256,6 @@ def test_nobody_pads_unasked_on_a_cpu_and_the_reason_for_not_recording_is_said_o
 def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
     most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of plans grow more than nodes do."""
     said = listen(monkeypatch)
     monkeypatch.setattr(recorded_step, "MOST_PADDING", most)
 
@@ -275,7 +271,6 @@ def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
 
 
 def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a mistake in what reads them is not taken for a refusal."""
 
     def fails(*_: Any, **__: Any) -> None:
         raise ValueError("a mistake of ours")
@@ -287,7 +282,6 @@ def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: p
 
 
 def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first three steps, which are eager."""
 
     def full(device: torch.device) -> Any:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
@@ -303,28 +297,12 @@ def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monke
 class AfterTwo(L.Callback):
     """Changes a training after its second step, in the middle of an epoch."""
 
-    def __init__(self, change: Callable[[L.Trainer, Any], None]) -> None:
+    def __init__(self, change: Callable[[L.Trainer, Any], object]) -> None:
         self.change = change
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step == 2:
             self.change(trainer, pl_module)
-
-
-def accumulate(trainer: L.Trainer, module: Any) -> None:
-    trainer.accumulate_grad_batches = 2
-
-
-def freeze(trainer: L.Trainer, module: Any) -> None:
-    module.estimator.freeze_encoder()
-
-
-def freeze_parameters(trainer: L.Trainer, module: Any) -> None:
-    module.estimator.encoder.requires_grad_(False)
-
-
-def prune_weights(trainer: L.Trainer, module: Any) -> None:
-    prune.l1_unstructured(module.estimator.encoder.others, "weight", amount=0.5)
 
 
 def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
@@ -333,40 +311,36 @@ def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
         del fixed.step._fixed._packed.layout["inclusion"]
 
 
-CHANGES: dict[Callable[[L.Trainer, Any], None], str] = {
-    accumulate: "the trainer accumulates them",
-    freeze: "the encoder is frozen",
-    freeze_parameters: "",
-    prune_weights: "runs no hooks, and module 'encoder.others' has one",
-    lose_a_tensor: "inclusion of a step has the shape",
+CHANGES: dict[str, tuple[Callable[[L.Trainer, Any], object], str]] = {
+    "accumulate": (lambda trainer, module: vars(trainer).update(accumulate_grad_batches=2), ACCUMULATES),
+    "freeze": (lambda trainer, module: module.estimator.freeze_encoder(), "the encoder is frozen"),
+    "freeze parameters": (lambda trainer, module: module.estimator.encoder.requires_grad_(False), ""),
+    "prune": (
+        lambda trainer, module: prune.l1_unstructured(module.estimator.encoder.others, "weight", amount=0.5),
+        "runs no hooks, and module 'encoder.others' has one",
+    ),
+    "lose a tensor": (lose_a_tensor, "inclusion of a step has the shape"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_training_that_changes_on_its_way_goes_on(
-    change: Callable[[L.Trainer, Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step that was read before the change is trained unpadded, too. After `freeze_encoder` an unpadded training
     takes that step by its fresh segments or exactly, depending on when it was read: that one is not compared."""
-    said = listen(monkeypatch)
-    ours, theirs = (fit(tmp_path, each, encoder=Messages, callbacks=[AfterTwo(change)]) for each in (True, False))
-    if change is not freeze:
+    said, (action, words) = listen(monkeypatch), CHANGES[change]
+    ours, theirs = (fit(tmp_path, each, encoder=Messages, callbacks=[AfterTwo(action)]) for each in (True, False))
+    if change != "freeze":
         assert_same(ours, theirs)
-    assert ours.was_padded == [True] * 2 + [not CHANGES[change]] * 4
-    assert len(said) == 1 + bool(CHANGES[change]) and CHANGES[change] in said[-1]
-
-
-def test_nothing_is_left_of_padded_steps(tmp_path: Path) -> None:
-    module = fit(tmp_path, True).module
-    assert module._padded is None
-    assert all(parameter.grad is None for parameter in module.parameters())
+    assert ours.was_padded == [True] * 2 + [not words] * 4
+    assert len(said) == 1 + bool(words) and words in said[-1]
 
 
 @pytest.mark.parametrize("record_step", [True, False])
 def test_targets_without_logarithm_are_refused_on_the_host(
     record_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the loss is computed."""
     monkeypatch.setitem(module.LOSSES, "log_runtime", module.LOSSES["squared_error"])
     monkeypatch.setattr(Programs, "shift", -1e9)
     with pytest.raises(ValueError, match="log_runtime needs positive targets"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
+import math
 import signal
 import subprocess
 import sys
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from made_targets import SMALL
-from offline_runs import read_runs
 
 from gst.cli.command_line import _parser, main
 from gst.training import sweeps
@@ -25,7 +24,6 @@ from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/sweeps").glob("*.yaml"))
-FITS = ("gst_variants", "cost_model", "placement_cost")
 SCRIPT = """
 import argparse, json, os, pathlib, time
 parser = argparse.ArgumentParser()
@@ -122,13 +120,6 @@ def test_every_key_and_value_of_a_shipped_file_means_something_to_its_command(
         assert {name: found.get(name) for name in values} == values
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_a_key_that_is_none_is_refused_by_the_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    sweep = read_sweep(ROOT / f"experiments/sweeps/{name}.yaml")
-    assert main([*sweep.words(extremes(sweep)[0])[1:], "--model.num_fish=3", "--print_config"]) == 2
-
-
 def test_flags_are_those_that_the_agent_of_wandb_makes() -> None:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
@@ -222,13 +213,10 @@ def test_failed_trials_are_told_and_three_in_a_row_end_the_sweep(capsys: pytest.
     assert "3 trials in a row failed" in said and "it does not work" in said and "trial-0002/output.log" in said
     file = sweep_file(metric={"name": "accuracy"})
     assert "no finite 'accuracy'; it has loss" in refused(capsys, "--local", file, "--out", "other")
-
-
-def test_a_sweep_whose_trials_all_fail_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     file = sweep_file(method="grid", parameters={"x": {"values": [0, 1]}, "y": {"value": "bad"}})
-    said = refused(capsys, "--local", file, "--out", "out")
+    said = refused(capsys, "--local", file, "--out", "none")
     assert "no trial of 2 gave a value of loss, the last one with: exit status 1: it does not work" in said
-    assert "trial-0001/output.log" in said and capsys.readouterr().out == ""
+    assert "trial-0001/output.log" in said
 
 
 NUMBERS = {
@@ -259,22 +247,6 @@ def test_values_with_an_exponent_are_numbers_and_texts_stay_texts(written: str, 
     assert read_sweep(Path("sweep.yaml")).parameters["lr"].choices == values
 
 
-@pytest.mark.parametrize(
-    ("written", "said"),
-    [
-        ("{min: low, max: 1}", "lr.min is 'low'; want a number"),
-        ("{min: 0, max: .inf}", "lr.max is inf"),
-        ("{distribution: normal, mu: x, sigma: 1e-1}", "lr.mu is 'x'"),
-        ("{distribution: normal, mu: 1e-3, sigma: 1e-1}", "lr has distribution 'normal'; known here are"),
-        ("{distribution: int_uniform, min: 1.5, max: 2}", "1.5 is no whole number"),
-    ],
-)
-def test_a_text_in_place_of_a_number_is_named(written: str, said: str) -> None:
-    Path("sweep.yaml").write_text(sweep_text(written))
-    with pytest.raises(ValueError, match=re.escape(said)):
-        read_sweep(Path("sweep.yaml"))
-
-
 def sweep_text(parameter: str) -> str:
     command = "command: [gst, fit, '${args}']"
     return f"method: random\nmetric: {{name: val/tau, goal: maximize}}\nparameters:\n  lr: {parameter}\n{command}\n"
@@ -284,11 +256,6 @@ def sweep_text(parameter: str) -> str:
 def test_a_shipped_file_finds_its_configuration_from_any_directory(path: Path) -> None:
     named = [word.partition("=")[2] for word in read_sweep(path).command if word.startswith("--config=")]
     assert all(Path(name).is_file() for name in named)
-
-
-def test_a_configuration_that_is_nowhere_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    file = sweep_file(command=["gst", "fit", "--config=nowhere.yaml", "${args}"])
-    assert "command has --config=nowhere.yaml, and there is no such file here" in refused(capsys, "--local", file)
 
 
 @pytest.mark.e2e
@@ -318,11 +285,6 @@ def test_results_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(tried()) == 1
 
 
-def test_without_local_the_two_commands_of_wandb_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "experiments/sweeps/placement.yaml")
-    assert "`wandb sweep experiments/sweeps/placement.yaml`" in said and "`wandb agent " in said
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -334,6 +296,11 @@ def test_without_local_the_two_commands_of_wandb_are_told(capsys: pytest.Capture
         ({"parameters": {"x": {"min": 1}}}, "x: "),
         ({"parameters": {"x": {"distribution": "beta", "a": 1}}}, "x has distribution 'beta'; known here are"),
         ({"parameters": {"x": {"values": [[1, 2]]}}}, "write lists as text"),
+        ({"parameters": {"x": {"min": "low", "max": 1}}}, "x.min is 'low'; want a number"),
+        ({"parameters": {"x": {"min": 0, "max": math.inf}}}, "x.max is inf"),
+        ({"parameters": {"x": {"distribution": "normal", "mu": "a", "sigma": 1}}}, "x.mu is 'a'"),
+        ({"parameters": {"x": {"distribution": "int_uniform", "min": 1.5, "max": 2}}}, "1.5 is no whole number"),
+        ({"command": ["gst", "--config=nowhere.yaml", "${args}"]}, "has --config=nowhere.yaml, and there is no such"),
         ({"method": "grid"}, "x has infinitely many values"),
         ({"command": ["python", "script.py"]}, "command is to be a list of words, '${args}' among them"),
         ({"command": ["${program}", "${args}"]}, "command has '${program}'"),
@@ -344,6 +311,7 @@ def test_what_cannot_be_run_here_is_one_line(
     changed: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capsys, "--local", sweep_file(**changed))
+    assert "`wandb sweep sweep.yaml`" in refused(capsys, "sweep.yaml")
     assert not Path("tried.txt").exists()
 
 
@@ -354,23 +322,3 @@ def test_the_metric_is_of_the_best_epoch_else_of_the_last_else_of_the_result() -
     assert metric_of({"best": "ours", **metrics}, "epochs") == 3
     with pytest.raises(ValueError, match="no finite 'val/tau'; it has"):
         metric_of({"metrics": {"val/tau": float("nan")}}, "val/tau")
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_training_runs_from_its_sweep_file() -> None:
-    content = yaml.safe_load((ROOT / "experiments/sweeps/gst_variants.yaml").read_text())
-    smaller = {
-        "20000": "1000",
-        "--data.max_nodes=1000": "--trainer.max_epochs=1",
-        "=experiments": f"={ROOT}/experiments",
-    }
-    for old, new in smaller.items():
-        content["command"] = [word.replace(old, new) for word in content["command"]]
-    file = sweep_file(**content)
-    assert main(["sweep", "--local", file, "--trials", "1", "--json", "r.json"]) == 0
-    best = json.loads(Path("r.json").read_text())["best"]
-    assert set(best["parameters"]) == set(content["parameters"]) and -1 <= best["value"] <= 1
-    (run,) = read_runs(Path("runs"))
-    assert run.group == "gst_variants" and run.history["val/tau"] and not run.history["table/bytes"]
-    assert list(Path("runs/sweeps/sweep/trial-0000/checkpoints").glob("*.ckpt"))

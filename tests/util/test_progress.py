@@ -11,7 +11,6 @@ from gst.util.progress import Bars, LogLines
 
 
 def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever bars there are."""
     now = 1000.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     monkeypatch.setattr(LogLines, "_printed", now)

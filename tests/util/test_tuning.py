@@ -1,4 +1,4 @@
-"""Settings of glibc and OpenMP."""
+"""Settings of glibc."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
-from gst.util.process import WAITING, wait_briefly
 
 PROGRAM = """
 import resource, torch
@@ -34,9 +32,3 @@ def test_freed_tensors_are_used_again_without_page_faults() -> None:
     as_usual, with_freed_memory = map(int, printed.split())
     assert as_usual >= 4 * (60 << 8)
     assert with_freed_memory <= 2 * (60 << 8)
-
-
-def test_what_is_set_stays_and_what_is_missing_is_set() -> None:
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "HOME": "/"}
-    wait_briefly(environment)
-    assert environment == {"HOME": "/", "GOMP_SPINCOUNT": WAITING["GOMP_SPINCOUNT"], "OMP_WAIT_POLICY": "PASSIVE"}
