@@ -43,7 +43,7 @@ from gst.cli import main as run_command
 from gst.util.untrusted import read_object
 from gst.util.writing import write_json
 
-tqdm.monitor_interval = 0  # no thread
+tqdm.monitor_interval = 0  # no thread that could hold the lock at a fork
 MOST_KILLS = 3  # of one trial
 LONGEST_S = 300.0  # for a command to end
 ALONE_S = 20.0  # for children to notice that the command was killed
@@ -175,7 +175,6 @@ def run(
     if not resume:
         known = {name: counts for name, counts in known.items() if name not in commands}
     tqdm.set_lock(threading.RLock())  # the usual one is shared with forked processes, and lost with one that dies in it
-    tqdm.monitor_interval = 0  # no thread that could hold the lock at a fork
     bar = tqdm(total=kills * len(commands), unit=" kills", desc="undisturbed")
     every = every_command(small)
     for name in commands:
