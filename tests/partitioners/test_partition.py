@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
-from partitioners import METHODS, UNSEEDED, largest_part, partition, quality
-from partitioners.orders import ranges
+from partitioners import METHODS, UNSEEDED, largest_part, partition, quality, ranges
 
 
 @pytest.mark.parametrize("weighted", [False, True])
