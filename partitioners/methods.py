@@ -12,7 +12,6 @@ from jaxtyping import Int64
 from partitioners.balance import Problem
 from partitioners.communities import communities
 from partitioners.csr import check_num_parts, check_tolerance, checked_edges, checked_weights
-from partitioners.orders import contiguous, uniform
 
 
 def has_metis() -> bool:
@@ -33,6 +32,35 @@ def usual_method() -> str:
         'metis'
     """
     return "metis" if has_metis() else "communities"
+
+
+def contiguous(problem: Problem) -> Int64[np.ndarray, " nodes"]:
+    """Part of each node; parts ascend with node ids."""
+    return ranges(problem.weights, problem.num_parts)
+
+
+def ranges(weights: Int64[np.ndarray, " nodes"], num_parts: int) -> Int64[np.ndarray, " nodes"]:
+    """Return the part of each node of a sequence, ascending, none empty.
+
+    Part p begins with the first node whose middle lies beyond p / num_parts of all the weight."""
+    num_nodes = len(weights)
+    up_to = np.cumsum(weights)
+    quotient, remainder = divmod(2 * int(up_to[-1]), num_parts)
+    part = np.arange(num_parts)
+    twice_due = part * quotient - (-part * remainder // num_parts)  # rounded up
+    starts = np.searchsorted(2 * up_to - weights - 1, twice_due)
+    starts = np.maximum.accumulate(starts - part) + part  # ascending by at least one
+    starts = np.minimum(starts, num_nodes - num_parts + part)
+    return np.repeat(part, np.diff(starts, append=num_nodes))
+
+
+def uniform(problem: Problem) -> Int64[np.ndarray, " nodes"]:
+    """Part of each node: ranges of a random order of the nodes."""
+    generator = np.random.default_rng([problem.seed, problem.num_parts])  # `seed` alone may have shuffled the ids
+    order = generator.permutation(problem.num_nodes)
+    parts = np.empty(problem.num_nodes, np.int64)
+    parts[order] = ranges(problem.weights[order], problem.num_parts)
+    return parts
 
 
 def metis(problem: Problem) -> Int64[np.ndarray, " nodes"]:

@@ -38,11 +38,12 @@ import gst.placement.api.command
 import gst.placement.api.measuring
 import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, every_command, lost, rows, unreadable
+from experiments.bench.gpu.process import session_of
 from gst.cli import main as run_command
 from gst.util.untrusted import read_object
 from gst.util.writing import write_json
 
-tqdm.monitor_interval = 0  # no thread
+tqdm.monitor_interval = 0  # no thread that could hold the lock at a fork
 MOST_KILLS = 3  # of one trial
 LONGEST_S = 300.0  # for a command to end
 ALONE_S = 20.0  # for children to notice that the command was killed
@@ -74,30 +75,17 @@ def ended(process: BaseProcess, limit_s: float) -> int | None:
 def kill(process: BaseProcess, group: bool) -> int:
     """Send SIGKILL to the whole session, or to its leader alone; return the number of its surviving processes."""
     assert process.pid is not None
-    targets = [*members(process.pid), process.pid] if group else [process.pid]
+    targets = {*session_of(process.pid), process.pid} if group else {process.pid}
     for pid in targets:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.join()
     deadline = time.monotonic() + ALONE_S
-    while (left := members(process.pid)) and time.monotonic() < deadline:
+    while (left := session_of(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return len(left)
-
-
-def members(session: int) -> list[int]:
-    """Living processes of a session."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _parent, _group, its_session = path.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(its_session) == session and state != "Z":
-            found.append(int(path.parent.name))
-    return found
 
 
 def moment(generator: np.random.Generator, undisturbed_s: float) -> float:
@@ -187,7 +175,6 @@ def run(
     if not resume:
         known = {name: counts for name, counts in known.items() if name not in commands}
     tqdm.set_lock(threading.RLock())  # the usual one is shared with forked processes, and lost with one that dies in it
-    tqdm.monitor_interval = 0  # no thread that could hold the lock at a fork
     bar = tqdm(total=kills * len(commands), unit=" kills", desc="undisturbed")
     every = every_command(small)
     for name in commands:

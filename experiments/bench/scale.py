@@ -1,18 +1,12 @@
 """Time of a step with 1 to 256 processes, by a model of links fed with figures measured on one machine.
 
-A step takes the time of the computation (measured, the same for every process), planning who sends what and handling it
-(measured up to 256 processes, a line through that), and three collectives, with a latency a and a bandwidth b for each
-process:
-
     python -m experiments.bench scale --measured distributed.json --link wifi:2000:0.1 --plot scale.png
+
+A step takes the computation and planning, as measured, and collectives with a latency a and a bandwidth b, none hidden
+behind the computation (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication in MPICH, 2005):
 
     all-to-all of m bytes per process      (P - 1) a + m (P - 1) / (P b)
     ring all-reduce of n bytes             2 (P - 1) a + 2 n (P - 1) / (P b)
-
-the usual costs of pairwise exchanges and of the ring (Thakur, Rabenseifner and Gropp, Optimization of Collective
-Communication Operations in MPICH, 2005). The pull is an all-to-all of rows that the encoder hides as long as it takes
-less than the forward pass; the push and the gradients are hidden by the backward pass in the same way. Here nothing is
-taken to be hidden, which is the worst case. Processes of one host do not differ from others.
 """
 
 from __future__ import annotations

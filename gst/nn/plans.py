@@ -18,7 +18,7 @@ from gst.nn.bounds import Bounds, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
 from gst.nn.sharing import Plan, Sharing
 
-Where = Literal["auto", "host", "device", "both"]
+Where = Literal["auto", "host", "device"]
 DRAWN = 64  # steps whose largest tells what large plans are padded to
 
 _where: Where = "auto"
@@ -28,9 +28,8 @@ def set_sharing(where: Where) -> None:
     """Choose where equal states are found from now on, in this process.
 
     Args:
-        where: on the `host`, exactly; on the `device` of the batch, by fingerprints (`gst.nn.fingerprints`); on `both`,
-            which raises ValueError where they differ, for a search of errors; `auto` is the device of a batch on an
-            accelerator, and else the host. Padded steps find them on the device.
+        where: on the `host`, exactly; on the `device` of the batch, by fingerprints (`gst.nn.fingerprints`); `auto` is
+            the device of a batch on an accelerator, and else the host. Padded steps find them on the device.
 
     Raises:
         ValueError: no such place.
@@ -46,25 +45,8 @@ def planned(batch: SegmentBatch, options: PlanOptions) -> Plan:
     """The plan of a batch by these options, found once for each batch."""
     if options not in batch.plans:
         on_device = batch.edge_index.device.type != "cpu" if _where == "auto" else _where != "host"
-        if on_device:
-            batch.plans[options] = plan = DeviceSharing(batch, options)
-            if _where == "both":
-                check_equal(plan, Sharing.of(batch, *options))
-        else:
-            batch.plans[options] = Sharing.of(batch, *options)
+        batch.plans[options] = DeviceSharing(batch, options) if on_device else Sharing.of(batch, *options)
     return batch.plans[options]
-
-
-def check_equal(plan: DeviceSharing, exact: Sharing) -> None:
-    """Raise ValueError where fingerprints agree and states do not, or the other way round."""
-    for layer, (ours, level) in enumerate(zip(plan.levels, exact.levels, strict=True)):
-        exactly = torch.from_numpy(level.first[:-1, None] + level.alike)
-        mine, theirs = (each[:, :, None] == each[:, None] for each in (ours.row_of.cpu(), exactly))
-        for node, one, other in (mine != theirs).nonzero()[:1].tolist():
-            raise ValueError(
-                f"after layer {layer}, node {node} has fingerprints under configurations {one} and {other} that "
-                f"{'agree' if mine[node, one, other] else 'differ'}, unlike its states; use set_sharing('host')"
-            )
 
 
 class FixedPlans:

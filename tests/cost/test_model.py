@@ -55,6 +55,8 @@ def test_equal_seeds_give_equal_models_whatever_the_global_generator_holds() -> 
 def test_what_cannot_be_learned_is_refused(targets: np.ndarray) -> None:
     with pytest.raises(ValueError, match="runtime"):
         CostModel().fit([replace(synthetic_program(20, 4), targets=targets)])
+    with pytest.raises(ValueError, match="at least one network"):
+        CostModel(members=0)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", None])
@@ -127,11 +129,6 @@ def test_every_label_teaches() -> None:
     for each in range(6):
         wrong = graph.targets * np.where(np.arange(6) == each, 2.0, 1.0)
         assert not np.array_equal(fitted_on(replace(graph, targets=wrong)).predict(graph), right)
-
-
-def test_an_ensemble_has_a_member() -> None:
-    with pytest.raises(ValueError, match="at least one network"):
-        CostModel(members=0)
 
 
 def test_a_loss_that_is_no_number_stops_and_leaves_the_model_as_it_was(fitted: CostModel) -> None:

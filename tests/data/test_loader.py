@@ -173,12 +173,6 @@ def test_steps_come_in_order_with_what_was_read_for_them() -> None:
     assert list(Prefetched([], Reader(draw, load))) == []
 
 
-def test_a_step_is_drawn_before_the_one_before_it_is_computed() -> None:
-    drawn: list[int] = []
-    for step, _ in Prefetched(range(3), Reader(lambda step, ahead: drawn.append(step) or step, lambda drawn: drawn)):
-        assert drawn == list(range(min(step + 2, 3)))
-
-
 def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed() -> None:
     """Odd steps hang on the one before them."""
     happened: list[tuple[str, int, int]] = []
@@ -268,19 +262,6 @@ def test_a_group_is_never_on_both_sides(names: list[str], data: st.DataObject) -
     assert Counter(name for part in parts for name in names_in(part)) == Counter(names)
     assert all(configs.tolist() == [0, 1, 2] for part in parts for _, configs in part)
     assert all(names_in(part) == [name for name in names if name in names_in(part)] for part in parts)
-
-
-def test_other_seeds_hold_out_other_groups() -> None:
-    graphs = [named(f"{group}/{i}") for group in "abcd" for i in range(2)]
-    held_out = [{group_of(name) for name in names_in(split(graphs, "groups", 1, 0, seed)[1])} for seed in range(20)]
-    assert {"a", "b", "c", "d"} == set.union(*held_out)
-
-
-def test_splitting_by_graphs_does_tear_groups_apart() -> None:
-    """`groups` exists because of this."""
-    graphs = [named(f"{group}/{i}") for group in "ab" for i in range(4)]
-    training, held_out, _ = split(graphs, "graphs", 4, 0, seed=0)
-    assert {group_of(name) for name in names_in(training)} & {group_of(name) for name in names_in(held_out)}
 
 
 @pytest.mark.parametrize(("valid", "test"), [(2, 0), (1, 1), (0, 3)])

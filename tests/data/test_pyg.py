@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_geometric.data import Batch, Data, HeteroData
 
 from gst.data.pyg import from_pyg, hetero_inputs
 from gst.graphs.segments import segment
@@ -22,7 +23,6 @@ def data(**changes: Any) -> SimpleNamespace:
 
 @given(num_nodes=st.integers(1, 9), num_edges=st.integers(0, 12), features=st.integers(0, 3), seed=st.integers(0, 99))
 def test_what_pyg_holds_is_what_the_graph_holds(num_nodes: int, num_edges: int, features: int, seed: int) -> None:
-    Data = pytest.importorskip("torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]").Data
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_nodes, features, generator=generator)
     edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
@@ -93,9 +93,7 @@ def test_what_nodes_and_edges_have_besides_is_kept_under_its_name() -> None:
 
 
 def test_nodes_and_edges_of_several_types_are_put_together_and_taken_apart() -> None:
-    hetero = pytest.importorskip(
-        "torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]"
-    ).HeteroData()
+    hetero = HeteroData()
     hetero["op"].x, hetero["buffer"].x = torch.randn(3, 4), torch.randn(2, 2)
     hetero["op", "writes", "buffer"].edge_index = torch.tensor([[0, 2, 1], [1, 0, 1]])
     hetero["buffer", "read_by", "op"].edge_index = torch.tensor([[1], [2]])
@@ -110,17 +108,14 @@ def test_nodes_and_edges_of_several_types_are_put_together_and_taken_apart() -> 
 
 
 def test_a_real_batch_is_refused() -> None:
-    loader = pytest.importorskip("torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]")
-    batch = loader.Batch.from_data_list([loader.Data(**vars(data()))] * 2)
+    batch = Batch.from_data_list([Data(**vars(data()))] * 2)
     with pytest.raises(ValueError, match="a Batch of 2 graphs"):
         from_pyg(batch)
-    assert from_pyg(loader.Batch.from_data_list([loader.Data(**vars(data()))])).num_nodes == 3
+    assert from_pyg(Batch.from_data_list([Data(**vars(data()))])).num_nodes == 3
 
 
 def test_what_all_types_have_comes_along_and_what_some_have_is_named() -> None:
-    hetero = pytest.importorskip(
-        "torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]"
-    ).HeteroData()
+    hetero = HeteroData()
     hetero["op"].x, hetero["buffer"].x = torch.ones(3, 4), torch.ones(2, 2)
     hetero["op"].pos, hetero["buffer"].pos = torch.zeros(3, 1), torch.ones(2, 1)
     hetero["op"].cost = torch.ones(3)
@@ -137,9 +132,7 @@ def test_what_all_types_have_comes_along_and_what_some_have_is_named() -> None:
 
 
 def typed(edges: list[list[int]], **of_edges: Any) -> Any:
-    hetero = pytest.importorskip(
-        "torch_geometric.data", reason="needs torch-geometric: pip install .[pyg]"
-    ).HeteroData()
+    hetero = HeteroData()
     hetero["op"].x, hetero["buffer"].x = torch.ones(50, 4), torch.ones(20, 2)
     hetero["op", "writes", "buffer"].edge_index = torch.tensor(edges)
     for key, value in of_edges.items():

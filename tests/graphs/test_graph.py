@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
-from tests.relabelling import relabelled_graph
 
 NAN = np.float32("nan")
 
@@ -93,11 +92,3 @@ def test_the_digest_tells_a_change_of_any_array(array: str) -> None:
     changed.flat[0] = others.pop() if others else (changed.flat[0] + 1) % 24
     assert replace(graph, **{array: changed}).digest() != graph.digest()
     assert replace(graph, name="other").digest() == graph.digest()
-
-
-def test_relabelling_back_and_forth_is_the_identity() -> None:
-    graph, order = random_graph(1), np.random.default_rng(0).permutation(24)
-    there = relabelled_graph(graph, order)
-    assert relabelled_graph(there, np.argsort(order)).digest() == graph.digest()
-    assert (there.node_features[np.argsort(order)] == graph.node_features).all()
-    assert (order[there.edges] == graph.edges).all() and (order[there.config_nodes] == graph.config_nodes).all()

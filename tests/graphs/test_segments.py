@@ -141,13 +141,6 @@ def test_odd_graphs_are_cut_like_others(kind: str, method: str) -> None:
             assert_identical(cut, slow_segments(graph, parts_of(cut), halo))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("max_nodes", [1, 7, 24, 100])
-def test_no_segment_owns_more_than_it_may(method: str, max_nodes: int) -> None:
-    cut = segment(random_graph(3), max_nodes, method)
-    assert cut.owned_counts.max() <= max_nodes and cut.owned_counts.min() >= 1
-
-
 @given(graphs_and_parts(data=True), graphs_and_parts(data=True), st.integers(0, 1), st.randoms())
 def test_a_batch_sets_segments_side_by_side(
     one: tuple[Graph, np.ndarray], other: tuple[Graph, np.ndarray], halo: int, random: object

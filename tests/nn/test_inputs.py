@@ -7,6 +7,7 @@ import torch
 from reference import as_batch, random_graph
 from slow_encoders import made, slow_encode
 
+from gst.nn import Head
 from gst.nn.encoders import LazyLinear
 
 
@@ -39,3 +40,14 @@ def test_nodes_without_features_have_no_part_in_the_first_layer() -> None:
     layer = LazyLinear(3)
     assert layer(torch.ones(2, 0)).tolist() == [[0.0] * 3] * 2
     assert LazyLinear(3)(torch.ones(2, 4)).abs().sum() > 0
+
+
+def test_the_head_gives_one_number_per_graph_and_configuration() -> None:
+    head, pooled = Head(5), torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    scores = head(pooled)
+    assert scores.shape == (2, 3)
+    torch.testing.assert_close(scores[1:, 2:], head(pooled[1:, 2:]))
+
+
+def test_classes_are_the_last_axis() -> None:
+    assert Head(5, outputs=4)(torch.zeros(2, 3, 5)).shape == (2, 3, 4)

@@ -79,6 +79,14 @@ def assert_shared_exactly_where(level: Level, batch: SegmentBatch, seen_by_node:
             assert level.alike[node, level.config_of_row[level.first[node] + kind]] == kind
 
 
+def assert_equal(plan: DeviceSharing, exact: Sharing) -> None:
+    """Fingerprints agree exactly where states do."""
+    for ours, level in zip(plan.levels, exact.levels, strict=True):
+        exactly = torch.from_numpy(level.first[:-1, None] + level.alike)
+        mine, theirs = (each[:, :, None] == each[:, None] for each in (ours.row_of.cpu(), exactly))
+        assert torch.equal(mine, theirs)
+
+
 def by_rows(sharing: Sharing) -> list[np.ndarray]:
     """(nodes, configs, configs) after each number of layers: which configurations share."""
     return [level.alike[:, :, None] == level.alike[:, None] for level in sharing.levels]
@@ -131,7 +139,7 @@ def test_fingerprints_tell_apart_what_differs_and_nothing_else(
     """Also where two nodes of different values exchange them: which of them has which counts."""
     options = PlanOptions(3, directions)
     ours, exact = DeviceSharing(batch, options), Sharing.of(batch, *options)
-    plans.check_equal(ours, exact)
+    assert_equal(ours, exact)
     for mine, level in zip(ours.levels, exact.levels, strict=True):
         assert mine.first.tolist() == level.first.tolist() and len(mine.node_of_row) == level.num_rows
         rows = torch.arange(int(mine.used))
@@ -151,18 +159,11 @@ def test_values_that_two_nodes_exchange_are_told_apart() -> None:
     assert DeviceSharing(exchanged(), options).levels[1].row_of[2].unique().numel() == 2
 
 
-def test_a_collision_is_found_where_both_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = SAGE(4, 1)
+def test_rows_are_found_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_where", "auto")
-    for where, kind in (("both", DeviceSharing), ("host", Sharing), ("auto", Sharing)):
+    for where, kind in (("device", DeviceSharing), ("host", Sharing), ("auto", Sharing)):
         plans.set_sharing(where)
-        assert isinstance(encoder.sharing(exchanged()), kind)
-    monkeypatch.setattr(fingerprints, "mixed", torch.zeros_like)
-    plans.set_sharing("device")
-    encoder.sharing(exchanged())  # silently wrong
-    plans.set_sharing("both")
-    with pytest.raises(ValueError, match=r"after layer 0, node 0 has fingerprints .* 0 and 1 that agree, unlike its"):
-        encoder.sharing(exchanged())
+        assert isinstance(SAGE(4, 1).sharing(exchanged()), kind)
 
 
 @pytest.mark.slow
@@ -184,7 +185,7 @@ def test_the_compiler_leaves_plans_alone(where: plans.Where, monkeypatch: pytest
 
 
 def test_a_place_that_does_not_exist_is_refused(unchecked: None) -> None:
-    with pytest.raises(ValueError, match=r"sharing 'gpu'\? equal states are found by one of auto, host, device, both"):
+    with pytest.raises(ValueError, match=r"sharing 'gpu'\? equal states are found by one of auto, host, device"):
         plans.set_sharing("gpu")  # type: ignore[arg-type]
 
 
@@ -201,7 +202,7 @@ def test_a_gpu_finds_the_rows_of_the_host(directions: tuple[Direction, ...], bat
     options = PlanOptions(3, directions)
     there = batch.to(torch.device("cuda"), torch.float32)
     ours, exact = DeviceSharing(there, options), Sharing.of(batch, *options)
-    plans.check_equal(ours, exact)
+    assert_equal(ours, exact)
     x = torch.randn(exact.matrix(0, directions).shape[1], 3, dtype=torch.float64)
     on_cpu = DeviceSharing(batch, options)
     found = product(ours.matrix(0, directions, "mean"), x.cuda()).cpu()

@@ -13,66 +13,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
-from partitioners import METHODS, UNSEEDED, largest_part, partition, quality
-from partitioners.orders import ranges
+from partitioners import METHODS, UNSEEDED, largest_part, partition, quality, ranges
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @unhurried
 @given(graph=graphs(), data=st.data())
-def test_every_node_has_a_part_and_every_part_its_share(
-    method: str, graph: tuple[np.ndarray, int], data: st.DataObject
+def test_no_part_is_empty_or_too_heavy(
+    method: str, weighted: bool, graph: tuple[np.ndarray, int], data: st.DataObject
 ) -> None:
     edges, num_nodes = graph
     num_parts = data.draw(st.integers(1, num_nodes))
     tolerance = data.draw(st.sampled_from([0.0, 0.1]))
-    parts = partition(edges, num_nodes, num_parts, method, tolerance=tolerance)
+    drawn = (data.draw(weights(num_nodes)), data.draw(weights(edges.shape[1]))) if weighted else (None, None)
+    parts = partition(edges, num_nodes, num_parts, method, 0, tolerance, *drawn)
     assert parts.shape == (num_nodes,) and parts.dtype == np.int64
-    measured = quality(edges, parts, num_parts)  # refuses parts out of range
+    measured = quality(edges, parts, num_parts, *drawn)  # refuses parts out of range
     assert measured.smallest >= 1
-    assert measured.largest <= largest_part(num_nodes, num_parts, tolerance)
+    assert measured.heaviest <= largest_part(num_nodes, num_parts, tolerance, drawn[0])
 
 
 @pytest.mark.parametrize("method", METHODS)
 @unhurried
 @given(graph=graphs(), data=st.data())
-def test_with_weights_no_part_is_empty_or_too_heavy(
-    method: str, graph: tuple[np.ndarray, int], data: st.DataObject
-) -> None:
-    edges, num_nodes = graph
-    num_parts = data.draw(st.integers(1, num_nodes))
-    tolerance = data.draw(st.sampled_from([0.0, 0.1]))
-    node_weights, edge_weights = data.draw(weights(num_nodes)), data.draw(weights(edges.shape[1]))
-    parts = partition(edges, num_nodes, num_parts, method, 0, tolerance, node_weights, edge_weights)
-    measured = quality(edges, parts, num_parts, node_weights, edge_weights)
-    assert measured.smallest >= 1
-    assert measured.heaviest <= largest_part(num_nodes, num_parts, tolerance, node_weights)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@unhurried
-@given(graph=graphs(), data=st.data())
-def test_order_direction_and_repetition_of_edges_do_not_matter(
+def test_order_direction_repetition_of_edges_and_weights_of_one_do_not_matter(
     method: str, graph: tuple[np.ndarray, int], data: st.DataObject
 ) -> None:
     edges, num_nodes = graph
     num_parts = data.draw(st.integers(1, num_nodes))
     expected = partition(edges, num_nodes, num_parts, method)
-    turned = edges[::-1, ::-1]
-    np.testing.assert_array_equal(partition(turned, num_nodes, num_parts, method), expected)
-    np.testing.assert_array_equal(partition(np.hstack([edges, edges[::-1]]), num_nodes, num_parts, method), expected)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@unhurried
-@given(graph=graphs(), data=st.data())
-def test_weights_of_one_change_nothing(method: str, graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
-    edges, num_nodes = graph
-    num_parts = data.draw(st.integers(1, num_nodes))
     ones = {"node_weights": np.ones(num_nodes, np.int64), "edge_weights": np.ones(edges.shape[1], np.int64)}
-    np.testing.assert_array_equal(
-        partition(edges, num_nodes, num_parts, method, **ones), partition(edges, num_nodes, num_parts, method)
-    )
+    for same, given_weights in ((edges[::-1, ::-1], {}), (np.hstack([edges, edges[::-1]]), {}), (edges, ones)):
+        np.testing.assert_array_equal(partition(same, num_nodes, num_parts, method, **given_weights), expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -92,17 +65,10 @@ def test_an_edge_of_weight_three_is_three_edges(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_equal_seeds_give_equal_parts(method: str) -> None:
-    edges = grid(30)
-    first, again = (partition(edges, 900, 9, method, seed=5) for _ in range(2))
+def test_parts_depend_on_the_seed_where_the_method_draws_and_on_nothing_else(method: str) -> None:
+    first, again, other = (partition(grid(30), 900, 9, method, seed=seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(first, again)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_other_seeds_give_other_parts_where_the_method_draws(method: str) -> None:
-    edges = grid(30)
-    differ = (partition(edges, 900, 9, method, seed=5) != partition(edges, 900, 9, method, seed=6)).any()
-    assert differ == (method not in UNSEEDED)
+    assert (first != other).any() == (method not in UNSEEDED)
 
 
 def test_metis_cuts_a_shuffled_grid_far_less_than_ranges_of_its_ids() -> None:

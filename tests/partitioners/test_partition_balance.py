@@ -12,43 +12,29 @@ from partitioners import largest_part, num_parts_for, quality, repair, symmetric
 from partitioners.balance import _overflow, heaviest_first
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @unhurried
-@given(graphs(), st.data())
-def test_any_assignment_is_repaired(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
+@given(graph=graphs(), data=st.data())
+def test_any_assignment_is_repaired(weighted: bool, graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
     edges, num_nodes = graph
     num_parts = data.draw(st.integers(1, num_nodes))
-    largest = largest_part(num_nodes, num_parts, data.draw(st.sampled_from([0.0, 0.1, 1.0])))
-    part_of_each = st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)
-    given_parts = np.array(data.draw(part_of_each))
-    before = given_parts.copy()
-    csr = symmetric_csr(edges, num_nodes)
-    parts = repair(given_parts, csr, num_parts, largest)
-    measured = quality(edges, parts, num_parts)
-    assert measured.smallest >= 1 and measured.largest <= largest
-    np.testing.assert_array_equal(given_parts, before)
-    np.testing.assert_array_equal(repair(parts, csr, num_parts, largest), parts)
-
-
-@unhurried
-@given(graphs(), st.data())
-def test_any_weighted_assignment_is_repaired(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
-    edges, num_nodes = graph
-    num_parts = data.draw(st.integers(1, num_nodes))
-    node_weights = data.draw(weights(num_nodes))
+    node_weights = data.draw(weights(num_nodes)) if weighted else None
     largest = largest_part(num_nodes, num_parts, data.draw(st.sampled_from([0.0, 0.1, 1.0])), node_weights)
     part_of_each = st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)
-    csr = symmetric_csr(edges, num_nodes)
-    parts = repair(np.array(data.draw(part_of_each)), csr, num_parts, largest, node_weights)
+    given_parts = np.array(data.draw(part_of_each))
+    before, csr = given_parts.copy(), symmetric_csr(edges, num_nodes)
+    parts = repair(given_parts, csr, num_parts, largest, node_weights)
     measured = quality(edges, parts, num_parts, node_weights)
     assert measured.smallest >= 1 and measured.heaviest <= largest
+    np.testing.assert_array_equal(given_parts, before)
     np.testing.assert_array_equal(repair(parts, csr, num_parts, largest, node_weights), parts)
 
 
-def test_surplus_crosses_the_border_it_shares() -> None:
-    """Part 0 of a path is too large: what moves is its end that touches part 1, not its highest ids."""
-    path = np.array([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]])
-    parts = np.array([2, 2, 1, 0, 0, 0, 0, 0])
-    assert repair(parts, symmetric_csr(path, 8), 3, 3).tolist() == [2, 2, 1, 1, 1, 0, 0, 0]
+def test_surplus_crosses_the_border_it_shares_and_no_more_nodes_move_than_must() -> None:
+    """Part 0 of a path is too large: its end that touches part 1 moves, not its highest ids."""
+    path = symmetric_csr(np.array([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]]), 8)
+    assert repair(np.array([2, 2, 1, 0, 0, 0, 0, 0]), path, 3, 3).tolist() == [2, 2, 1, 1, 1, 0, 0, 0]
+    assert repair(np.array([1, 1, 0, 0, 0, 0, 0, 0]), path, 2, 5).tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
 def test_surplus_joins_the_part_it_shares_most_edges_with() -> None:
@@ -56,12 +42,6 @@ def test_surplus_joins_the_part_it_shares_most_edges_with() -> None:
     edges = np.array([[0, 0, 0, 0, 1, 1, 1], [7, 7, 7, 6, 6, 6, 7]])
     parts = np.array([0, 0, 0, 0, 0, 0, 1, 2])
     assert repair(parts, symmetric_csr(edges, 8), 3, 4).tolist() == [2, 1, 0, 0, 0, 0, 1, 2]
-
-
-def test_no_more_nodes_move_than_must() -> None:
-    path = np.array([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]])
-    parts = np.array([1, 1, 0, 0, 0, 0, 0, 0])
-    assert repair(parts, symmetric_csr(path, 8), 2, 5).tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
 @unhurried

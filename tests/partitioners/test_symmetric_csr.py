@@ -39,15 +39,6 @@ def test_the_cut_counts_each_edge_once(graph: tuple[np.ndarray, int], data: st.D
     assert symmetric_csr(edges, num_nodes, edge_weights).cut(parts) == expected
 
 
-@unhurried
-@given(graphs())
-def test_order_and_direction_of_edges_do_not_matter(graph: tuple[np.ndarray, int]) -> None:
-    edges, num_nodes = graph
-    expected, turned = symmetric_csr(edges, num_nodes), symmetric_csr(edges[::-1, ::-1], num_nodes)
-    for field in ("starts", "neighbours", "weights"):
-        np.testing.assert_array_equal(getattr(turned, field), getattr(expected, field))
-
-
 def test_a_triangle_with_a_doubled_edge_by_hand() -> None:
     csr = symmetric_csr(np.array([[0, 1, 2, 1, 3], [1, 0, 1, 1, 0]]), 5)
     assert csr.starts.tolist() == [0, 2, 4, 5, 6, 6]

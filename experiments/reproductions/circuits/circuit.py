@@ -97,9 +97,7 @@ class Circuit:
         used[0] = True
         number = np.cumsum(used) - 1
         move = lambda literals: 2 * number[literals >> 1] + (literals & 1)  # noqa: E731
-        return Circuit(
-            int(used[1:first].sum()), move(self.fanins[used[first:]]), move(self.outputs[outputs])
-        )  # fmt: skip
+        return Circuit(int(used[1:first].sum()), move(self.fanins[used[first:]]), move(self.outputs[outputs]))
 
 
 def read_circuit(path: Path) -> Circuit:
@@ -197,18 +195,8 @@ _LINE = re.compile(
     rf"|({_NAME})[ \t]*=[ \t]*(?:(\w+)[ \t]*\(([^()\n]*)\)|(vdd|gnd)))[ \t\r]*$",
     re.MULTILINE | re.IGNORECASE,
 )
-_ARITY = {
-    "NOT": 1,
-    "BUF": 1,
-    "BUFF": 1,
-    "DFF": 1,
-    "AND": 0,
-    "NAND": 0,
-    "OR": 0,
-    "NOR": 0,
-    "XOR": 0,
-    "XNOR": 0,
-}  # 0: any
+_ARITY = dict.fromkeys(("NOT", "BUF", "BUFF", "DFF"), 1)
+_ARITY |= dict.fromkeys(("AND", "NAND", "OR", "NOR", "XOR", "XNOR"), 0)  # any
 
 
 def _defined(port: str, name: str, gate: str) -> list[str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import tarfile
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from experiments.reproductions.circuits.circuit import MOST_BYTES, SUFFIXES, Circuit, read_circuit
+from experiments.reproductions.circuits.circuit import SUFFIXES, Circuit, read_circuit
+from experiments.reproductions.dataset_files import dataset_files
 from gst.util.compiled import cache_directory
-from gst.util.untrusted import DAMAGE, plain, shown
 from gst.util.writing import atomic_path
 
 SHARED = Path("../shared/data/circuits.tar.xz")
-MOST_MEMBERS = 10_000  # of an archive
+CIRCUITS = re.compile(r"(.*[.](?:bench|aig))")
 
 
 def cache() -> Path:
@@ -75,7 +75,7 @@ def circuit_files(data: Path) -> list[CircuitFile]:
 
 
 def unpacked(archive: Path) -> Path:
-    """The folder with the circuits of a tar archive, which are written once; nothing else of it is.
+    """Return the folder with the circuits of a tar archive, which are written once.
 
     Raises:
         ValueError: the archive is missing or damaged, a name leads out of it, or a file is too large.
@@ -87,22 +87,9 @@ def unpacked(archive: Path) -> Path:
     folder = cache() / "archives" / digest
     if (folder / "complete").is_file():
         return folder
-    try:
-        with tarfile.open(archive) as content:
-            for number, member in enumerate(content):
-                name = PurePosixPath(member.name)
-                if name.is_absolute() or ".." in name.parts:
-                    raise ValueError(f"member {shown(member.name)} leads out of the archive")
-                if not member.isfile() or name.suffix not in SUFFIXES:
-                    continue
-                if member.size > MOST_BYTES or number >= MOST_MEMBERS:
-                    raise ValueError(f"member {shown(member.name)} has {member.size} bytes and is number {number}")
-                source = content.extractfile(member)
-                assert source is not None, "a regular file has content"
-                with atomic_path(folder / name) as target:
-                    target.write_bytes(source.read())
-    except (*DAMAGE, tarfile.TarError) as error:
-        raise ValueError(f"{archive}: no readable archive of circuits ({plain(error)})") from error
+    for name, content in dataset_files(archive, CIRCUITS, "circuits"):
+        with atomic_path(folder / name) as target:
+            target.write_bytes(content)
     with atomic_path(folder / "complete") as mark:
         mark.touch()
     return folder

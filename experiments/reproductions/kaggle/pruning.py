@@ -3,19 +3,8 @@
 `none` keeps the graph. `hops:K` keeps the nodes within K hops of a configurable node, as TGraph does with K = 1
 (Khizbullin et al. 2024, arXiv 2405.16623); the 14th and the 16th place of the competition on TpuGraphs took 3.
 
-What pruning changes. An encoder of L layers gives a node a state that depends on the configuration only within L hops
-of a configurable node. Pruned to K hops, the nodes at distance K lose neighbours, so after l layers the states at
-distance K - l or less are those of the whole graph. Hence, for a sum over nodes and a linear head:
-
-- K >= 2 L: every state that depends on the configuration is exact. All scores of one graph change by the same number,
-  the contribution of the nodes that depend on no configuration; no order and no difference changes.
-- K = L: all states that depend on the configuration are there, but the outer ones miss neighbours.
-- K < L: some are missing.
-
-An encoder that weighs a message by the degree of its sender (`gst.nn.GCN`) sees one hop farther and needs 2 L + 1. No K
-is exact for attention over a whole segment (PyG's `GPSConv`), for a head that is not linear, or for the maximum over
-nodes; the mean over nodes divides the sum by another number of nodes, so differences keep their proportions. Computing
-equal states once (`gst.nn.sharing`) saves most of what pruning saves, and is exact for all of them.
+For L layers, a sum over nodes and a linear head, K >= 2 L (2 L + 1 for `gst.nn.GCN`) changes all scores of a graph by
+one number, and so no order: states depend on the configuration within L hops, and are exact up to K - L hops.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from gst.data.columns import ELEMENT_TYPES, opcode_number
@@ -263,19 +264,14 @@ def _numbers(tokens: list[str]) -> list[int]:
     return [int(number) for number in "".join(tokens).split(",") if number]
 
 
-def _list(field: str) -> Attribute:
-    """Return a parser of a list of numbers."""
-    return lambda instruction, tokens: getattr(instruction, field).extend(_numbers(tokens))
+def _list(path: str) -> Attribute:
+    """Return a parser of a list of numbers, given the path of its field."""
+    return lambda instruction, tokens: attrgetter(path)(instruction).extend(_numbers(tokens))
 
 
 def _number(field: str) -> Attribute:
     """Return a parser of an attribute that is one number."""
     return lambda instruction, tokens: setattr(instruction, field, int("".join(tokens)))
-
-
-def _dot(field: str) -> Attribute:
-    """Return a parser of a list of dimensions of a dot."""
-    return lambda instruction, tokens: getattr(instruction.dot_dimension_numbers, field).extend(_numbers(tokens))
 
 
 def _text(field: str) -> Attribute:
@@ -350,10 +346,10 @@ ATTRIBUTES: dict[str, Attribute] = {
     "batch_group_count": _number("batch_group_count"),
     "is_stable": _is_stable,
     "index": _number("tuple_index"),
-    "lhs_contracting_dims": _dot("lhs_contracting_dimensions"),
-    "rhs_contracting_dims": _dot("rhs_contracting_dimensions"),
-    "lhs_batch_dims": _dot("lhs_batch_dimensions"),
-    "rhs_batch_dims": _dot("rhs_batch_dimensions"),
+    "lhs_contracting_dims": _list("dot_dimension_numbers.lhs_contracting_dimensions"),
+    "rhs_contracting_dims": _list("dot_dimension_numbers.rhs_contracting_dimensions"),
+    "lhs_batch_dims": _list("dot_dimension_numbers.lhs_batch_dimensions"),
+    "rhs_batch_dims": _list("dot_dimension_numbers.rhs_batch_dimensions"),
     "direction": _text("comparison_direction"),
     "custom_call_target": _text("custom_call_target"),
     "backend_config": _backend_config,

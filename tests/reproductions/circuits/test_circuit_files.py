@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from itertools import product
 from pathlib import Path
 
@@ -189,10 +187,3 @@ def test_the_graph_of_a_circuit(tmp_path: Path) -> None:
     graph = circuit_graph(read_circuit(written(tmp_path, "INPUT(a)\nINPUT(b)\nOUTPUT(o)\no = XOR(a, b)\n")))
     assert graph.opcodes.tolist() == [0, 1, 1, 4, 2, 5, 7]
     assert graph.num_edges == 7 and graph.edges[0].max() < graph.num_nodes
-
-
-@pytest.mark.parametrize("module", ["circuit", "features", "files", "recipes"])
-def test_examples(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = doctest.testmod(importlib.import_module(f"experiments.reproductions.circuits.{module}"))
-    assert outcome.attempted and not outcome.failed

@@ -110,17 +110,6 @@ def test_an_encoder_does_what_its_source_says(case: str) -> None:
     assert_same(outcome(encoder, encoder(batch).dense()), outcome(twin, slow))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_names_of_nodes_do_not_matter(case: str) -> None:
-    batch, encoder = batch_with(3), in_double(CASES[case]())
-    order = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(0))
-    name = torch.argsort(order)
-    by_node = {key: getattr(batch, key)[order] for key in ("node_features", "opcodes", "segment_of_node", "owned")}
-    renamed = replace(batch, edge_index=name[batch.edge_index], config_nodes=name[batch.config_nodes], **by_node)
-    ours, theirs = encoder(renamed).dense(), encoder(batch).dense()
-    assert_same(outcome(encoder, ours[name]), outcome(encoder, theirs))
-
-
 def test_a_padded_step_normalises_over_the_nodes_of_its_own_segments() -> None:
     graph, encoder = segment(random_graph(1, 14, 24, 3), 8), in_double(CASES["over nodes"]())
     batch = assemble([graph], [(0, 0), (0, 1)], torch.tensor([[0, 2, 1]])).to(torch.device("cpu"), torch.float64)
@@ -152,11 +141,8 @@ def test_layers_before_fusion_have_one_row_for_each_node_however_many_configurat
     for layer in encoder.before:
         assert {rows_into(layer, encoder, batch_with(n)) for n in (1, 3, 40)} == {24}
     assert rows_into(encoder.after[0], encoder, batch_with(40)) > 24 + 5 * 20
-
-
-def test_the_state_of_a_configurable_node_is_projected_once_for_fusion() -> None:
-    encoder = made(1, 1)
-    assert {rows_into(encoder.fusion.state, encoder, batch_with(n)) for n in (1, 3, 40)} == {5}
+    projected = {rows_into(encoder.fusion.state, encoder, batch_with(n)) for n in (1, 3, 40)}
+    assert projected == {5}, "the state of each configurable node, once"
 
 
 @pytest.mark.parametrize("before", [0, 2])

@@ -151,19 +151,19 @@ def test_a_mean_keeps_their_proportions() -> None:
 # Bad input -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["", "hops", "hops:", "hops:1.5", "hops:x", "hops: 1", "segments", "Hops:1"])
-def test_other_methods_are_refused(method: str) -> None:
-    with pytest.raises(ValueError, match=r"there are 'none' and 'hops:K'"):
-        reduce(chain(3, [0]), method)
+OTHERS = ["", "hops", "hops:", "hops:1.5", "hops:x", "hops: 1", "segments", "Hops:1"]
 
 
-def test_fewer_than_no_hops_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'hops:-1' asks for -1 hops; the number of hops starts at 0"):
-        reduce(chain(3, [0]), "hops:-1")
-
-
-def test_nothing_would_be_left_without_configurable_nodes() -> None:
-    graph = chain(3, [])
-    with pytest.raises(ValueError, match=r"'made' has no configurable node, so hops:2 would leave nothing of it"):
-        reduce(graph, "hops:2")
+@pytest.mark.parametrize(
+    ("method", "config_nodes", "problem"),
+    [
+        *((method, [0], "there are 'none' and 'hops:K'") for method in OTHERS),
+        ("hops:-1", [0], "'hops:-1' asks for -1 hops; the number of hops starts at 0"),
+        ("hops:2", [], "'made' has no configurable node, so hops:2 would leave nothing of it"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(method: str, config_nodes: list[int], problem: str) -> None:
+    graph = chain(3, config_nodes)
+    with pytest.raises(ValueError, match=problem):
+        reduce(graph, method)
     assert reduce(graph, "none") is graph

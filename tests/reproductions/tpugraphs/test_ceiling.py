@@ -97,14 +97,11 @@ def test_a_part_is_held_against_its_own_targets() -> None:
     assert ceiling.tau < noise_ceiling(graph, draws=4).tau - 0.2
 
 
-def test_the_seed_is_all_the_randomness_there_is() -> None:
+def test_the_seed_is_all_the_randomness_and_segmented_graphs_have_the_same_ceiling() -> None:
     graph, _ = simulated("wide", 0, distinct=100)
-    assert noise_ceiling(graph, draws=2) == noise_ceiling(graph, draws=2) != noise_ceiling(graph, draws=2, seed=1)
-
-
-def test_segmented_graphs_have_the_same_ceiling() -> None:
-    graph, _ = simulated("wide", 0, distinct=100)
-    assert noise_ceiling(segment(graph), draws=2) == noise_ceiling(graph, draws=2)
+    ceiling = noise_ceiling(graph, draws=2)
+    assert noise_ceiling(graph, draws=2) == ceiling == noise_ceiling(segment(graph), draws=2)
+    assert noise_ceiling(graph, draws=2, seed=1) != ceiling
 
 
 def test_exact_measurements_leave_nothing_open() -> None:

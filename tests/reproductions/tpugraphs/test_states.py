@@ -51,10 +51,6 @@ def test_decisions_are_the_distinct_ways_to_tell_configurations_apart(seed: int)
     assert {tuple(column) for column in found.T.tolist()} == ways and found.shape[1] == len(ways)
 
 
-def test_nodes_that_change_together_are_one_decision() -> None:
-    assert decisions(program(0)).shape == (400, 4)
-
-
 def test_additive_runtimes_are_found_from_a_few_of_them() -> None:
     graph = program(1)
     predicted = StateModel().fit(graph, np.arange(60)).predict()
