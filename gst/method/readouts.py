@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args, no_type_check
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gst.method import kernels
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.util.compiled import compiled
 
 Pooling = Literal["sum", "mean", "max"]
 Combination = Literal["sum", "mean", "max", "softmax"]
@@ -167,10 +167,9 @@ def pool_nodes(
     states: NodeStates, batch: SegmentBatch, pooling: Combination
 ) -> Float[Tensor, "segments configs channels"]:
     """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
-    if states.rows.device.type == "cpu" and pooling != "softmax":
-        kernel = SegmentMaxima if pooling == "max" else SegmentSums
+    if states.rows.device.type == "cpu" and pooling in ("sum", "mean"):
         row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
+        pooled = SegmentSums.apply(states.rows, row_of, segment, batch.num_segments)
     else:
         pooled = _pool_owned_with_torch(states, batch, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
@@ -191,7 +190,7 @@ def _pool_with_torch(
     num_segments: int,
     pooling: Combination,
 ) -> Float[Tensor, "segments configs channels"]:
-    """Return the results of `SegmentSums` and `SegmentMaxima` on any device."""
+    """Return sums, maxima (-inf without nodes) or weighted means on any device, in float32 at least."""
     dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
     dense = dense.view(*row_of.shape, rows.shape[1])
     if pooling == "max":
@@ -267,16 +266,69 @@ class GraphPool:
         return torch.where(torch.isneginf(self.total), 0.0, self.total) if self.pooling == "max" else self.total
 
 
+@compiled
+@no_type_check
+def _varies(rows):
+    """True if a node has more than one row."""
+    for row in rows:  # noqa: SIM110 - numba knows no generators
+        if row != rows[0]:
+            return True
+    return False
+
+
+@compiled
+@no_type_check
+def _sum_forward(rows, row_of, segment, out):
+    """Add up rows; a row common to all configurations is added once for its segment, and then to each of them."""
+    once = np.zeros((out.shape[0], out.shape[2]), out.dtype)
+    for node in range(len(row_of)):
+        if not _varies(row_of[node]):
+            total, row = once[segment[node]], rows[row_of[node, 0]]
+            for channel in range(out.shape[2]):
+                total[channel] += row[channel]
+            continue
+        for config in range(row_of.shape[1]):
+            total, row = out[segment[node], config], rows[row_of[node, config]]
+            for channel in range(out.shape[2]):
+                total[channel] += row[channel]
+    for place in range(out.shape[0]):
+        for config in range(out.shape[1]):
+            total = out[place, config]
+            for channel in range(out.shape[2]):
+                total[channel] += once[place, channel]
+
+
+@compiled
+@no_type_check
+def _sum_backward(gradient, row_of, segment, rows_gradient):
+    together = np.zeros((gradient.shape[0], rows_gradient.shape[1]), rows_gradient.dtype)
+    for place in range(gradient.shape[0]):
+        for config in range(gradient.shape[1]):
+            given = gradient[place, config]
+            for channel in range(rows_gradient.shape[1]):
+                together[place, channel] += given[channel]
+    for node in range(len(row_of)):
+        if not _varies(row_of[node]):
+            total, given = rows_gradient[row_of[node, 0]], together[segment[node]]
+            for channel in range(rows_gradient.shape[1]):
+                total[channel] += given[channel]
+            continue
+        for config in range(row_of.shape[1]):
+            total, given = rows_gradient[row_of[node, config]], gradient[segment[node], config]
+            for channel in range(rows_gradient.shape[1]):
+                total[channel] += given[channel]
+
+
 class SegmentSums(torch.autograd.Function):
-    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)`, in float32 at least."""
+    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)` on a CPU, in float32 at least."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
         ctx.shape, ctx.dtype = rows.shape, rows.dtype
         ctx.save_for_backward(row_of, segment)
-        wide = _wide(rows)
+        wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
         out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
-        kernels.sum_forward(*_arrays(wide, row_of, segment, out))
+        _sum_forward(*_arrays(wide, row_of, segment, out))
         return out
 
     @staticmethod
@@ -284,34 +336,8 @@ class SegmentSums(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         row_of, segment = ctx.saved_tensors
         rows_gradient = gradient.new_zeros(ctx.shape)
-        kernels.sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
+        _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
         return rows_gradient.to(ctx.dtype), None, None, None
-
-
-class SegmentMaxima(torch.autograd.Function):
-    """The same with maxima, -inf without nodes. Equal maxima share the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-        wide = _wide(rows)
-        out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
-        kernels.max_forward(*_arrays(wide, row_of, segment, out))
-        ctx.save_for_backward(rows, row_of, segment, out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, row_of, segment, out = ctx.saved_tensors
-        wide, holders = _wide(rows), torch.zeros_like(out)
-        kernels.count_largest(*_arrays(wide, row_of, segment, out, holders))
-        rows_gradient = torch.zeros_like(wide)
-        kernels.max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
-        return rows_gradient.to(rows.dtype), None, None, None
-
-
-def _wide(rows: Tensor) -> Tensor:
-    return rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:
