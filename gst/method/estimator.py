@@ -17,15 +17,24 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method import draws, encoding
 from gst.method.batch import SegmentBatch
 from gst.method.combination import Part, RowsOfNow, combine, pool_all
-from gst.method.entering import Entrance, have_configs
 from gst.method.estimates import Estimate, Sample, checked_estimate
 from gst.method.exchange import SharedRows
 from gst.method.forgetting import FirstLook
-from gst.method.freezing import RowsVersion, embed_frozen, forget_rows, freeze
-from gst.method.loading import after_loading, before_loading, make_table, make_table_of, restore, state_of
 from gst.method.readouts import ReadoutName, Rows, readout_of
 from gst.method.rows import ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients
 from gst.method.scoring import scores_of
+from gst.method.state import (
+    RowsVersion,
+    after_loading,
+    before_loading,
+    embed_frozen,
+    forget_rows,
+    freeze,
+    make_table,
+    make_table_of,
+    restore,
+    state_of,
+)
 from gst.util.progress import Progress, no_progress
 
 
@@ -102,7 +111,7 @@ class GraphSegmentTraining(nn.Module):
         self.table = None if isinstance(table, bool) else table
         self.keys = None if self.table is None else ModelKeys(self.table, by_class=self.estimate.reads == "all")
         self._copies: torch.Stream | None = None
-        self._entrance, self._first_look = Entrance(max_nodes), FirstLook(check_encoder)
+        self._entrance, self._first_look = draws.Entrance(max_nodes), FirstLook(check_encoder)
         self.register_load_state_dict_pre_hook(before_loading)
         self.register_load_state_dict_post_hook(after_loading)
         encoding.warn_about(encoder, inputs)
@@ -125,7 +134,7 @@ class GraphSegmentTraining(nn.Module):
         step = self._begin(graphs, configs, prefetched)
         embedded = None if step.batch is None else self.encode_batch(step.batch)  # while rows of other processes travel
         pooled = embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
-        return self._predict(pooled, have_configs(step.draw.catalogue.graphs, configs))
+        return self._predict(pooled, step.draw.catalogue.graphs, configs)
 
     @torch.compiler.disable
     def _begin(self, graphs: Any, configs: Tensor | None, prefetched: PrefetchedStep | None) -> PrefetchedStep:
@@ -155,8 +164,12 @@ class GraphSegmentTraining(nn.Module):
             require_finite_gradients(embedded, self.encoder, rows.push(embedded, fresh).require)
         return pooled
 
-    def _predict(self, pooled: Float[Tensor, "graphs configs numbers"], has_configs: bool) -> Tensor:
+    def _predict(
+        self, pooled: Float[Tensor, "graphs configs numbers"], graphs: Iterable[SegmentedGraph], configs: Tensor | None
+    ) -> Tensor:
+        """Return predictions with an axis of configurations if some are asked for, or a graph has any."""
         prediction = encoding.apply_head(self.head, self.readout.finish(pooled))
+        has_configs = configs is not None or any(graph.has_configs for graph in graphs)
         return prediction if has_configs else encoding.without_configs(prediction)
 
     def draw(
@@ -204,7 +217,7 @@ class GraphSegmentTraining(nn.Module):
         graphs = self._entrance(graphs)
         with torch.set_grad_enabled(with_gradient), encoding.evaluating(self.encoder, self.head, self.readout):
             pooled = self._embed(graphs, configs, with_gradient, self.references)
-            return self._predict(pooled, have_configs(graphs, configs))
+            return self._predict(pooled, graphs, configs)
 
     def scores(
         self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64,
@@ -215,7 +228,7 @@ class GraphSegmentTraining(nn.Module):
         chosen = torch.arange(graph.num_configs) if configs is None else configs
         with torch.no_grad(), encoding.evaluating(self.encoder, self.head, self.readout):
             parts = scores_of(self, graph, chosen, configs_at_once, progress)
-            return torch.cat([self._predict(part, has_configs=True)[0] for part in parts])
+            return torch.cat([self._predict(part, [graph], chosen)[0] for part in parts])
 
     def embed(
         self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None
