@@ -180,14 +180,6 @@ class AcceleratorRows:
     def __init__(self, channels: int, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = torch.zeros(1, channels, dtype=dtype, device=device)
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes
-
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
         return torch.index_select(self.rows, 0, self._sent(slots), out=out)
 
@@ -220,14 +212,6 @@ class HostRows:
         self._word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
         self._device, self._grow_rows = device, grow_rows
         self._keep(grow_rows(torch.zeros(1, channels, dtype=dtype), 1))
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes
 
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
         """Copies of the rows, on the table's device: in `out` if it is not None."""

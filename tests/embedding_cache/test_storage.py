@@ -81,7 +81,7 @@ def test_rows_keep_their_slots_as_they_grow(kind: str) -> None:
         rows.scatter(slots, values[slots])
     written = np.r_[1:100, 100:1000, 4000:4900].astype(np.int32)
     assert torch.equal(rows.gather(written), values[written]) and not rows.gather(np.zeros(1, np.int32)).any()
-    assert rows.num_rows == 5 * HUGE_PAGE // 256 and rows.nbytes == 5 * HUGE_PAGE
+    assert len(rows.rows) == 5 * HUGE_PAGE // 256 and rows.rows.nbytes == 5 * HUGE_PAGE
 
 
 @pytest.mark.parametrize("kind", KINDS)
