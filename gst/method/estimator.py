@@ -157,7 +157,11 @@ class GraphSegmentTraining(nn.Module):
             self.keys.check_width(embedded.shape[-1])
         encode = partial(self.encoded, draw.catalogue, configs=draw.configs)
         source = rows or RowsOfNow(encode, len(draw.catalogue), draw.configs.shape[1])
-        sample = Sample.of(draw, source.ages(), self.keep_probability, self.learned)
+        segments = draw.catalogue
+        sample = Sample(
+            draw.fresh, draw.inclusion, draw.kept, source.ages(), segments.graph, segments.node_counts,
+            segments.graph_node_counts, self.keep_probability, self.learned,
+        )  # fmt: skip
         fresh = draw.fresh.nonzero().squeeze(1)
         pooled = combine(self.estimate, sample, fresh, embedded, self.pooling, source)
         if rows is not None:

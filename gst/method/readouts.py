@@ -21,16 +21,6 @@ Rows = Callable[[Tensor], Tensor]
 LEAST_VARIANCE = 1e-5  # as in PyG: a smaller one counts as 0, where the slope of the root has no bound
 
 
-def check_pooling(pooling: str) -> None:
-    """Refuse a readout that cannot be put together from segments."""
-    if pooling not in get_args(ReadoutName):
-        raise ValueError(
-            f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed from "
-            f"the readouts of its parts, so training on parts would estimate something else; use one of "
-            f"{', '.join(get_args(ReadoutName))}, or readout=(phi, rho)"
-        )
-
-
 class Readout(nn.Module):
     """Readout rho(combination of phi(h)) over the nodes h of a graph: what PyG calls an aggregation.
 
@@ -137,7 +127,12 @@ def readout_of(pooling: object) -> Readout:
     if isinstance(pooling, Readout):
         return pooling
     if isinstance(pooling, str):
-        check_pooling(pooling)
+        if pooling not in get_args(ReadoutName):
+            raise ValueError(
+                f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed "
+                "from the readouts of its parts, so training on parts would estimate something else; use one of "
+                f"{', '.join(get_args(ReadoutName))}, or readout=(phi, rho)"
+            )
         if pooling == "attention":
             return Readout("softmax", _Logits(nn.LazyLinear(1)))
         if pooling == "softmax":
@@ -152,15 +147,12 @@ def readout_of(pooling: object) -> Readout:
             return readout_of(_SAME_AS[name])
         if name in _OF_PYG and isinstance(pooling, nn.Module):
             return _OF_PYG[name](pooling)
-    raise ValueError(f"pooling {pooling!r} {_why(name)}; use 'sum', 'mean' or 'max', or readout=(phi, rho)")
-
-
-def _why(name: str) -> str:
+    reason = "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
     if name in _ATTENDING:
-        return "weighs every node against all others of its graph, so it does not decompose over segments"
-    if name in _ORDERING:
-        return "puts all nodes of a graph in order, so it does not decompose over segments"
-    return "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
+        reason = "weighs every node against all others of its graph, so it does not decompose over segments"
+    elif name in _ORDERING:
+        reason = "puts all nodes of a graph in order, so it does not decompose over segments"
+    raise ValueError(f"pooling {pooling!r} {reason}; use 'sum', 'mean' or 'max', or readout=(phi, rho)")
 
 
 def pool_nodes(
@@ -278,9 +270,8 @@ def _varies(rows):
 
 @compiled
 @no_type_check
-def _sum_forward(rows, row_of, segment, out):
-    """Add up rows; a row common to all configurations is added once for its segment, and then to each of them."""
-    once = np.zeros((out.shape[0], out.shape[2]), out.dtype)
+def _sum_forward(rows, row_of, segment, once, out):
+    """Add up rows: those common to all configurations of a node in `once`, others in `out`."""
     for node in range(len(row_of)):
         if not _varies(row_of[node]):
             total, row = once[segment[node]], rows[row_of[node, 0]]
@@ -291,11 +282,6 @@ def _sum_forward(rows, row_of, segment, out):
             total, row = out[segment[node], config], rows[row_of[node, config]]
             for channel in range(out.shape[2]):
                 total[channel] += row[channel]
-    for place in range(out.shape[0]):
-        for config in range(out.shape[1]):
-            total = out[place, config]
-            for channel in range(out.shape[2]):
-                total[channel] += once[place, channel]
 
 
 @compiled
@@ -327,9 +313,10 @@ class SegmentSums(torch.autograd.Function):
         ctx.shape, ctx.dtype = rows.shape, rows.dtype
         ctx.save_for_backward(row_of, segment)
         wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
+        once = wide.new_zeros(num_segments, rows.shape[1])
         out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
-        _sum_forward(*_arrays(wide, row_of, segment, out))
-        return out
+        _sum_forward(*_arrays(wide, row_of, segment, once, out))
+        return out.add_(once[:, None])
 
     @staticmethod
     @once_differentiable

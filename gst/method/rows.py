@@ -56,7 +56,7 @@ class PrefetchedStep:
         if self.arrived is not None and self.batch is not None:
             stream = torch.accelerator.current_stream(device)
             stream.wait_event(self.arrived)
-            self.batch.record_stream(stream)
+            self.batch.node_features.record_stream(stream)  # all tensors of the batch are one piece of memory
         if self.rows is not None:
             self.rows.begin()
 

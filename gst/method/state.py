@@ -123,7 +123,7 @@ def make_table_of(model: Any, graph: SegmentedGraph) -> None:
 def before_loading(model: Any, state: dict[str, Any], prefix: str, *others: Any) -> None:
     """Make the table of a model with `table=True` as wide as the rows in `state`. Without a table, leave rows unread
     and say so among the unexpected keys."""
-    _, _, _, unexpected_keys, _ = others
+    unexpected_keys = others[3]
     rows = [key for key in state if key.startswith(f"{prefix}table.")]
     if model.makes_table and not rows and model.table is not None:
         model.table.clear()  # the checkpoint is of a model before its first step
