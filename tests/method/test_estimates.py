@@ -171,6 +171,7 @@ def test_an_estimate_of_a_user_is_one_of_all_and_no_other(monkeypatch: pytest.Mo
         ({"estimate": "differences"}, "use one of auto, fresh, dropout, difference, composite"),
         ({"estimate": "difference", "keep_probability": 0.5}, "uses all rows"),
         ({"estimate": "difference", "pooling": "max"}, "use 'sum' or 'mean'"),
+        ({"estimate": "difference", "pooling": "softmax"}, "corrects a sum, and pooling='softmax' is none"),
         ({"estimate": "fresh", "table": EmbeddingTable(1, 1)}, "use one of the two"),
         ({"pooling": "median"}, "median.*does not decompose over segments.*sum, mean, max"),
         ({"num_fresh": 0}, "num_fresh is 0"),

@@ -27,10 +27,6 @@ def attention() -> Any:
     return aggr.AttentionalAggregation(nn.Linear(CHANNELS, 1), nn.Linear(CHANNELS, CHANNELS))
 
 
-def rms(x: Tensor) -> Tensor:
-    return x.square().sum(0).sqrt()
-
-
 OF_PYG: dict[str, Callable[[], Any]] = {
     "sum": aggr.SumAggregation,
     "attention": attention,
@@ -124,13 +120,6 @@ def test_rows_of_a_table_stand_for_their_segments(name: str) -> None:
     for _ in range(20):
         model([cut]).sum().backward()
     torch.testing.assert_close(model([cut]), model.exact([cut]), rtol=1e-4, atol=1e-5)
-
-
-def test_a_correction_of_a_softmax_is_refused() -> None:
-    with pytest.raises(ValueError, match="estimate='difference' corrects a sum, and pooling='softmax' is none"):
-        gst.GraphSegmentTraining(
-            as_they_are, nn.Identity(), "softmax", table=gst.EmbeddingTable(1, 6), estimate="difference"
-        )
 
 
 def test_a_frozen_encoder_freezes_what_rows_are_made_of() -> None:
