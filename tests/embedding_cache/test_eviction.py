@@ -1,14 +1,10 @@
-"""A full table keeps what was written last. Any sequence is in test_table_laws; here by hand and at size."""
+"""A full table keeps what was written last. Any sequence is in test_table_laws; here by hand."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from reference import rows_in_use
-from slow_table import SlowTable, assert_agree
 
 from embedding_cache import EmbeddingTable
 
@@ -42,16 +38,3 @@ def test_a_push_of_more_than_fits_is_checked_whole(keys: list[int]) -> None:
     with pytest.raises(ValueError, match=r"key 3 is repeated|keys are 1\.\.10"):
         push(table, keys, 0)
     assert not table.is_known(torch.arange(10)).any()
-
-
-@settings(max_examples=5)
-@given(st.integers(1, 400), st.integers(0, 2**16))
-def test_many_pushes_equal_the_slow_twin(capacity: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    table, twin = EmbeddingTable(500, 1, capacity=capacity), SlowTable(500, 1, torch.float32, capacity)
-    for step in range(8):
-        keys = rng.permutation(500)[: rng.integers(500)]
-        rows = torch.from_numpy(rng.normal(size=(len(keys), 1)).astype(np.float32))
-        table.push(torch.from_numpy(keys), rows, step)
-        twin.push(keys.tolist(), rows, step)
-    assert_agree(table, twin)

@@ -41,7 +41,6 @@ from tests.choices import rest_in_e2e
 from tests.relabelling import relabelled_graph
 
 POOLINGS = ("sum", "mean", "max")
-RESTS = ("recomputed", "table", "omitted")
 ALL = 99  # more segments than any graph here has
 
 
@@ -219,45 +218,6 @@ def test_training_is_its_slow_twin(
             assert rows.dtype == dtype
             error = {"rtol": ROUNDED[dtype], "atol": 1e-6}
             torch.testing.assert_close(rows.double().sort(0).values, theirs.sort(0).values, **error)
-
-
-@pytest.mark.parametrize(
-    ("pooling", "rest", "keep"),
-    rest_in_e2e(
-        itertools.product(["mean", "sum"], RESTS, [0.0, 0.5, 1.0]),
-        [("mean", "table", 0.0), ("sum", "table", 0.5), ("mean", "recomputed", 0.5), ("sum", "omitted", 1.0)],
-    ),
-)
-def test_the_expected_estimate_is_the_exact_embedding(pooling: str, rest: str, keep: float) -> None:
-    """4 standard errors over 100 draws, seed fixed. The table is up to date: the encoder does not learn."""
-    graphs = [segment(random_graph(seed, 20 + 9 * seed), 6) for seed in range(2)]
-    configs = torch.tensor([[0, 2], [1, -1]])
-    table = table_for(5, torch.float32) if rest == "table" else None
-    estimate = "fresh" if rest == "omitted" else "auto"
-    model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, seed=1, estimate=estimate)
-    model(graphs, configs)
-    model.num_fresh = 2
-    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(100)]).double()
-    truth = model.exact(graphs, configs)[configs >= 0]
-    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 10 + 1e-4).all()
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
-    graph = segment(random_graph(0), 6)
-    segments = graph.num_segments
-    sums = torch.stack(
-        [
-            torch.from_numpy(graph.node_features[graph.row_ptr[j] : graph.row_ptr[j + 1]].copy()).sum(0)
-            for j in range(segments)
-        ]
-    )
-    for seed in range(8):
-        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
-        first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
-        assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
-        reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations
-        assert model.table.statistics()["rows_in_use"] in ({2} if reached.all() else {1, 2})
 
 
 def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
