@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
-from gst.method import draws, encoding
+from gst.method import draws, encoding, state
 from gst.method.batch import SegmentBatch
 from gst.method.combination import Part, RowsOfNow, combine, pool_all
 from gst.method.estimates import Estimate, Sample, checked_estimate
@@ -23,18 +23,6 @@ from gst.method.forgetting import FirstLook
 from gst.method.readouts import ReadoutName, Rows, readout_of
 from gst.method.rows import ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients
 from gst.method.scoring import scores_of
-from gst.method.state import (
-    RowsVersion,
-    after_loading,
-    before_loading,
-    embed_frozen,
-    forget_rows,
-    freeze,
-    make_table,
-    make_table_of,
-    restore,
-    state_of,
-)
 from gst.util.progress import Progress, no_progress
 
 
@@ -106,14 +94,14 @@ class GraphSegmentTraining(nn.Module):
         self.seed, self.step = seed, 0
         self.call = encoding.call_of(encoder, inputs)
         self.learned = None if self.estimate.learns is None else self.estimate.learns()
-        self.encoder_frozen, self.rows_version = False, RowsVersion()
+        self.encoder_frozen, self.rows_version = False, state.RowsVersion()
         self.makes_table = table is True
         self.table = None if isinstance(table, bool) else table
         self.keys = None if self.table is None else ModelKeys(self.table, by_class=self.estimate.reads == "all")
         self._copies: torch.Stream | None = None
         self._entrance, self._first_look = draws.Entrance(max_nodes), FirstLook(check_encoder)
-        self.register_load_state_dict_pre_hook(before_loading)
-        self.register_load_state_dict_post_hook(after_loading)
+        self.register_load_state_dict_pre_hook(state.before_loading)
+        self.register_load_state_dict_post_hook(state.after_loading)
         encoding.warn_about(encoder, inputs)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
@@ -133,7 +121,7 @@ class GraphSegmentTraining(nn.Module):
             return self._evaluate(graphs, configs, torch.is_grad_enabled())
         step = self._begin(graphs, configs, prefetched)
         embedded = None if step.batch is None else self.encode_batch(step.batch)  # while rows of other processes travel
-        pooled = embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
+        pooled = state.embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
         return self._predict(pooled, step.draw.catalogue.graphs, configs)
 
     @torch.compiler.disable
@@ -142,7 +130,7 @@ class GraphSegmentTraining(nn.Module):
         step = prefetched or self.load(self.draw(graphs, configs))
         self.step = step.draw.number
         if step.batch is None:
-            make_table_of(self, step.draw.catalogue.graphs[0])
+            state.make_table_of(self, step.draw.catalogue.graphs[0])
         else:
             self._first_look(self, step.draw.catalogue, step.draw.configs)
             step.begin(self.like().device)
@@ -151,7 +139,7 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable
     def _estimate(self, step: PrefetchedStep, embedded: Tensor) -> Tensor:
         """Return estimates of the pooled embeddings, and write the rows of the fresh segments."""
-        make_table(self, embedded)
+        state.make_table(self, embedded)
         draw, rows = step.draw, step.rows or self.rows_of(step.draw)
         if self.keys is not None:
             self.keys.check_width(embedded.shape[-1])
@@ -258,7 +246,7 @@ class GraphSegmentTraining(nn.Module):
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
         """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         for graph in graphs:
-            make_table_of(self, graph)
+            state.make_table_of(self, graph)
             if self.keys is not None:
                 self.keys.register(graph)
 
@@ -267,8 +255,8 @@ class GraphSegmentTraining(nn.Module):
 
         From now on, with a table, every segment is encoded once, when it is first needed, and its row is exact. A
         `DistributedDataParallel` around the model has to be made anew."""
-        freeze(self)
-        forget_rows(self)
+        state.freeze(self)
+        state.forget_rows(self)
 
     def keep_frozen_rows(self) -> None:
         """Take the rows of a frozen encoder for exact at the next step, although its parameters were wrapped since."""
@@ -310,8 +298,8 @@ class GraphSegmentTraining(nn.Module):
         """Return a tensor on the device and in the dtype of the model."""
         return encoding.parameter_of(self, torch.empty(0))
 
-    get_extra_state, set_extra_state = state_of, restore
+    get_extra_state, set_extra_state = state.state_of, state.restore
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for `copy` and `pickle`, without streams; rows of a frozen encoder stay exact."""
-        return self.__dict__ | {"_copies": None, "rows_version": RowsVersion(is_trusted=self.encoder_frozen)}
+        return self.__dict__ | {"_copies": None, "rows_version": state.RowsVersion(is_trusted=self.encoder_frozen)}
