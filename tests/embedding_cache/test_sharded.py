@@ -76,7 +76,6 @@ def assert_is_the_single_table(answers: list[dict[str, Any]], table: EmbeddingTa
 def test_any_number_of_processes_is_one_table_and_goes_on_as_any_other_number(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    """Saved by one number of processes, resumed by the next: 3 to 2."""
     table = EmbeddingTable(NUM_KEYS, CHANNELS, dtype, dataset="a")
     saved = None
     for turn, world_size in enumerate((3, 2)):

@@ -116,7 +116,6 @@ def test_all_segments_fresh_is_training_on_the_whole_graph_however_it_is_cut(met
 
 @pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1)])
 def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, halo: int) -> None:
-    """So the halos of the law above are the least."""
     graph = random_graph(7)
     parts = partition(graph.edges, graph.num_nodes, 4, "random")
     encoder, head = models(kind, graph)
@@ -186,7 +185,6 @@ TABLES = [
 def test_training_is_its_slow_twin(
     kind: str, pooling: str, rest: str, tier: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Graphs of different sizes and configurations, one of them twice in a batch, over several steps."""
     graphs = [segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)]
     assert len({graph.num_segments for graph in graphs}) == 3
     steps = [
@@ -221,7 +219,6 @@ def test_training_is_its_slow_twin(
 
 
 def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
-    """Its rows are written once; a segment that no configuration reaches has the same key in both places."""
     graph, configs = segment(random_graph(0), 6), torch.tensor([[0, 1], [0, 2]])
     model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(5))
     first = model([graph, graph], configs)
@@ -422,7 +419,6 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
 
 @pytest.mark.parametrize("done", [2, 5])
 def test_a_training_that_reads_ahead_resumes_bit_identically(done: int) -> None:
-    """It stops when the next step would be drawn and read already."""
     selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
 
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
@@ -538,7 +534,6 @@ class OneAtATime:
 
 
 def test_two_threads_copy_at_once_on_the_stream_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader loads ahead while the step loads what was not read ahead."""
     meeting = Barrier(2, timeout=10)
     monkeypatch.setattr(torch, "Stream", OneAtATime)
     monkeypatch.setattr(SegmentBatch, "to", lambda self, *_: meeting.wait() < 0 or self)

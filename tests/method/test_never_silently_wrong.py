@@ -179,8 +179,6 @@ def test_a_step_that_a_scaler_skips_leaves_the_table_as_it_was(scale: float) -> 
 
 
 def test_gradients_that_overflow_inside_the_encoder_leave_the_table_as_it_was() -> None:
-    """Under fp16 autocast, with a finite gradient of the embeddings."""
-
     class Overflowing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -286,7 +284,6 @@ class TwoLayers(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch.dtype) -> None:
-    """To the precision of its weights: `model.half()` and `model.bfloat16()`, with rows of a table."""
     graph = segment(random_graph(0, 18), 6)
 
     def step(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,8 +317,6 @@ def test_embeddings_in_double_precision_are_not_rounded_for_a_head_in_float32() 
 
 
 def test_a_head_of_whole_numbers_gets_embeddings_as_they_are() -> None:
-    """Quantized weights are no dtype for what goes in."""
-
     class Quantized(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -136,7 +136,6 @@ def test_equal_maxima_share_the_gradient_and_what_is_no_number_stays() -> None:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_pooling_on_an_accelerator_leaves_out_context_without_waiting_for_it(pooling: Pooling) -> None:
-    """Meta tensors refuse whatever needs to know values, as a mask as an index does."""
     rows, row_of, segment = shared_states(0, torch.float64)
     owned = torch.arange(12) % 4 != 1
     batch = batch_of(segment, owned, torch.bincount(segment[owned], minlength=3))

@@ -112,7 +112,6 @@ def test_more_fresh_segments_bring_the_estimate_to_the_exact_value(name: str) ->
 
 @pytest.mark.parametrize("name", ["attention", "softmax"])
 def test_rows_of_a_table_stand_for_their_segments(name: str) -> None:
-    """The encoder does not learn here, so that once all rows are written each step is exact."""
     cut, readout = graph()[1], OF_PYG[name]()
     table = gst.EmbeddingTable(1, 2 * CHANNELS)
     model = gst.GraphSegmentTraining(as_they_are, nn.Linear(CHANNELS, 2), readout, table=table, num_fresh=2)

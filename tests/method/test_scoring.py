@@ -51,7 +51,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch, made: GraphSegmentTraining, graph:
 def test_scores_of_replays_are_those_of_the_estimator(
     encoder: str, graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments with few different configurations, and the last parts, are encoded one by one."""
     made = model(graph, ENCODERS[encoder]())
     want = made.scores(graph)
     encode, stands_for = recorded(monkeypatch, made, graph)
@@ -60,8 +59,6 @@ def test_scores_of_replays_are_those_of_the_estimator(
 
 
 def test_a_graph_that_holds_an_old_number_is_left(graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder multiplies by a number of the host that differs from segment to segment."""
-
     class Scaled(gst.nn.SAGE):
         def forward(self, batch: Any) -> Any:
             states = super().forward(batch)
