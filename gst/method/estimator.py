@@ -197,8 +197,9 @@ class GraphSegmentTraining(nn.Module):
         """Return access to the rows of a step; None without a table. A frozen encoder needs all rows."""
         if self.keys is None:
             return None
-        rows = SharedRows if isinstance(self.table, ShardedTable) else OwnRows
-        return rows(self.keys, draw, self.like, self.encoder_frozen or self.estimate.reads == "all")
+        if isinstance(self.table, ShardedTable):
+            return SharedRows(self.keys, draw, self.like, self.encoder_frozen or self.estimate.reads == "all")
+        return OwnRows(self.keys, draw, self.like)
 
     def exact(self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predict from all segments, encoded now without gradient and in evaluation mode, within `max_rows`."""

@@ -104,12 +104,11 @@ class OwnRows:
 
     Args:
         like: returns a tensor on the device and in the dtype of the model.
-        all_rows: unused here; see `gst.method.exchange.SharedRows`.
     """
 
     are_of_now = False
 
-    def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor], all_rows: bool) -> None:
+    def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor]) -> None:
         assert isinstance(keys.table, EmbeddingTable)
         self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
 

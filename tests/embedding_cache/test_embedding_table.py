@@ -11,16 +11,6 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.storage import HostRows
 
 
-def test_ages_by_hand() -> None:
-    table = EmbeddingTable(4, 1)
-    table.push(torch.tensor([2]), torch.tensor([[5.0]]), step=3)
-    table.push(torch.tensor([0]), torch.tensor([[7.0]]), step=10)
-    rows, ages, known = table.pull(torch.tensor([0, 1, 2, 2]))
-    assert rows.squeeze(1).tolist() == [7, 0, 5, 5]
-    assert ages.tolist() == [0, -1, 7, 7] and known.tolist() == [True, False, True, True]
-    assert table.pull(torch.tensor([1, 2]), step=12)[1].tolist() == [-1, 9]
-
-
 @pytest.mark.parametrize("tier", TIERS[:3])
 def test_memory_follows_the_keys_in_use(tier: str) -> None:
     table = table_in(tier, 1_000_000, 256)

@@ -293,14 +293,6 @@ def test_a_segment_without_a_row_has_the_mean_of_its_own_or_else_of_its_graph() 
     assert total.result(None).squeeze(-1).tolist() == [[4, 4], [0, 0]]
 
 
-def test_the_estimate_is_exact_as_soon_as_rows_are() -> None:
-    model, data = trained("difference", "mean", table=True)
-    model.num_fresh = NUM_SEGMENTS
-    model(data)  # all rows are of now
-    model.num_fresh = 1
-    torch.testing.assert_close(model(data), model.exact(data), rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("common", [0.0, 0.7, 1.0])
 def test_the_share_that_residuals_have_in_common_is_estimated(common: float) -> None:
     residuals = residuals_of_graphs(common, 20_000)[:, :2]

@@ -218,15 +218,6 @@ def test_training_is_its_slow_twin(
             torch.testing.assert_close(rows.double().sort(0).values, theirs.sort(0).values, **error)
 
 
-def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
-    graph, configs = segment(random_graph(0), 6), torch.tensor([[0, 1], [0, 2]])
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(5))
-    first = model([graph, graph], configs)
-    torch.testing.assert_close(first, model.exact([graph, graph], configs))
-    reached = int((np.diff(graph.config_ptr) > 0).sum())
-    assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
-
-
 def test_steps_that_were_read_ahead_are_the_same_steps() -> None:
     graphs = [segment(random_graph(seed, 30), 6) for seed in range(2)]
     steps = [(graphs[i % 2 :][:1], torch.tensor([[i % 3, (i + 1) % 3]])) for i in range(6)]
