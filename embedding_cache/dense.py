@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-from embedding_cache.index import refuse
+from embedding_cache.index import InUse, Keys, Slots, by_step, refuse
 
 
 class DenseIndex:
@@ -38,16 +38,14 @@ class DenseIndex:
     def nbytes(self) -> int:
         return self.steps.nbytes
 
-    def look_up(
-        self, keys: Int64[np.ndarray, " keys"], now: int
-    ) -> tuple[Int32[np.ndarray, " keys"], Int64[np.ndarray, " keys"], Bool[np.ndarray, " keys"]]:
+    def look_up(self, keys: Keys, now: int) -> tuple[Slots, Keys, Bool[np.ndarray, " keys"]]:
         """Return slots and ages at step `now` (0 and -1 if never written), and known flags; or raise ValueError."""
         self._check(keys)
         steps = self._at(keys + 1)
         is_known = steps >= 0
         return np.where(is_known, keys + 1, 0).astype(np.int32), np.where(is_known, now - steps, -1), is_known
 
-    def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
+    def find(self, keys: Keys) -> tuple[Slots, int]:
         """Return the slots of keys about to be written, and the number of those without a row; or raise ValueError."""
         self._check(keys)
         first = np.unique(keys, return_index=True)[1]
@@ -55,9 +53,7 @@ class DenseIndex:
             refuse(keys, np.setdiff1d(np.arange(len(keys)), first)[0], self.num_keys)
         return (keys + 1).astype(np.int32), int((self._at(keys + 1) < 0).sum())
 
-    def assign(
-        self, keys: Int64[np.ndarray, " keys"], before: Int32[np.ndarray, " keys"], step: int
-    ) -> Int32[np.ndarray, " keys"]:
+    def assign(self, keys: Keys, before: Slots, step: int) -> Slots:
         """Return the slots for writing distinct `keys`."""
         self._pushed = max(self.step, step)
         self.stamp(before, np.full(len(keys), step))
@@ -83,24 +79,20 @@ class DenseIndex:
             self.steps = larger
         self.num_keys = num_keys
 
-    def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
+    def in_use(self) -> InUse:
         """Keys in use, ascending, their slots, and the steps of their last writes."""
         steps = self.steps.cpu().numpy()
         slots = (steps >= 0).nonzero()[0]
         return slots - 1, slots.astype(np.int32), steps[slots]
 
-    def by_write(
-        self,
-    ) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
+    def by_write(self) -> InUse:
         """`in_use` by step and key."""
-        keys, slots, steps = self.in_use()
-        order = np.argsort(steps, kind="stable")
-        return keys[order], slots[order], steps[order]
+        return by_step(*self.in_use())
 
     def _at(self, slots: Int64[np.ndarray, " slots"]) -> Int64[np.ndarray, " slots"]:
         return self.steps[torch.from_numpy(slots).to(self.steps.device)].cpu().numpy()
 
-    def _check(self, keys: Int64[np.ndarray, " keys"]) -> None:
+    def _check(self, keys: Keys) -> None:
         if len(keys) and (keys.min() < 0 or keys.max() >= self.num_keys):
             refuse(keys, 0, self.num_keys)
 

@@ -9,6 +9,10 @@ from jaxtyping import Bool, Int32, Int64
 
 from embedding_cache.storage import compiled
 
+Keys = Int64[np.ndarray, " keys"]
+Slots = Int32[np.ndarray, " keys"]
+InUse = tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]
+
 
 class WriteOrder(NamedTuple):
     """The slots in use as a ring by time of writing: `after[0]` is the oldest, `before[0]` the newest; 0 has no key."""
@@ -43,9 +47,7 @@ class KeyIndex:
         arrays = (self._all_slots, self._written, *(self._order or ()))
         return sum(array.nbytes for array in arrays)
 
-    def look_up(
-        self, keys: Int64[np.ndarray, " keys"], now: int
-    ) -> tuple[Int32[np.ndarray, " keys"], Int64[np.ndarray, " keys"], Bool[np.ndarray, " keys"]]:
+    def look_up(self, keys: Keys, now: int) -> tuple[Slots, Keys, Bool[np.ndarray, " keys"]]:
         """Return slots and ages at step `now` (0 and -1 if never written), and known flags; or raise ValueError."""
         fault, *result = _look_up(self._slot_of, self._written, keys, now)
         if fault >= 0:
@@ -53,16 +55,14 @@ class KeyIndex:
         slots, ages, is_known = result
         return slots, ages, is_known
 
-    def find(self, keys: Int64[np.ndarray, " keys"]) -> tuple[Int32[np.ndarray, " keys"], int]:
+    def find(self, keys: Keys) -> tuple[Slots, int]:
         """Return the slots of keys about to be written, and the number of those without one; or raise ValueError."""
         fault, slots, num_new = _find(self._slot_of, keys)
         if fault >= 0:
             refuse(keys, fault, self.num_keys)
         return slots, num_new
 
-    def assign(
-        self, keys: Int64[np.ndarray, " keys"], before: Int32[np.ndarray, " keys"], step: int
-    ) -> Int32[np.ndarray, " keys"]:
+    def assign(self, keys: Keys, before: Slots, step: int) -> Slots:
         """Return the slots for writing at most `most_rows` distinct `keys`; `before` are their slots, from `find`."""
         if self._order is None:
             slots, self.rows_in_use = _assign(self._slot_of, keys, before, self.rows_in_use)
@@ -93,27 +93,30 @@ class KeyIndex:
             self._all_slots = larger
         self._slot_of, self.num_keys = self._all_slots[:num_keys], num_keys
 
-    def in_use(self) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
+    def in_use(self) -> InUse:
         """Keys in use, ascending, their slots, and the steps of their last writes."""
         keys = self._slot_of.nonzero()[0]
         slots = self._slot_of[keys]
         return keys, slots, self._written[slots]
 
-    def by_write(
-        self,
-    ) -> tuple[Int64[np.ndarray, " in_use"], Int32[np.ndarray, " in_use"], Int64[np.ndarray, " in_use"]]:
+    def by_write(self) -> InUse:
         """`in_use` from the least to the most recently written; without a capacity, by step and key."""
         keys, slots, written = self.in_use()
         if self._order is None:
-            order = np.argsort(written, kind="stable")
-        else:
-            place = np.empty(len(slots) + 1, np.int64)
-            place[slots] = np.arange(len(slots))
-            order = place[_follow(self._order.after)]
+            return by_step(keys, slots, written)
+        place = np.empty(len(slots) + 1, np.int64)
+        place[slots] = np.arange(len(slots))
+        order = place[_follow(self._order.after)]
         return keys[order], slots[order], written[order]
 
 
-def refuse(keys: Int64[np.ndarray, " keys"], fault: int, num_keys: int) -> NoReturn:
+def by_step(keys: np.ndarray, slots: np.ndarray, steps: np.ndarray) -> InUse:
+    """Sort keys in use, which ascend, by step."""
+    order = np.argsort(steps, kind="stable")
+    return keys[order], slots[order], steps[order]
+
+
+def refuse(keys: Keys, fault: int, num_keys: int) -> NoReturn:
     """Raise ValueError, as a key is out of range or the one at `fault` repeated."""
     lowest, highest = keys.min(), keys.max()
     if lowest < 0 or highest >= num_keys:

@@ -224,13 +224,11 @@ class ShardedTable(nn.Module):
         """The parts of all processes one after another, on the first process; nothing on the others."""
         every: list[int] = [0] * self.world_size
         dist.all_gather_object(every, part.nbytes, self.group)
-        blocks = [_bytes(part.to(self._device)) if rank == 0 else self._nothing() for rank in range(self.world_size)]
+        own = _bytes(part.to(self._device))
+        blocks = [own if rank == 0 else own[:0] for rank in range(self.world_size)]
         buffer, (work, _) = self._exchange("state", blocks, every if self.rank == 0 else [0] * self.world_size)
         work.wait()
         return buffer.cpu().view(part.dtype).view(-1, *part.shape[1:])
-
-    def _nothing(self) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self._device)
 
 
 class Pulled:

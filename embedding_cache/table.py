@@ -248,7 +248,7 @@ class EmbeddingTable(nn.Module):
         if not self.num_keys <= num_keys <= MAX_KEYS:
             raise ValueError(f"num_keys is {num_keys}; wanted {self.num_keys}..{MAX_KEYS}: tables only grow")
         self._settle()
-        if isinstance(self._index, DenseIndex) and self._index.slots_for(num_keys) > self._rows.num_rows:
+        if isinstance(self._index, DenseIndex) and self._index.slots_for(num_keys) > len(self._rows.rows):
             self._rows.grow(self._index.slots_for(num_keys))
         self._index.resize(num_keys)
         self.num_keys = num_keys
@@ -261,20 +261,17 @@ class EmbeddingTable(nn.Module):
             "age_max": int(ages.max()) if len(ages) else -1,
             "share_unknown": 1 - len(ages) / self.num_keys,
             "rows_in_use": self.rows_in_use,
-            "bytes": self._index.nbytes + self._rows.nbytes,
+            "bytes": self._index.nbytes + self._rows.rows.nbytes,
         }
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`: tensors, numbers and text only, and no spare room. Whatever the tier, it is the same."""
         self._settle()
         keys, slots, written = self._index.by_write()
-        state: dict[str, Any] = {"num_keys": self.num_keys, "step": self.step, "dataset": self.dataset}
-        state |= {
-            "keys": torch.from_numpy(keys),
-            "rows": self._rows.copied(slots),
-            "written": torch.from_numpy(written),
-        }
-        return state | self.ranges.state()
+        return {
+            "num_keys": self.num_keys, "step": self.step, "dataset": self.dataset, "keys": torch.from_numpy(keys),
+            "rows": self._rows.copied(slots), "written": torch.from_numpy(written), **self.ranges.state(),
+        }  # fmt: skip
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Replace everything. The table keeps its tier, grows to the saved number of keys, and with a capacity keeps
@@ -345,8 +342,8 @@ class EmbeddingTable(nn.Module):
         """Return the slots for writing `keys` at `step`. Storage grows by doubling: n pushes copy O(n) rows in all."""
         before, num_new = self._index.find(keys)
         needed = 1 + min(self.rows_in_use + num_new, self._index.most_rows)
-        if needed > self._rows.num_rows:
-            num_rows = min(max(needed, 2 * self._rows.num_rows), 1 + self._index.most_rows)
+        if needed > len(self._rows.rows):
+            num_rows = min(max(needed, 2 * len(self._rows.rows)), 1 + self._index.most_rows)
             self._rows.grow(num_rows)
             self._index.grow(num_rows)
         return self._index.assign(keys, before, step)

@@ -85,10 +85,6 @@ class SegmentBatch:
         with own as copies:
             return self.to(like.device, like.dtype), copies.record_event()
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that work on `stream` uses these tensors, one piece of memory that another stream made."""
-        self.node_features.record_stream(stream)
-
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name, those of `node_data` and `edge_data` too."""
         every: dict[str, Tensor] = {}
@@ -374,16 +370,13 @@ def check_alike(graphs: Sequence[SegmentedGraph]) -> None:
         if kind != kinds[0]:
             name = next(name for name in {**kinds[0], **kind} if kind.get(name) != kinds[0].get(name))
             here, there = (_shown(each.get(name)) for each in (kind, kinds[0]))
-            places = [place for place, each in enumerate(kinds) if each.get(name) == kind.get(name)]
+            places = [str(place) for place, each in enumerate(kinds) if each.get(name) == kind.get(name)]
+            listed = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
             label = "node_features" if name == "x" else repr(name)
             raise ValueError(
-                f"{label} differs between graphs of one step: {here} for {graph.name!r} (graphs {_listed(places)} of "
+                f"{label} differs between graphs of one step: {here} for {graph.name!r} (graphs {listed} of "
                 f"0..{len(graphs) - 1}), {there} for {graphs[0].name!r}; give all graphs the same columns"
             )
-
-
-def _listed(places: Sequence[int], most: int = 5) -> str:
-    return ", ".join(map(str, places[:most])) + (f" and {len(places) - most} more" if len(places) > most else "")
 
 
 def _shown(kind: tuple[np.dtype, tuple[int, ...]] | None) -> str:

@@ -77,8 +77,8 @@ def combine(
         value, stale = value + stale * is_fresh, stale * ~is_fresh
     fills = estimate.fills and rows is not None and not rows.are_of_now
     if gradient is not None:
-        scale = torch.where(value != 0, gradient / value, 0.0).expand(shape)
-        embedded = scale_gradient(embedded, scale[chosen])
+        scale = torch.where(value != 0, gradient / value, 0.0).expand(shape)[chosen].to(embedded, non_blocking=True)
+        embedded = embedded.detach() + (embedded - embedded.detach()) * scale[..., None]  # the values stay
     pool = GraphPool(sample.graph_node_counts.to(embedded.device, non_blocking=True), pooling)
     add_parts(pool, [(chosen, embedded)], value.expand(shape), sample.node_counts, sample.graph)
     if rows is None or estimate.reads == "nothing":
@@ -116,12 +116,6 @@ def _on(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
     if all(each.device.type == device.type for each in tensors):
         return tensors
     return tuple(sent({str(place): each for place, each in enumerate(tensors)}, device).values())
-
-
-def scale_gradient(embedded: Tensor, weights: Tensor) -> Tensor:
-    """Return the same values, with their gradients times `weights` (one for each segment and configuration)."""
-    scale = weights.to(embedded, non_blocking=True)[..., None]
-    return embedded.detach() + (embedded - embedded.detach()) * scale
 
 
 def _filled_sum(

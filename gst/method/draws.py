@@ -1,9 +1,10 @@
-"""Draws of one training step, made before any segment is read: fresh segments, and those that dropout keeps."""
+"""Graphs as a model is given them, and the draws of a training step: fresh segments, and those that dropout keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,59 @@ from torch import Tensor
 
 from embedding_cache.table import KeyRanges
 from gst.graphs.config_classes import config_classes, with_references
-from gst.graphs.segments import SegmentedGraph
+from gst.graphs.conversion import from_pyg, is_pyg
+from gst.graphs.graph import Graph
+from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble, check_alike
+
+MOST_KEPT = 1 << 16  # graphs
+
+
+class Entrance:
+    """Turns the argument `graphs` of a model into segmented graphs; PyG's `Data` is cut once, and kept by content.
+
+    Args:
+        max_nodes: of `gst.segment`.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> data = SimpleNamespace(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
+        >>> [graph.num_segments for graph in Entrance(max_nodes=2)([data])]
+        [2]
+    """
+
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes
+        self._cut: dict[str, SegmentedGraph] = {}
+
+    def __call__(self, graphs: Any) -> tuple[SegmentedGraph, ...]:
+        """Return segmented graphs; `graphs` is a list, or a batch of PyG's `DataLoader`.
+
+        Raises:
+            ValueError: it is a single graph, or empty.
+        """
+        graphs = graphs.to_data_list() if hasattr(graphs, "to_data_list") else graphs
+        if isinstance(graphs, Graph | SegmentedGraph) or is_pyg(graphs):
+            raise ValueError(f"the model was given one {type(graphs).__name__}; want a list of graphs: model([graph])")
+        if not isinstance(graphs, Sequence):
+            raise ValueError(f"the model was given a {type(graphs).__name__}; want a list of segmented graphs or Data")
+        if not graphs:
+            raise ValueError("the model was given no graphs; want a list of at least one")
+        return tuple(self._cut_of(each) if is_pyg(each) else each for each in graphs)
+
+    def _cut_of(self, data: Any) -> SegmentedGraph:
+        graph = from_pyg(data, with_target=False)
+        key = graph.digest()
+        if key not in self._cut:
+            if len(self._cut) >= MOST_KEPT:
+                del self._cut[next(iter(self._cut))]
+            self._cut[key] = segment(graph, self.max_nodes)
+        cut, x = self._cut[key], getattr(data, "x", None)
+        if not isinstance(x, Tensor) or not x.requires_grad:
+            return cut
+        differentiable = replace(cut)
+        differentiable.__dict__["source"] = x  # of the gradient; `assemble` takes rows from it
+        return differentiable
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +154,13 @@ def table_keys(
             counts = np.where(configurable.numpy(), graph.num_configs, 1)
             numbers = np.where(counts[:, None] > 1, chosen[None, :], 0)
         starts = counts.cumsum() - counts
-        first = ranges.first_key(slot, graph.fingerprint, int(counts.sum()), _sizes_of(graph))
+        sizes = (
+            f"{graph.num_segments} segments, {len(graph.node_features)} rows, {graph.edges.shape[1]} edges, "
+            f"{graph.num_configs} configurations"
+        )
+        first = ranges.first_key(slot, graph.fingerprint, int(counts.sum()), sizes)
         keys.append(torch.from_numpy(first + starts[:, None] + numbers))
     return torch.where(configs[catalogue.graph] >= 0, torch.cat(keys), -1)
-
-
-def _sizes_of(graph: SegmentedGraph) -> str:
-    rows, edges = graph.node_features.shape[0], graph.edges.shape[1]
-    return f"{graph.num_segments} segments, {rows} rows, {edges} edges, {graph.num_configs} configurations"
 
 
 def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) -> Bool[Tensor, " segments"]:

@@ -59,11 +59,11 @@ class Call:
     def rows(self, returned: Any, batch: SegmentBatch) -> Any:
         """Reshape rows of all copies to (nodes or segments, configurations, channels)."""
         returned = returned[0] if isinstance(returned, tuple | list) else returned
+        if isinstance(returned, Tensor) and returned.dim() == 1:
+            returned = returned[:, None]
         if self.whole == "batch":
             return returned
         copies = batch.expanded()
-        if isinstance(returned, Tensor) and returned.dim() == 1:
-            returned = returned[:, None]
         if isinstance(returned, Mapping):
             returned = _by_type(returned, copies, self.named or {})
         if not isinstance(returned, Tensor):
@@ -292,8 +292,6 @@ def check_reducer() -> None:
 @torch.compiler.disable
 def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Combination, phi: Rows | None) -> Tensor:
     returned = call.rows(returned, batch)
-    if isinstance(returned, Tensor) and returned.dim() == 1:
-        returned = returned[:, None]
     if isinstance(returned, NodeStates):
         row_of = returned.row_of
         if row_of.device.type == "cpu" and not 0 <= int(row_of.min()) <= int(row_of.max()) < len(returned.rows):

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from gst.method.draws import Catalogue, Draw
 from gst.method.regression import TINY, RowRegression
 
 MAXIMA = ("max", "softmax")  # readouts that no correction, which may be negative, can be added to
@@ -45,15 +44,6 @@ class Sample:
     graph_node_counts: Int64[Tensor, " graphs"]
     keep_probability: float = 1.0
     learned: Any = None
-
-    @staticmethod
-    def of(draw: Draw, ages: Tensor, keep_probability: float, learned: Any = None) -> Sample:
-        """Return the sample of a draw and the ages of its rows."""
-        catalogue: Catalogue = draw.catalogue
-        return Sample(
-            draw.fresh, draw.inclusion, draw.kept, ages, catalogue.graph, catalogue.node_counts,
-            catalogue.graph_node_counts, keep_probability, learned,
-        )  # fmt: skip
 
     @property
     def is_known(self) -> Bool[Tensor, "segments configs"]:

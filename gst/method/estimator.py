@@ -14,15 +14,12 @@ from torch.utils.checkpoint import checkpoint
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import SegmentedGraph
-from gst.method import draws, encoding
+from gst.method import draws, encoding, state
 from gst.method.batch import SegmentBatch
 from gst.method.combination import Part, RowsOfNow, combine, pool_all
-from gst.method.entering import Entrance, have_configs
 from gst.method.estimates import Estimate, Sample, checked_estimate
 from gst.method.exchange import SharedRows
 from gst.method.forgetting import FirstLook
-from gst.method.freezing import RowsVersion, embed_frozen, forget_rows, freeze
-from gst.method.loading import after_loading, before_loading, make_table, make_table_of, restore, state_of
 from gst.method.readouts import ReadoutName, Rows, readout_of
 from gst.method.rows import ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients
 from gst.method.scoring import scores_of
@@ -97,14 +94,14 @@ class GraphSegmentTraining(nn.Module):
         self.seed, self.step = seed, 0
         self.call = encoding.call_of(encoder, inputs)
         self.learned = None if self.estimate.learns is None else self.estimate.learns()
-        self.encoder_frozen, self.rows_version = False, RowsVersion()
+        self.encoder_frozen, self.rows_version = False, state.RowsVersion()
         self.makes_table = table is True
         self.table = None if isinstance(table, bool) else table
         self.keys = None if self.table is None else ModelKeys(self.table, by_class=self.estimate.reads == "all")
         self._copies: torch.Stream | None = None
-        self._entrance, self._first_look = Entrance(max_nodes), FirstLook(check_encoder)
-        self.register_load_state_dict_pre_hook(before_loading)
-        self.register_load_state_dict_post_hook(after_loading)
+        self._entrance, self._first_look = draws.Entrance(max_nodes), FirstLook(check_encoder)
+        self.register_load_state_dict_pre_hook(state.before_loading)
+        self.register_load_state_dict_post_hook(state.after_loading)
         encoding.warn_about(encoder, inputs)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
@@ -124,8 +121,8 @@ class GraphSegmentTraining(nn.Module):
             return self._evaluate(graphs, configs, torch.is_grad_enabled())
         step = self._begin(graphs, configs, prefetched)
         embedded = None if step.batch is None else self.encode_batch(step.batch)  # while rows of other processes travel
-        pooled = embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
-        return self._predict(pooled, have_configs(step.draw.catalogue.graphs, configs))
+        pooled = state.embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
+        return self._predict(pooled, step.draw.catalogue.graphs, configs)
 
     @torch.compiler.disable
     def _begin(self, graphs: Any, configs: Tensor | None, prefetched: PrefetchedStep | None) -> PrefetchedStep:
@@ -133,7 +130,7 @@ class GraphSegmentTraining(nn.Module):
         step = prefetched or self.load(self.draw(graphs, configs))
         self.step = step.draw.number
         if step.batch is None:
-            make_table_of(self, step.draw.catalogue.graphs[0])
+            state.make_table_of(self, step.draw.catalogue.graphs[0])
         else:
             self._first_look(self, step.draw.catalogue, step.draw.configs)
             step.begin(self.like().device)
@@ -142,21 +139,29 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable
     def _estimate(self, step: PrefetchedStep, embedded: Tensor) -> Tensor:
         """Return estimates of the pooled embeddings, and write the rows of the fresh segments."""
-        make_table(self, embedded)
+        state.make_table(self, embedded)
         draw, rows = step.draw, step.rows or self.rows_of(step.draw)
         if self.keys is not None:
             self.keys.check_width(embedded.shape[-1])
         encode = partial(self.encoded, draw.catalogue, configs=draw.configs)
         source = rows or RowsOfNow(encode, len(draw.catalogue), draw.configs.shape[1])
-        sample = Sample.of(draw, source.ages(), self.keep_probability, self.learned)
+        segments = draw.catalogue
+        sample = Sample(
+            draw.fresh, draw.inclusion, draw.kept, source.ages(), segments.graph, segments.node_counts,
+            segments.graph_node_counts, self.keep_probability, self.learned,
+        )  # fmt: skip
         fresh = draw.fresh.nonzero().squeeze(1)
         pooled = combine(self.estimate, sample, fresh, embedded, self.pooling, source)
         if rows is not None:
             require_finite_gradients(embedded, self.encoder, rows.push(embedded, fresh).require)
         return pooled
 
-    def _predict(self, pooled: Float[Tensor, "graphs configs numbers"], has_configs: bool) -> Tensor:
+    def _predict(
+        self, pooled: Float[Tensor, "graphs configs numbers"], graphs: Iterable[SegmentedGraph], configs: Tensor | None
+    ) -> Tensor:
+        """Return predictions with an axis of configurations if some are asked for, or a graph has any."""
         prediction = encoding.apply_head(self.head, self.readout.finish(pooled))
+        has_configs = configs is not None or any(graph.has_configs for graph in graphs)
         return prediction if has_configs else encoding.without_configs(prediction)
 
     def draw(
@@ -192,8 +197,9 @@ class GraphSegmentTraining(nn.Module):
         """Return access to the rows of a step; None without a table. A frozen encoder needs all rows."""
         if self.keys is None:
             return None
-        rows = SharedRows if isinstance(self.table, ShardedTable) else OwnRows
-        return rows(self.keys, draw, self.like, self.encoder_frozen or self.estimate.reads == "all")
+        if isinstance(self.table, ShardedTable):
+            return SharedRows(self.keys, draw, self.like, self.encoder_frozen or self.estimate.reads == "all")
+        return OwnRows(self.keys, draw, self.like)
 
     def exact(self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None) -> Tensor:
         """Predict from all segments, encoded now without gradient and in evaluation mode, within `max_rows`."""
@@ -204,7 +210,7 @@ class GraphSegmentTraining(nn.Module):
         graphs = self._entrance(graphs)
         with torch.set_grad_enabled(with_gradient), encoding.evaluating(self.encoder, self.head, self.readout):
             pooled = self._embed(graphs, configs, with_gradient, self.references)
-            return self._predict(pooled, have_configs(graphs, configs))
+            return self._predict(pooled, graphs, configs)
 
     def scores(
         self, graph: SegmentedGraph, configs: Int64[Tensor, " configs"] | None = None, configs_at_once: int = 64,
@@ -215,7 +221,7 @@ class GraphSegmentTraining(nn.Module):
         chosen = torch.arange(graph.num_configs) if configs is None else configs
         with torch.no_grad(), encoding.evaluating(self.encoder, self.head, self.readout):
             parts = scores_of(self, graph, chosen, configs_at_once, progress)
-            return torch.cat([self._predict(part, has_configs=True)[0] for part in parts])
+            return torch.cat([self._predict(part, [graph], chosen)[0] for part in parts])
 
     def embed(
         self, graphs: Any, configs: Int64[Tensor, "graphs configs"] | None = None
@@ -241,7 +247,7 @@ class GraphSegmentTraining(nn.Module):
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
         """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         for graph in graphs:
-            make_table_of(self, graph)
+            state.make_table_of(self, graph)
             if self.keys is not None:
                 self.keys.register(graph)
 
@@ -250,8 +256,8 @@ class GraphSegmentTraining(nn.Module):
 
         From now on, with a table, every segment is encoded once, when it is first needed, and its row is exact. A
         `DistributedDataParallel` around the model has to be made anew."""
-        freeze(self)
-        forget_rows(self)
+        state.freeze(self)
+        state.forget_rows(self)
 
     def keep_frozen_rows(self) -> None:
         """Take the rows of a frozen encoder for exact at the next step, although its parameters were wrapped since."""
@@ -293,8 +299,8 @@ class GraphSegmentTraining(nn.Module):
         """Return a tensor on the device and in the dtype of the model."""
         return encoding.parameter_of(self, torch.empty(0))
 
-    get_extra_state, set_extra_state = state_of, restore
+    get_extra_state, set_extra_state = state.state_of, state.restore
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for `copy` and `pickle`, without streams; rows of a frozen encoder stay exact."""
-        return self.__dict__ | {"_copies": None, "rows_version": RowsVersion(is_trusted=self.encoder_frozen)}
+        return self.__dict__ | {"_copies": None, "rows_version": state.RowsVersion(is_trusted=self.encoder_frozen)}

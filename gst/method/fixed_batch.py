@@ -206,7 +206,7 @@ class FixedBatch:
         return embedded
 
     def compute(self) -> None:
-        """Encode, as `gst.method.recorded.Recorded` wants it."""
+        """Encode, as a step of `Recorded` does."""
         self.results = (self.encode(),)
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args, no_type_check
 
 import numpy as np
 import torch
@@ -11,24 +11,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gst.method import kernels
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.util.compiled import compiled
 
 Pooling = Literal["sum", "mean", "max"]
 Combination = Literal["sum", "mean", "max", "softmax"]
 ReadoutName = Literal["sum", "mean", "max", "attention", "softmax", "std"]
 Rows = Callable[[Tensor], Tensor]
 LEAST_VARIANCE = 1e-5  # as in PyG: a smaller one counts as 0, where the slope of the root has no bound
-
-
-def check_pooling(pooling: str) -> None:
-    """Refuse a readout that cannot be put together from segments."""
-    if pooling not in get_args(ReadoutName):
-        raise ValueError(
-            f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed from "
-            f"the readouts of its parts, so training on parts would estimate something else; use one of "
-            f"{', '.join(get_args(ReadoutName))}, or readout=(phi, rho)"
-        )
 
 
 class Readout(nn.Module):
@@ -137,7 +127,12 @@ def readout_of(pooling: object) -> Readout:
     if isinstance(pooling, Readout):
         return pooling
     if isinstance(pooling, str):
-        check_pooling(pooling)
+        if pooling not in get_args(ReadoutName):
+            raise ValueError(
+                f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed "
+                "from the readouts of its parts, so training on parts would estimate something else; use one of "
+                f"{', '.join(get_args(ReadoutName))}, or readout=(phi, rho)"
+            )
         if pooling == "attention":
             return Readout("softmax", _Logits(nn.LazyLinear(1)))
         if pooling == "softmax":
@@ -152,25 +147,21 @@ def readout_of(pooling: object) -> Readout:
             return readout_of(_SAME_AS[name])
         if name in _OF_PYG and isinstance(pooling, nn.Module):
             return _OF_PYG[name](pooling)
-    raise ValueError(f"pooling {pooling!r} {_why(name)}; use 'sum', 'mean' or 'max', or readout=(phi, rho)")
-
-
-def _why(name: str) -> str:
+    reason = "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
     if name in _ATTENDING:
-        return "weighs every node against all others of its graph, so it does not decompose over segments"
-    if name in _ORDERING:
-        return "puts all nodes of a graph in order, so it does not decompose over segments"
-    return "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
+        reason = "weighs every node against all others of its graph, so it does not decompose over segments"
+    elif name in _ORDERING:
+        reason = "puts all nodes of a graph in order, so it does not decompose over segments"
+    raise ValueError(f"pooling {pooling!r} {reason}; use 'sum', 'mean' or 'max', or readout=(phi, rho)")
 
 
 def pool_nodes(
     states: NodeStates, batch: SegmentBatch, pooling: Combination
 ) -> Float[Tensor, "segments configs channels"]:
     """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
-    if states.rows.device.type == "cpu" and pooling != "softmax":
-        kernel = SegmentMaxima if pooling == "max" else SegmentSums
+    if states.rows.device.type == "cpu" and pooling in ("sum", "mean"):
         row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
+        pooled = SegmentSums.apply(states.rows, row_of, segment, batch.num_segments)
     else:
         pooled = _pool_owned_with_torch(states, batch, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
@@ -191,7 +182,7 @@ def _pool_with_torch(
     num_segments: int,
     pooling: Combination,
 ) -> Float[Tensor, "segments configs channels"]:
-    """Return the results of `SegmentSums` and `SegmentMaxima` on any device."""
+    """Return sums, maxima (-inf without nodes) or weighted means on any device, in float32 at least."""
     dense = rows.to(torch.promote_types(rows.dtype, torch.float32)).index_select(0, row_of.flatten())
     dense = dense.view(*row_of.shape, rows.shape[1])
     if pooling == "max":
@@ -267,51 +258,73 @@ class GraphPool:
         return torch.where(torch.isneginf(self.total), 0.0, self.total) if self.pooling == "max" else self.total
 
 
+@compiled
+@no_type_check
+def _varies(rows):
+    """True if a node has more than one row."""
+    for row in rows:  # noqa: SIM110 - numba knows no generators
+        if row != rows[0]:
+            return True
+    return False
+
+
+@compiled
+@no_type_check
+def _sum_forward(rows, row_of, segment, once, out):
+    """Add up rows: those common to all configurations of a node in `once`, others in `out`."""
+    for node in range(len(row_of)):
+        if not _varies(row_of[node]):
+            total, row = once[segment[node]], rows[row_of[node, 0]]
+            for channel in range(out.shape[2]):
+                total[channel] += row[channel]
+            continue
+        for config in range(row_of.shape[1]):
+            total, row = out[segment[node], config], rows[row_of[node, config]]
+            for channel in range(out.shape[2]):
+                total[channel] += row[channel]
+
+
+@compiled
+@no_type_check
+def _sum_backward(gradient, row_of, segment, rows_gradient):
+    together = np.zeros((gradient.shape[0], rows_gradient.shape[1]), rows_gradient.dtype)
+    for place in range(gradient.shape[0]):
+        for config in range(gradient.shape[1]):
+            given = gradient[place, config]
+            for channel in range(rows_gradient.shape[1]):
+                together[place, channel] += given[channel]
+    for node in range(len(row_of)):
+        if not _varies(row_of[node]):
+            total, given = rows_gradient[row_of[node, 0]], together[segment[node]]
+            for channel in range(rows_gradient.shape[1]):
+                total[channel] += given[channel]
+            continue
+        for config in range(row_of.shape[1]):
+            total, given = rows_gradient[row_of[node, config]], gradient[segment[node], config]
+            for channel in range(rows_gradient.shape[1]):
+                total[channel] += given[channel]
+
+
 class SegmentSums(torch.autograd.Function):
-    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)`, in float32 at least."""
+    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)` on a CPU, in float32 at least."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
         ctx.shape, ctx.dtype = rows.shape, rows.dtype
         ctx.save_for_backward(row_of, segment)
-        wide = _wide(rows)
+        wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
+        once = wide.new_zeros(num_segments, rows.shape[1])
         out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
-        kernels.sum_forward(*_arrays(wide, row_of, segment, out))
-        return out
+        _sum_forward(*_arrays(wide, row_of, segment, once, out))
+        return out.add_(once[:, None])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         row_of, segment = ctx.saved_tensors
         rows_gradient = gradient.new_zeros(ctx.shape)
-        kernels.sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
+        _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
         return rows_gradient.to(ctx.dtype), None, None, None
-
-
-class SegmentMaxima(torch.autograd.Function):
-    """The same with maxima, -inf without nodes. Equal maxima share the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-        wide = _wide(rows)
-        out = wide.new_full((num_segments, row_of.shape[1], rows.shape[1]), -torch.inf)
-        kernels.max_forward(*_arrays(wide, row_of, segment, out))
-        ctx.save_for_backward(rows, row_of, segment, out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, row_of, segment, out = ctx.saved_tensors
-        wide, holders = _wide(rows), torch.zeros_like(out)
-        kernels.count_largest(*_arrays(wide, row_of, segment, out, holders))
-        rows_gradient = torch.zeros_like(wide)
-        kernels.max_backward(*_arrays(wide, row_of, segment, out, gradient / holders, rows_gradient))
-        return rows_gradient.to(rows.dtype), None, None, None
-
-
-def _wide(rows: Tensor) -> Tensor:
-    return rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:

@@ -36,11 +36,6 @@ def residual_products(
     """Return mean products of the residuals of two segments of one graph, and of one segment with itself.
 
     Both are summed over graphs and configurations with at least two known segments; zeros if not finite.
-
-    Examples:
-        >>> is_known, graph = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
-        >>> residual_products(torch.tensor([[[3.0]], [[2.0]]]), is_known, graph, 1).tolist()
-        [6.0, 6.5]
     """
     residuals = residuals.detach().double() * is_known[..., None]
     sums = residuals.new_zeros(num_graphs, *residuals.shape[1:]).index_add(0, graph, residuals).square().sum(-1)

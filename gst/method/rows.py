@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.sharded import ShardedTable
+from embedding_cache.sharded import Pushed, ShardedTable
 from embedding_cache.table import Staged
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
@@ -21,14 +21,6 @@ from gst.method.combination import Part, RowSource
 from gst.method.draws import Catalogue, Draw, table_keys
 
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
-
-
-@runtime_checkable
-class Push(Protocol):
-    """A write that waits for the end of its step."""
-
-    def require(self, condition: Bool[Tensor, ""]) -> None:
-        """Write the rows only if `condition` holds."""
 
 
 @runtime_checkable
@@ -41,7 +33,9 @@ class StepRows(RowSource, Protocol):
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none."""
 
-    def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Push:
+    def push(
+        self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]
+    ) -> Staged | Pushed:
         """Write the rows of the fresh `segments` after the step, unless a condition of the result fails."""
 
     def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
@@ -62,7 +56,7 @@ class PrefetchedStep:
         if self.arrived is not None and self.batch is not None:
             stream = torch.accelerator.current_stream(device)
             stream.wait_event(self.arrived)
-            self.batch.record_stream(stream)
+            self.batch.node_features.record_stream(stream)  # all tensors of the batch are one piece of memory
         if self.rows is not None:
             self.rows.begin()
 
@@ -110,12 +104,11 @@ class OwnRows:
 
     Args:
         like: returns a tensor on the device and in the dtype of the model.
-        all_rows: unused here; see `gst.method.exchange.SharedRows`.
     """
 
     are_of_now = False
 
-    def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor], all_rows: bool) -> None:
+    def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor]) -> None:
         assert isinstance(keys.table, EmbeddingTable)
         self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
 

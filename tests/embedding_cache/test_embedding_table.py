@@ -11,22 +11,6 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.storage import HostRows
 
 
-def test_ages_by_hand() -> None:
-    table = EmbeddingTable(4, 1)
-    table.push(torch.tensor([2]), torch.tensor([[5.0]]), step=3)
-    table.push(torch.tensor([0]), torch.tensor([[7.0]]), step=10)
-    rows, ages, known = table.pull(torch.tensor([0, 1, 2, 2]))
-    assert rows.squeeze(1).tolist() == [7, 0, 5, 5]
-    assert ages.tolist() == [0, -1, 7, 7] and known.tolist() == [True, False, True, True]
-    assert table.pull(torch.tensor([1, 2]), step=12)[1].tolist() == [-1, 9]
-
-
-def test_a_row_of_zeros_is_known() -> None:
-    table = EmbeddingTable(2, 3)
-    table.push(torch.tensor([1]), torch.zeros(1, 3), step=0)
-    assert table.pull(torch.tensor([0, 1]))[2].tolist() == [False, True]
-
-
 @pytest.mark.parametrize("tier", TIERS[:3])
 def test_memory_follows_the_keys_in_use(tier: str) -> None:
     table = table_in(tier, 1_000_000, 256)
@@ -126,10 +110,12 @@ def test_push_refuses_and_changes_nothing(
     assert_agree(table, twin)
 
 
-def test_pull_refuses(unchecked: None) -> None:
+def test_pull_and_resize_refuse(unchecked: None) -> None:
     table = EmbeddingTable(4, 2)
     table.push(KEY, torch.ones(1, 2), 5)
     pull = table.pull
+    with pytest.raises(ValueError, match=r"num_keys is 3; wanted 4\.\."):
+        table.resize(3)
     with pytest.raises(ValueError, match=r"keys are 0\.\.4; wanted 0\.\.3"):
         pull(torch.tensor([0, 4]))
     with pytest.raises(ValueError, match="step is 4; wanted at least 5"):
@@ -159,8 +145,3 @@ def test_impossible_tables_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         EmbeddingTable(*arguments, **options)
-
-
-def test_tables_only_grow() -> None:
-    with pytest.raises(ValueError, match=r"num_keys is 3; wanted 4\.\."):
-        EmbeddingTable(4, 2).resize(3)

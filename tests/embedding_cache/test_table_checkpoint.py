@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, table_in, through_a_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.table import KeyRanges
@@ -79,17 +79,6 @@ def test_a_checkpoint_holds_the_rows_in_use_alone() -> None:
     file = io.BytesIO()
     torch.save(table.state_dict(), file)
     assert 520 * 64 * 4 < len(file.getvalue()) < 520 * (64 * 4 + 16) + 8_000
-
-
-def test_rides_in_the_checkpoint_of_a_module() -> None:
-    def model() -> nn.Module:
-        return nn.ModuleDict({"head": nn.Linear(4, 1), "table": EmbeddingTable(10, 4, torch.bfloat16)})
-
-    trained, resumed = model(), model()
-    trained["table"].push(torch.tensor([7, 3]), torch.randn(2, 4), step=9)
-    resumed.load_state_dict(through_a_file(trained.state_dict()))
-    assert_same(resumed["table"].pull(torch.arange(10)), trained["table"].pull(torch.arange(10)))
-    assert resumed["table"].step == 9
 
 
 @pytest.mark.parametrize("tier", TIERS)

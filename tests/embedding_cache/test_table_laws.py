@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import rows_in_use
 from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, table_in, through_a_file
 
+from embedding_cache import EmbeddingTable
 from embedding_cache.dense import write_where
 
 ACTS = [*["push", "stage", "pull", "write_where"] * 2, "look", "clear", "reload", "resize"]
@@ -111,7 +113,6 @@ def test_any_sequence_of_acts_on_a_gpu(tier: str, dtype: torch.dtype, data: st.D
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing runs on a stream of its own")
 @pytest.mark.parametrize("tier", TIERS)
 def test_streams_wait_for_each_other(tier: str) -> None:
-    """Rows are pushed while they are still being computed, and pulled rows are used at once."""
     table, weight = table_in(tier, 4096, 256, device="cuda"), torch.randn(256, 256, device="cuda") / 16
     keys, rows = torch.arange(4096), torch.randn(4096, 256, device="cuda")
     for step in range(20):
@@ -122,3 +123,37 @@ def test_streams_wait_for_each_other(tier: str) -> None:
         pulled = table.pull(keys)[0]
         assert torch.equal(pulled + 1, expected + 1)
         rows = expected + 0.1
+
+
+# A full table keeps the rows written last
+
+
+def push(table: EmbeddingTable, keys: list[int], step: int) -> None:
+    table.push(torch.tensor(keys), torch.tensor([[float(key)] for key in keys]), step)
+
+
+def test_by_hand() -> None:
+    table = EmbeddingTable(10, 1, capacity=3)
+    push(table, [4, 5, 6], 0)
+    push(table, [4], 1)  # 5, 6, 4
+    push(table, [7], 2)  # 6, 4, 7
+    assert rows_in_use(table)[0].tolist() == [4, 6, 7]
+    push(table, [8, 6], 3)  # 8 takes the place of 6, and 6, come back, that of 4: 7, 8, 6
+    assert rows_in_use(table)[0].tolist() == [6, 7, 8] and rows_in_use(table)[1].flatten().tolist() == [6, 7, 8]
+    push(table, [0, 1, 2, 3], 4)
+    assert rows_in_use(table)[0].tolist() == [1, 2, 3]
+
+
+def test_the_order_is_that_of_writing_and_not_of_steps() -> None:
+    table = EmbeddingTable(10, 1, capacity=2)
+    for key, step in ((1, 9), (2, 0), (3, 0)):
+        push(table, [key], step)
+    assert rows_in_use(table)[0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("keys", [[3, 3, 1, 2], [10, 1, 2]])
+def test_a_push_of_more_than_fits_is_checked_whole(keys: list[int]) -> None:
+    table = EmbeddingTable(10, 1, capacity=2)
+    with pytest.raises(ValueError, match=r"key 3 is repeated|keys are 1\.\.10"):
+        push(table, keys, 0)
+    assert not table.is_known(torch.arange(10)).any()

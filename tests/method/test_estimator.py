@@ -20,7 +20,6 @@ from reference import (
     models,
     random_graph,
     rows_in_use,
-    whole,
     whole_graph_prediction,
     without_cut_edges,
 )
@@ -42,7 +41,6 @@ from tests.choices import rest_in_e2e
 from tests.relabelling import relabelled_graph
 
 POOLINGS = ("sum", "mean", "max")
-RESTS = ("recomputed", "table", "omitted")
 ALL = 99  # more segments than any graph here has
 
 
@@ -116,15 +114,8 @@ def test_all_segments_fresh_is_training_on_the_whole_graph_however_it_is_cut(met
     assert_equal_to_the_whole_graph("sage", "mean", halo, graph, parts)
 
 
-@pytest.mark.parametrize(("kind", "halo"), rest_in_e2e(itertools.product(KINDS, [0, 1]), [("gcn", 0), ("sage", 1)]))
-def test_one_segment_is_the_whole_graph(kind: str, halo: int) -> None:
-    graph = random_graph(7)
-    assert_equal_to_the_whole_graph(kind, "mean", halo, graph, whole(graph))
-
-
 @pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1)])
 def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, halo: int) -> None:
-    """So the halos of the law above are the least."""
     graph = random_graph(7)
     parts = partition(graph.edges, graph.num_nodes, 4, "random")
     encoder, head = models(kind, graph)
@@ -194,7 +185,6 @@ TABLES = [
 def test_training_is_its_slow_twin(
     kind: str, pooling: str, rest: str, tier: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Graphs of different sizes and configurations, one of them twice in a batch, over several steps."""
     graphs = [segment(random_graph(seed, 8 + 9 * seed, num_configs=4 + seed), 6, halo=seed % 2) for seed in range(3)]
     assert len({graph.num_segments for graph in graphs}) == 3
     steps = [
@@ -226,63 +216,6 @@ def test_training_is_its_slow_twin(
             assert rows.dtype == dtype
             error = {"rtol": ROUNDED[dtype], "atol": 1e-6}
             torch.testing.assert_close(rows.double().sort(0).values, theirs.sort(0).values, **error)
-
-
-@pytest.mark.parametrize(
-    ("pooling", "rest", "keep"),
-    rest_in_e2e(
-        itertools.product(["mean", "sum"], RESTS, [0.0, 0.5, 1.0]),
-        [("mean", "table", 0.0), ("sum", "table", 0.5), ("mean", "recomputed", 0.5), ("sum", "omitted", 1.0)],
-    ),
-)
-def test_the_expected_estimate_is_the_exact_embedding(pooling: str, rest: str, keep: float) -> None:
-    """4 standard errors over 100 draws, seed fixed. The table is up to date: the encoder does not learn."""
-    graphs = [segment(random_graph(seed, 20 + 9 * seed), 6) for seed in range(2)]
-    configs = torch.tensor([[0, 2], [1, -1]])
-    table = table_for(5, torch.float32) if rest == "table" else None
-    estimate = "fresh" if rest == "omitted" else "auto"
-    model = GraphSegmentTraining(features_of, as_it_is, pooling, ALL, keep, table, seed=1, estimate=estimate)
-    model(graphs, configs)
-    model.num_fresh = 2
-    draws = torch.stack([model(graphs, configs)[configs >= 0] for _ in range(100)]).double()
-    truth = model.exact(graphs, configs)[configs >= 0]
-    assert ((draws.mean(0) - truth).abs() <= 4 * draws.std(0) / 10 + 1e-4).all()
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_rows_never_written_are_not_counted_as_zeros(keep: float) -> None:
-    graph = segment(random_graph(0), 6)
-    segments = graph.num_segments
-    sums = torch.stack(
-        [
-            torch.from_numpy(graph.node_features[graph.row_ptr[j] : graph.row_ptr[j + 1]].copy()).sum(0)
-            for j in range(segments)
-        ]
-    )
-    for seed in range(8):
-        model = GraphSegmentTraining(features_of, as_it_is, "sum", 1, keep, table_for(5), seed=seed)
-        first = model([graph], torch.tensor([[0, 1]]))[0, :, :3]
-        assert torch.isclose(first, segments * sums[:, None]).all(dim=(1, 2)).any()
-        reached = np.diff(graph.config_ptr) > 0  # else one row stands for both configurations
-        assert model.table.statistics()["rows_in_use"] in ({2} if reached.all() else {1, 2})
-
-
-def test_the_rest_gives_no_gradient() -> None:
-    graph = random_graph(0)
-    encoder, head = models("sage", graph)
-    cut = segment(graph, 6)
-    of_all, of_one = (gradients(GraphSegmentTraining(encoder, head, "sum", s)([cut]), encoder) for s in (ALL, 1))
-    assert not all(torch.allclose(a, b) for a, b in zip(of_all, of_one, strict=True))
-
-
-def test_a_graph_may_stand_twice_in_a_step_under_one_name() -> None:
-    """Its rows are written once; a segment that no configuration reaches has the same key in both places."""
-    graph, configs = segment(random_graph(0), 6), torch.tensor([[0, 1], [0, 2]])
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(5))
-    first = model([graph, graph], configs)
-    torch.testing.assert_close(first, model.exact([graph, graph], configs))
-    reached = int((np.diff(graph.config_ptr) > 0).sum())
-    assert model.table.statistics()["rows_in_use"] == 3 * reached + graph.num_segments - reached
 
 
 def test_steps_that_were_read_ahead_are_the_same_steps() -> None:
@@ -392,16 +325,14 @@ def test_bf16_ends_before_the_head(output: str) -> None:
 # Learning ------------------------------------------------------------------------------------------
 
 
-def learn(
-    model: GraphSegmentTraining, graphs: list[SegmentedGraph], targets: Tensor, as_lists: Callable, steps: int
-) -> float:
+def learn(model: GraphSegmentTraining, graphs: list[SegmentedGraph], targets: Tensor, steps: int) -> float:
     """Kendall's tau of exact predictions once it is 1, or after so many steps."""
     model.exact(graphs)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     tau = -1.0
     for step in range(1, steps + 1):
         optimizer.zero_grad()
-        pairwise_hinge(as_lists(model.train()(graphs)), as_lists(targets)).backward()
+        pairwise_hinge(model.train()(graphs).view(1, 8), targets).backward()
         optimizer.step()
         if step % 10 == 0:
             tau = kendall_tau(model.exact(graphs).flatten().double().numpy(), targets.flatten().numpy())
@@ -410,22 +341,18 @@ def learn(
     return tau
 
 
-@pytest.mark.parametrize("rest", ["table", "recomputed"])
-def test_eight_programs_are_learnt_to_perfection(rest: str) -> None:
+@pytest.mark.parametrize("rest", ["table", "recomputed", "configurations"])
+def test_eight_programs_or_configurations_are_learnt_to_perfection(rest: str) -> None:
     torch.manual_seed(0)
-    graphs = [segment(random_graph(seed, num_configurable=0), 8) for seed in range(8)]
-    targets = torch.from_numpy(np.concatenate([graph.targets for graph in graphs]))
-    table = table_for(16, torch.float32) if rest == "table" else None
-    model = GraphSegmentTraining(SAGE(16, 2), Head(16), "sum", 2, 0.5 if table else 1.0, table)
-    assert learn(model, graphs, targets, lambda row: row[None], 400) == pytest.approx(1.0, abs=1e-12)
-
-
-def test_eight_configurations_are_learnt_to_perfection() -> None:
-    torch.manual_seed(0)
-    graph = segment(random_graph(0, num_configs=8), 8)
-    model = GraphSegmentTraining(SAGE(16, 2, config_symbols=7), Head(16), "sum", 2, 0.5, table_for(16, torch.float32))
-    tau = learn(model, [graph], torch.from_numpy(graph.targets)[None], lambda row: row, 400)
-    assert tau == pytest.approx(1.0, abs=1e-12)
+    if rest == "configurations":
+        graphs = [segment(random_graph(0, num_configs=8), 8)]
+    else:
+        graphs = [segment(random_graph(seed, num_configurable=0), 8) for seed in range(8)]
+    targets = torch.from_numpy(np.concatenate([graph.targets for graph in graphs])).view(1, 8)
+    table = None if rest == "recomputed" else table_for(16, torch.float32)
+    encoder = SAGE(16, 2, config_symbols=7) if rest == "configurations" else SAGE(16, 2)
+    model = GraphSegmentTraining(encoder, Head(16), "sum", 2, 0.5 if table else 1.0, table)
+    assert learn(model, graphs, targets, 400) == pytest.approx(1.0, abs=1e-12)
 
 
 # Saving --------------------------------------------------------------------------------------------
@@ -483,7 +410,6 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
 
 @pytest.mark.parametrize("done", [2, 5])
 def test_a_training_that_reads_ahead_resumes_bit_identically(done: int) -> None:
-    """It stops when the next step would be drawn and read already."""
     selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
 
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
@@ -539,19 +465,6 @@ def test_advice_for_a_sharded_table_is_a_call_that_works(unchecked: None, monkey
     assert eval(str(caught.value).rpartition("make it ")[2]).channels == 6
 
 
-def test_a_graph_that_is_not_cut_is_named(unchecked: None) -> None:
-    model = GraphSegmentTraining(features_of, as_it_is)
-    whole = random_graph(0)
-    for use in (model, model.exact, model.embed):
-        with pytest.raises(ValueError, match=r"graph 1 is a Graph; .*gst\.segment\(graph\)"):
-            use([segment(whole, 8), whole])  # type: ignore[list-item]
-
-
-def test_batch_normalisation_warns() -> None:
-    with pytest.warns(UserWarning, match=r"BatchNorm.*LayerNorm"):
-        GraphSegmentTraining(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), Head())
-
-
 @pytest.mark.parametrize(
     "encoder",
     [lambda batch: batch.node_features[:-1], lambda x, edge_index: x[:-1], lambda x, edge_index: x[:7]],
@@ -579,18 +492,6 @@ def test_encoders_return_nodes_or_segments_with_or_without_configurations(output
     assert pooled.shape == (1, 3, 5)
     sums = torch.from_numpy(graph.node_features).sum(0)
     torch.testing.assert_close(pooled[0, :, :3], sums.expand(3, -1), rtol=1e-4, atol=1e-4)
-
-
-def named(seed: int, num_nodes: int) -> SegmentedGraph:
-    graph = random_graph(seed, num_nodes)
-    return segment(Graph(graph.node_features, graph.edges, name="resnet"), parts=whole(graph))
-
-
-def test_two_graphs_of_one_name_are_told_apart() -> None:
-    model = GraphSegmentTraining(features_of, as_it_is, "sum", ALL, table=table_for(3))
-    bare = segment(Graph(np.zeros((10, 3), np.float32), np.zeros((2, 0), np.int64), name="resnet"), 4)
-    torch.testing.assert_close(model([named(0, 10), bare]), model.exact([named(0, 10), bare]))
-    assert model.table.rows_in_use == 1 + bare.num_segments
 
 
 @pytest.mark.parametrize("configs", [[[3]], [[0], [1]], [[0, 99]]], ids=str)
@@ -624,7 +525,6 @@ class OneAtATime:
 
 
 def test_two_threads_copy_at_once_on_the_stream_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader loads ahead while the step loads what was not read ahead."""
     meeting = Barrier(2, timeout=10)
     monkeypatch.setattr(torch, "Stream", OneAtATime)
     monkeypatch.setattr(SegmentBatch, "to", lambda self, *_: meeting.wait() < 0 or self)

@@ -61,8 +61,6 @@ def waits_are_errors() -> Iterator[None]:
 @NO_GPU
 @pytest.mark.parametrize("estimate", [None, "dropout", "difference", "composite"])
 def test_no_host_waits_in_a_step_on_a_gpu(estimate: str | None) -> None:
-    """Nor where rows of a table on the device are pulled and staged; steps before allocate and choose kernels. Segments
-    are read, and fetched on a stream of their own, before the step."""
     options: dict[str, Any] = {"estimate": "fresh"}
     if estimate is not None:
         options = {"table": EmbeddingTable(1, 16, device="cuda"), "estimate": estimate}

@@ -4,7 +4,6 @@ that changes, weights of another dtype, and copies of a model."""
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import re
 import warnings
@@ -114,18 +113,6 @@ def test_two_estimators_that_share_a_table_share_no_rows() -> None:
     assert rows_read(doubled, graph) == graph.num_segments and rows_read(model, graph) == 0
 
 
-def test_a_dataset_reloaded_in_another_order_finds_its_own_rows() -> None:
-    graphs = [segment(plain(seed, name="") if seed else plain(), 6) for seed in range(3)]
-    model = stale_model(EmbeddingTable(1, 3))
-    for graph in graphs:
-        model([graph])
-    resumed = stale_model(EmbeddingTable(1, 3))
-    resumed.load_state_dict(model.state_dict())
-    resumed.num_fresh = 1
-    for graph in reversed([segment(plain(seed, name=f"{seed}"), 6) for seed in range(3)]):
-        torch.testing.assert_close(resumed([graph]), resumed.exact([graph]))
-
-
 def test_a_collision_is_refused() -> None:
     model, graphs = stale_model(EmbeddingTable(1, 3)), [segment(plain(), 6), segment(plain(), 4)]
     for graph in graphs:
@@ -168,12 +155,9 @@ def test_only_the_rows_that_are_no_numbers_stay_behind() -> None:
     rows, ages, is_known = table.pull(keys, 2)
     assert rows.tolist() == [[2, 2], [1, 1], [0, 0], [2, 2]]
     assert ages.tolist() == [0, 1, -1, 0] and is_known.tolist() == [True, True, False, True]
-
-
-def test_a_row_that_its_dtype_cannot_hold_is_not_written() -> None:
-    table = EmbeddingTable(1, 2, torch.float16)
-    table.push(torch.tensor([0]), torch.full((1, 2), 1e6), 1)
-    assert table.rows_in_use == 0
+    half = EmbeddingTable(1, 2, torch.float16)
+    half.push(torch.tensor([0]), torch.full((1, 2), 1e6), 1)
+    assert half.rows_in_use == 0, "a row that its dtype cannot hold"
 
 
 @pytest.mark.parametrize("scale", [2.0**16, 2.0**127])
@@ -195,8 +179,6 @@ def test_a_step_that_a_scaler_skips_leaves_the_table_as_it_was(scale: float) -> 
 
 
 def test_gradients_that_overflow_inside_the_encoder_leave_the_table_as_it_was() -> None:
-    """Under fp16 autocast, with a finite gradient of the embeddings."""
-
     class Overflowing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -302,7 +284,6 @@ class TwoLayers(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_model_in_half_precision_learns_what_it_learns_in_float32(dtype: torch.dtype) -> None:
-    """To the precision of its weights: `model.half()` and `model.bfloat16()`, with rows of a table."""
     graph = segment(random_graph(0, 18), 6)
 
     def step(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -336,8 +317,6 @@ def test_embeddings_in_double_precision_are_not_rounded_for_a_head_in_float32() 
 
 
 def test_a_head_of_whole_numbers_gets_embeddings_as_they_are() -> None:
-    """Quantized weights are no dtype for what goes in."""
-
     class Quantized(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -376,25 +355,7 @@ def through_pickle(model: nn.Module) -> nn.Module:
     return pickle.loads(pickle.dumps(model))  # noqa: S301
 
 
-def through_torch(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def through_a_state(model: GraphSegmentTraining) -> GraphSegmentTraining:
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    copied, _ = learnt(segment(random_graph(2), 6))
-    copied.load_state_dict(torch.load(file, weights_only=True))
-    return copied
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, through_pickle, through_torch, through_a_state], ids=lambda copied: copied.__name__
-)
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle], ids=lambda copied: copied.__name__)
 def test_a_copy_goes_on_as_the_model_does(copied: Callable[[Any], Any]) -> None:
     graph = segment(random_graph(0), 6)
     model, _ = learnt(graph)

@@ -27,10 +27,6 @@ def attention() -> Any:
     return aggr.AttentionalAggregation(nn.Linear(CHANNELS, 1), nn.Linear(CHANNELS, CHANNELS))
 
 
-def rms(x: Tensor) -> Tensor:
-    return x.square().sum(0).sqrt()
-
-
 OF_PYG: dict[str, Callable[[], Any]] = {
     "sum": aggr.SumAggregation,
     "attention": attention,
@@ -116,7 +112,6 @@ def test_more_fresh_segments_bring_the_estimate_to_the_exact_value(name: str) ->
 
 @pytest.mark.parametrize("name", ["attention", "softmax"])
 def test_rows_of_a_table_stand_for_their_segments(name: str) -> None:
-    """The encoder does not learn here, so that once all rows are written each step is exact."""
     cut, readout = graph()[1], OF_PYG[name]()
     table = gst.EmbeddingTable(1, 2 * CHANNELS)
     model = gst.GraphSegmentTraining(as_they_are, nn.Linear(CHANNELS, 2), readout, table=table, num_fresh=2)
@@ -124,13 +119,6 @@ def test_rows_of_a_table_stand_for_their_segments(name: str) -> None:
     for _ in range(20):
         model([cut]).sum().backward()
     torch.testing.assert_close(model([cut]), model.exact([cut]), rtol=1e-4, atol=1e-5)
-
-
-def test_a_correction_of_a_softmax_is_refused() -> None:
-    with pytest.raises(ValueError, match="estimate='difference' corrects a sum, and pooling='softmax' is none"):
-        gst.GraphSegmentTraining(
-            as_they_are, nn.Identity(), "softmax", table=gst.EmbeddingTable(1, 6), estimate="difference"
-        )
 
 
 def test_a_frozen_encoder_freezes_what_rows_are_made_of() -> None:
