@@ -187,9 +187,7 @@ def num_baselines(seconds: float, run_ms: float) -> int:
 
 def _limited(settings: planning.Settings, left_s: float, run_ms: float, out: Path) -> planning.Settings:
     """Limit the settings to the time that is left; a search that goes on keeps its number of evaluations."""
-    limited = settings
-    if not math.isinf(left_s):
-        limited = within(settings, left_s, run_ms)
+    limited = within(settings, left_s, run_ms)
     before = [record["most_evaluations"] for record in Log(out / SEARCHES).read()]
     evaluations = next((each for each in before if each <= settings.evaluations), limited.evaluations)
     return replace(limited, evaluations=evaluations)
