@@ -181,9 +181,7 @@ def _variants(
     source: Path | str, devices: Sequence[Device], skip_reason: str, settings: Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
 ) -> Iterator[Found]:  # fmt: skip
-    """Make functions that run the step whole and return its milliseconds: `here`, on the accelerator, or on the
-    cores.
-    """
+    """Make functions that run the step whole and return milliseconds: `here`, on the accelerator, or on the cores."""
     accelerator = next((device for device in devices if device.is_accelerator), None)
     with ExitStack() as stack:
         if accelerator is not None and not here:

@@ -156,11 +156,7 @@ class _Call:
 
 
 class _Capture(NamedTuple):
-    """The program of a model or step, or the reason why it can only be run whole.
-
-    Args:
-        is_as_written: True if it can only be run as written.
-    """
+    """The program of a model or step, or the reason why it can only be run whole, and perhaps only as written."""
 
     program: Program | None
     no_plan: str = ""
@@ -168,11 +164,7 @@ class _Capture(NamedTuple):
 
 
 def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]:
-    """Make the variants on the first accelerator of the devices, otherwise on the CPU.
-
-    Returns:
-        The variants, and entries of the result: `accelerator` where they run, `kernels` on streams.
-    """
+    """Make the variants on the first accelerator of the devices, otherwise on the CPU, and entries of the result."""
     model, inputs, compiled, progress = call.model, call.inputs, call.settings.compile_step, call.progress
     if captured.is_as_written:
         notice(captured.no_plan)
@@ -212,11 +204,7 @@ def _by_plans(call: _Call, program: Program, variants: Candidates, out: Path | N
 
 
 def _captured(call: _Call) -> _Capture:
-    """Capture the program of a call.
-
-    Raises:
-        ValueError: it cannot be captured, and its outputs or its weights change from call to call.
-    """
+    """Capture the program of a call; ValueError if that fails and its outputs or weights change from call to call."""
     kind = kind_for(each.kind for each in call.devices)
     try:
         return _Capture(capture(call.step, kind, may_renew=False))

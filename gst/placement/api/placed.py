@@ -203,9 +203,7 @@ class PlacedModule(nn.Module):
 
 
 class _PlanRun:
-    """Runs a plan of a program for inputs that the guard accepts; holds devices and parameters, not the other
-    variants.
-    """
+    """Runs a plan of a program for inputs that the guard accepts; holds devices and parameters, no other variants."""
 
     def __init__(self, placed: Placed, program: Program, plan: Plan, guard: Guard) -> None:
         self._program, self._plan, self._guard, self._devices = program, plan, guard, placed.devices
