@@ -2,8 +2,7 @@
 
 The first call of a graph chooses, on copies of its inputs. Inference (no gradients, changed inputs, random numbers or
 dynamic shapes) is placed by `gst.place`; everything else runs as written, by Inductor, or, on an accelerator, with
-Inductor's kernels on streams, whichever is fastest. PyTorch finds the backend by its entry point
-(`torch_dynamo_backends`); gst need not be imported.
+Inductor's kernels on streams, whichever is fastest. PyTorch finds it by an entry point (`torch_dynamo_backends`).
 """
 
 from __future__ import annotations
