@@ -24,8 +24,7 @@ from gst.machine.devices import Device, core_numbers, discover, usable_devices, 
 from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
-from gst.placement.finals import no_headroom
-from gst.placement.measured import SHARE, place_measured
+from gst.placement.measured import SHARE, no_headroom, place_measured
 from gst.placement.planning import Settings
 from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.structures import special_kind
