@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gst.method.batch import SegmentBatch
     from gst.method.estimator import GraphSegmentTraining
     from gst.placement.api.place import place, placed
-    from gst.placement.api.saving import load
+    from gst.placement.api.placed import load
 
     __version__: str
 
@@ -36,7 +36,7 @@ _HOMES = dict.fromkeys(
     "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
     "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
     "collate": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",
-    "load": "gst.placement.api.saving", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
+    "load": "gst.placement.api.placed", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
     "placed": "gst.placement.api.place", "prepare": "gst.graphs.store", "segment": "gst.graphs.segments",
 }  # fmt: skip
 

@@ -11,8 +11,7 @@ from gst.util.imports import lazy_names
 if TYPE_CHECKING:
     from gst.lowering.plan import Plan
     from gst.placement.api.place import PlacedFunction, place
-    from gst.placement.api.placed import Placed
-    from gst.placement.api.saving import load
+    from gst.placement.api.placed import Placed, load
     from gst.placement.loop import Loop
     from gst.placement.machines import machine
     from gst.placement.measured import place_measured
@@ -28,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "api.place": "PlacedFunction place", "api.placed": "Placed", "api.saving": "load", "loop": "Loop",
+    "api.place": "PlacedFunction place", "api.placed": "Placed load", "loop": "Loop",
     "machines": "machine", "measured": "place_measured", "measured_plans": "MeasuredPlans",
     "objectives": "Budgeted MeasuredObjective Measurer Objective Planned SimulatedObjective",
     "planning": "PlacementResult Settings place_simulated plan_all", "task": "Task load_plan save_plan",

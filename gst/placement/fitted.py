@@ -312,14 +312,8 @@ def _critical(
     end, home, order, computed, worker, indptr, producers, memory, copy_of, copy_node, copy_end, queue, num_bytes,
     num_memories, num_threads,
 ):  # fmt: skip
-    """Walk back from the last operation to the last one that it waited for, see `Fitted.critical`.
-
-    Args:
-        order: nodes in the order in which they began.
-        indptr, producers: of each node, in compressed rows.
-        copy_of: int64 (nodes, memories); number of the copy of each value there, -1 without one.
-        queue: memory that each copy leaves where copies queue, otherwise -1.
-    """
+    """Walk back from the last operation to the last one that it waited for, see `Fitted.critical`. `copy_of` has the
+    number of each value's copy in each memory, `queue` the memory that each copy leaves where copies queue, or -1."""
     nodes, copies = len(end), len(copy_node)
     before, last = np.full(nodes, -1), np.full(num_threads, -1)
     node = -1

@@ -285,23 +285,21 @@ class Loop:
                     wins[trial.origin] += 1
         return {name: count / sum(wins.values()) for name, count in wins.items()}
 
-    def _take(self, candidate: Proposal) -> bool:
-        """Take the trial of a proposal from the log, if it has one."""
-        if trials := self._logged.get(candidate.plan.key):
-            self.trials.append(trials.pop(0))
-            return True
-        return False
-
     def _measure(self, candidates: Sequence[Proposal], number: int) -> None:
         """Measure a few plans at a time, alternately, and log each result as soon as it is there; the log may have it
         already."""
-        candidates = [each for each in candidates if not self._take(each)]
-        if candidates:
+        new = []
+        for each in candidates:
+            if logged := self._logged.get(each.plan.key):
+                self.trials.append(logged.pop(0))
+            else:
+                new.append(each)
+        if new:
             self.trials += [trial for several in self._logged.values() for trial in several]
             self._logged.clear()
-            candidates = candidates[: self.left]
-        several = [candidates[start : start + AT_ONCE] for start in range(0, len(candidates), AT_ONCE)]
-        predicted = [self.reward.with_spread([each.plan for each in few])[0] for few in several]
+            new = new[: self.left]
+        several = [new[start : start + AT_ONCE] for start in range(0, len(new), AT_ONCE)]
+        predicted = [self.reward.means([each.plan for each in few]) for few in several]
         batches = [[self.as_run(each.plan) for each in few] for few in several]
         for position, measurements in self.measurer.measure_batches(batches):
             for each, as_run, predicted_ms, measurement in zip(

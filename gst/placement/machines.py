@@ -40,10 +40,6 @@ class Chip:
     launch_us: float
     memory_bytes: int | None = None
 
-    @property
-    def view_us(self) -> float:
-        return VIEW_US if self.kind == "cpu" else 0.0
-
     def times_us(
         self,
         arithmetic: Float64[np.ndarray, " nodes"],
@@ -51,9 +47,9 @@ class Chip:
         is_view: Bool[np.ndarray, " nodes"],
     ) -> Float64[np.ndarray, " nodes"]:
         """Return the time of each operation: the launch, and the longer of arithmetic (floating-point operations) and
-        traffic (bytes), by Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; of each view `view_us`."""
+        traffic (bytes), by Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; `VIEW_US` of CPU views."""
         busy = np.maximum(arithmetic / self.gflops, traffic / self.gb_per_s) / 1e3
-        return np.where(is_view, self.view_us, self.launch_us + busy)
+        return np.where(is_view, VIEW_US if self.kind == "cpu" else 0.0, self.launch_us + busy)
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,7 @@ class SimulatedObjective:
 class Budgeted:
     """An objective with a budget, which counts the plans that are asked about and remembers the best one.
 
-    Plans beyond the budget get NaN. `curve` has (plans asked, best runtime in ms so far) of each improvement, and
-    `improvements` its plan.
+    Plans beyond the budget get NaN. `curve` has (plans asked, best runtime in ms so far) of each improvement.
 
     Examples:
         >>> budgeted = Budgeted(lambda plans: np.arange(len(plans), 0.0, -1.0), budget=3)
@@ -138,7 +137,6 @@ class Budgeted:
         self.best: Plan | None = None
         self.best_ms = float("inf")
         self.curve: list[tuple[int, float]] = []
-        self.improvements: list[Plan] = []
 
     @property
     def left(self) -> int:
@@ -154,7 +152,6 @@ class Budgeted:
             if runtime_ms < self.best_ms:
                 self.best, self.best_ms = plan, float(runtime_ms)
                 self.curve.append((self.num_asked, self.best_ms))
-                self.improvements.append(plan)
         return answers
 
 

@@ -264,7 +264,7 @@ def placed_result(
     'simulated'), `objective` and `lower_bound` (ms), `best`, `plans`, `methods` that searched, and `machine`.
 
     Where costs were measured there is `profile_load`, the share of the cores that other processes took meanwhile.
-    Measured results add `cost_model` and the `figures` of `gst.placement.finals.Finals`, above all the `winner`, which
+    Measured results add `cost_model` and the `figures` of `gst.placement.measured.Finals`, above all `winner`, which
     need not be a plan.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +20,6 @@ from gst.placement.task import Task
 
 LEAST_MEASUREMENTS = 8  # fewer do not correct the simulator
 DEFAULT_ERROR = 0.1  # of the simulator alone, in logarithms: 4 to 12 % on the workloads of experiments/bench/simulator
-COVERAGE = 0.68  # probability of the interval around a prediction
 FURTHEST = 2.0  # of a correction, in logarithms: plans unlike all that were measured would be off without bound
 MOST_SAMPLED = 64  # plans, the fastest by prediction, that are simulated with each posterior sample
 MARGIN = 0.035  # at most, of a limit of memory that was learned: plans as near to it as those that failed fail, too
@@ -161,13 +159,6 @@ class Reward:
             logs = self.surrogate.means([plans[number] for number in ran.tolist()], simulated[ran])
             simulated[ran] *= np.exp(np.clip(logs, -FURTHEST, FURTHEST))
         return simulated
-
-    def with_spread(self, plans: Sequence[Plan]) -> tuple[Answers, Answers]:
-        """Return predictions in milliseconds, and for each a factor >= 1: measured, it should lie between runtime /
-        factor and runtime * factor with a probability of `COVERAGE`, if errors of logarithms are normally distributed.
-        """
-        simulated, logs, deviations = self._predicted(plans)
-        return simulated * np.exp(logs), np.exp(NormalDist().inv_cdf((1 + COVERAGE) / 2) * deviations)
 
     def expected_improvement(self, plans: Sequence[Plan]) -> Answers:
         """Return by how much each plan is expected to lower the logarithm of the least measured runtime.

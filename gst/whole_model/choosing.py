@@ -323,7 +323,7 @@ def confirmed(
         seconds: of each set, about; twice as long where noise hides which variant is faster.
 
     Returns:
-        The keys of `gst.placement.planning.placed_result` and `gst.placement.finals.Finals.figures`; `left_out` holds
+        The keys of `gst.placement.planning.placed_result` and `gst.placement.measured.Finals.figures`; `left_out` holds
         the reasons of variants that were not timed.
     """
     runs, reasons = made.serious()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,23 +205,12 @@ def test_training_on_streams_is_that_of_inductor(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(mine.state_dict(), written.state_dict())
 
 
-class Placed:
-    """Stands for what was placed."""
-
-    winner = "compiled"
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
-
-    def explain(self) -> str:
-        return ""
-
-    def module(self) -> Callable[..., Any]:
-        return self.run
+def placed(run: Callable[..., Any]) -> SimpleNamespace:
+    return SimpleNamespace(winner="compiled", explain=str, module=lambda: run)
 
 
 def test_weights_of_another_model_are_never_those_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "place", lambda bound, inputs, devices, seconds: Placed(lambda x: (x * 2,)))
+    monkeypatch.setattr(module, "place", lambda bound, inputs, devices, seconds: placed(lambda x: (x * 2,)))
     graph = of_inputs(torch.mul, 2)
     two, three = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
     with torch.no_grad():
@@ -248,7 +238,7 @@ def test_a_graph_of_the_host_is_placed_on_its_cores_beside_an_accelerator(monkey
 
 
 def test_a_graph_whose_outputs_would_lie_elsewhere_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "place", lambda *given, **settings: Placed(lambda x, _: (x.to("meta"),)))
+    monkeypatch.setattr(module, "place", lambda *given, **settings: placed(lambda x, _: (x.to("meta"),)))
     monkeypatch.setattr(module, "_by_inductor", lambda graph, inputs: "no compiler, as asked")
     graph = of_inputs(torch.mul, 2)
     with pytest.raises(ValueError, match="compiled leaves outputs on meta, the graph as written on cpu"):

@@ -184,11 +184,13 @@ def test_published_costs_keep_groups_whole_and_accelerators_within_their_memory(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_operations_go_where_they_can_run(seed: int) -> None:
+def test_groups_stay_whole_and_operations_go_where_they_can_run(seed: int) -> None:
     task = random_task(seed)
     for name, plan in portfolio(task).items():
         if not name.startswith("single"):
             assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all(), name
+            for group in range(task.num_groups):
+                assert len(set(plan.placement[task.colocation == group])) == 1, name
 
 
 @pytest.mark.parametrize("seed", range(3))

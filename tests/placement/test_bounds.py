@@ -55,20 +55,20 @@ def test_no_plan_of_a_larger_graph_beats_the_bound(seed: int) -> None:
         assert bound <= task.simulator.run(plan).makespan_us * ROUNDING
 
 
-def test_a_chain_stays_or_pays_for_transfers() -> None:
-    """3 + 2 + 5 on the fastest devices would pay for two transfers; 3 + 4 + 5 and 4 + 2 + 6 pay for none."""
-    chain, times = np.array([[0, 1], [1, 2]]), np.array([[3.0, 4.0, 5.0], [4.0, 2.0, 6.0]])
-    for latency, least in ((0.0, 10.0), (0.5, 11.0), (2.0, 12.0)):
-        task = made_up(chain, times, apart(2), latency_us=latency)
-        assert lower_bound_us(task) == pytest.approx(least) == pytest.approx(optimum(task))
+CHAIN = [[0, 1], [1, 2]]
 
 
-def test_producers_share_a_device_or_pay_for_transfers() -> None:
-    """Three operations of 4, then one of 1 on one of their devices: 4 + transfer + 1, unless all stay there."""
-    edges, times = np.array([[0, 1, 2], [3, 3, 3]]), np.array([[4.0, 4.0, 4.0, 1.0]] * 3)
-    for latency, least in ((2.0, 7.0), (6.0, 11.0), (9.0, 13.0)):
-        task = made_up(edges, times, apart(3), latency_us=latency)
-        assert lower_bound_us(task) == pytest.approx(least) == pytest.approx(optimum(task))
+@pytest.mark.parametrize(("edges", "times", "latency", "least"), [
+    # 3 + 2 + 5 on the fastest devices would pay for two transfers; 3 + 4 + 5 and 4 + 2 + 6 pay for none.
+    *((CHAIN, [[3.0, 4.0, 5.0], [4.0, 2.0, 6.0]], *each) for each in ((0.0, 10.0), (0.5, 11.0), (2.0, 12.0))),
+    # Three operations of 4, then one of 1 on one of their devices: 4 + transfer + 1, unless all stay there.
+    *(([[0, 1, 2], [3, 3, 3]], [[4.0, 4.0, 4.0, 1.0]] * 3, *each) for each in ((2.0, 7.0), (6.0, 11.0), (9.0, 13.0))),
+])  # fmt: skip
+def test_operations_stay_or_pay_for_transfers(
+    edges: list[list[int]], times: list[list[float]], latency: float, least: float
+) -> None:
+    task = made_up(np.array(edges), np.array(times), apart(len(times)), latency_us=latency)
+    assert lower_bound_us(task) == pytest.approx(least) == pytest.approx(optimum(task))
 
 
 def test_devices_that_are_alike_are_looked_at_once() -> None:
@@ -78,35 +78,24 @@ def test_devices_that_are_alike_are_looked_at_once() -> None:
     assert bounds[1] <= bounds[0]
 
 
-def test_what_depends_on_nothing_is_shared_out_evenly() -> None:
-    assert lower_bound_us(made_up(NO_EDGES, np.full((4, 10), 6.0), apart(4))) == pytest.approx(15.0)
+ONE, MIDDLE = (Device("cpu:0", "cpu", (0,), 1, "host", "test"),), np.arange(1, 11)
+FORK = np.hstack([np.stack([np.zeros(10, np.int64), MIDDLE]), np.stack([MIDDLE, np.full(10, 11)])])
 
 
-def test_of_two_kinds_of_devices_each_takes_what_it_is_best_at() -> None:
-    """Four operations take 1 and 10, four 10 and 1: each device runs four. Where all take 1 and 3, six and two."""
-    best = made_up(NO_EDGES, np.array([[1.0] * 4 + [10.0] * 4, [10.0] * 4 + [1.0] * 4]), apart(2))
-    assert lower_bound_us(best) == pytest.approx(4.0)
-    slower = made_up(NO_EDGES, np.array([[1.0] * 8, [3.0] * 8]), apart(2))
-    assert lower_bound_us(slower) == pytest.approx(6.0)
-
-
-def test_an_operation_that_only_one_device_can_run_counts_there() -> None:
-    times = np.array([[1.0] * 8, [np.inf] * 6 + [1.0] * 2])
-    assert lower_bound_us(made_up(NO_EDGES, times, apart(2))) == pytest.approx(6.0)
-
-
-def test_on_core_sets_the_least_core_time_counts() -> None:
-    """Four operations that gain nothing from two cores, and four that gain more than twice (caches)."""
-    times = np.array([[6.0] * 8] * 2 + [[6.0] * 4 + [2.0] * 4])
-    assert lower_bound_us(made_up(NO_EDGES, times, core_sets())) == pytest.approx((4 * 6 + 4 * 4) / 2)
-
-
-def test_work_counts_between_a_head_and_a_tail() -> None:
-    """A long operation, then ten side by side, then a long one."""
-    middle = np.arange(1, 11)
-    edges = np.hstack([np.stack([np.zeros(10, np.int64), middle]), np.stack([middle, np.full(10, 11)])])
-    times = np.array([[20.0] + [4.0] * 10 + [30.0]] * 2)
-    assert lower_bound_us(made_up(edges, times, apart(2))) == pytest.approx(20 + 20 + 30)
+@pytest.mark.parametrize(("edges", "times", "devices", "least"), [
+    (NO_EDGES, [[6.0] * 10] * 4, apart(4), 15.0),  # shared out evenly
+    (NO_EDGES, [[1.0] * 4 + [10.0] * 4, [10.0] * 4 + [1.0] * 4], apart(2), 4.0),  # each takes what it is best at
+    (NO_EDGES, [[1.0] * 8, [3.0] * 8], apart(2), 6.0),  # six and two
+    (NO_EDGES, [[1.0] * 8, [np.inf] * 6 + [1.0] * 2], apart(2), 6.0),  # six can run on the first device alone
+    # On core sets the least core time counts: four gain nothing from two cores, four more than twice (caches).
+    (NO_EDGES, [[6.0] * 8] * 2 + [[6.0] * 4 + [2.0] * 4], core_sets(), (4 * 6 + 4 * 4) / 2),
+    (FORK, [[20.0] + [4.0] * 10 + [30.0]] * 2, apart(2), 20 + 20 + 30),  # work counts between a head and a tail
+    (NO_EDGES, [[1.0, 2.0, 3.0, 4.0, 5.0]], ONE, 15.0),
+])  # fmt: skip
+def test_work_is_shared_out(
+    edges: np.ndarray, times: list[list[float]], devices: tuple[Device, ...], least: float
+) -> None:
+    assert lower_bound_us(made_up(edges, np.array(times), devices)) == pytest.approx(least)
 
 
 def test_moldable_reaches_the_bound_where_everything_scales() -> None:
@@ -115,8 +104,3 @@ def test_moldable_reaches_the_bound_where_everything_scales() -> None:
     task = made_up(NO_EDGES, np.stack([alone, alone, alone / 2]), core_sets())
     makespan = task.simulator.run(moldable(task)).makespan_us
     assert lower_bound_us(task) <= makespan * ROUNDING <= 1.001 * ROUNDING * lower_bound_us(task)
-
-
-def test_a_single_device_takes_the_sum() -> None:
-    one = (Device("cpu:0", "cpu", (0,), 1, "host", "test"),)
-    assert lower_bound_us(made_up(NO_EDGES, np.arange(1.0, 6.0)[None], one)) == pytest.approx(15.0)

@@ -66,6 +66,7 @@ def test_of_plans_that_cannot_run_no_memory_is_asked() -> None:
 
 def test_the_whole_step_goes_where_all_operations_can_run() -> None:
     somewhere, num_nodes = task_of(NO_RELU), task_of().num_nodes
+    assert whole_step(task_of()).placement.tolist() == [1] * num_nodes, "the device with most threads"
     assert whole_step(somewhere).placement.tolist() == [1] * num_nodes
     assert whole_step(task_of(NO_SUM)).placement.tolist() == [0] * num_nodes, "though it has fewer threads"
 

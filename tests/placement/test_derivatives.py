@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.placement.api import backend as module
 from gst.util.compiled import compiler
-from gst.whole_model.variants import COMPILED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")]
 X = torch.linspace(-1, 1, 24).reshape(6, 4).double()
-
-
-@pytest.fixture(autouse=True)
-def compiled_wins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Let compiled graphs win without a race, and collect them."""
-    winners: list[Any] = []
-
-    def fastest(runs: dict[str, Any], *_: Any) -> Any:
-        winners.append(runs[COMPILED])
-        return runs[COMPILED]
-
-    monkeypatch.setattr(module, "_fastest", fastest)
-    torch._dynamo.reset()
-    yield winners
-    torch._dynamo.reset()
 
 
 class Waves(nn.Module):

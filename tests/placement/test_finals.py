@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gst.execution.measure import Measurement, is_faster, median_interval
-from gst.placement.finals import NUM_BASELINES, Finals, fastest, finalists
+from gst.placement.measured import NUM_BASELINES, Finals, fastest, finalists
 from gst.placement.objectives import Planned
 from gst.whole_model.variants import COMPILED, PYTORCH
 

@@ -158,18 +158,8 @@ def test_hosts_are_kept_apart_and_nothing_is_lost_with_a_worker_or_the_controlle
         assert {each.machine["kind"] for each in measured.measurements} == {path.parent.name}
         assert {each.machine["cores"] for each in measured.measurements} == {measured.header["machine"]["cores"]}
         assert len({each.machine["host"] for each in measured.measurements}) == 1, "its worker is replaced there"
-        local = {
-            "name",
-            "program",
-            "seed",
-            "profile_load",
-            "memory_limit",
-            "time_limit_s",
-            "machine",
-            "devices",
-            "times_us",
-        }
-        assert measured.header.keys() == local
+        settings = {"name", "program", "seed", "memory_limit", "time_limit_s", "machine"}
+        assert measured.header.keys() == settings | {"profile_load", "devices", "times_us"}
         kind = result["kinds"][path.parent.name]
         assert kind["hosts"] == 1 and kind["plans"] == {"measured": NUMBER, "ran": NUMBER, "failed": {}}
     assert {row["machine"]["cores"] for row in result["kinds"].values()} == set(found)

@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
@@ -35,7 +37,7 @@ from gst.placement.fleet.host import (
     digest_of,
     pack,
 )
-from gst.placement.fleet.workers import Attempts, FleetWorkers, NoWorker, Pool
+from gst.placement.fleet.workers import FleetWorkers, NoWorker, Pool, attempt
 from gst.programs import Program, Step, capture
 
 NAN = float("nan")
@@ -72,18 +74,13 @@ class Numbered:
             self.harm(worker, plan)
         return [seen(plan) for plan in few]
 
-    def attempts(self, pool: Pool[int]) -> Attempts[int]:
-        return Attempts(pool, self.measure, lambda plan, lost: seen(plan, str(lost)))
-
-
-def no_harm(worker: int, plan: Plan) -> None:
-    pass
+    def submit(self, pool: Pool[int], few: Sequence[Plan]) -> Future[list[Measurement]]:
+        return pool.submit(partial(attempt, pool, self.measure, lambda plan, lost: seen(plan, str(lost)), few))
 
 
 def outcomes(numbered: Numbered, several: Sequence[Sequence[Plan]], count: int = 2) -> list[list[Measurement]]:
     with Pool(numbered.worker, count) as pool:
-        given = numbered.attempts(pool)
-        return [future.result(20) for future in [given.submit(few) for few in several]]
+        return [future.result(20) for future in [numbered.submit(pool, few) for few in several]]
 
 
 def test_only_the_plan_that_ends_two_workers_fails_of_all_that_were_lost_with_it() -> None:
@@ -145,7 +142,7 @@ def test_a_pool_that_is_left_by_an_error_drops_what_has_not_begun() -> None:
 
     numbered = Numbered(wait)
     with pytest.raises(KeyboardInterrupt), Pool(numbered.worker, 1) as pool:
-        answers = [numbered.attempts(pool).submit([plan]) for plan in plans(3)]
+        answers = [numbered.submit(pool, [plan]) for plan in plans(3)]
         begun.wait(20)
         threading.Timer(1.0, go_on.set).start()
         raise KeyboardInterrupt

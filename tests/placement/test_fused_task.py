@@ -16,7 +16,6 @@ from gst.execution.measure import Log
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device, discover, select, usable_cores
 from gst.placement.measured import place_measured
-from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
 from gst.placement.profiling import FusedTask, chains, fused_task, measured_task, whole_step
 from gst.placement.task import Task
@@ -170,15 +169,6 @@ def test_the_whole_step_is_one_operation(task: Task, isolated: IsolatedExecutor)
     assert len(set(plan.placement.tolist())) == 1
 
 
-def test_the_whole_step_is_compiled_for_all_cores(program: Program) -> None:
-    """Even where operations one by one gain nothing by a second thread."""
-    devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
-    times = np.tile(np.where([each.kind == "operation" for each in program.operations], 10.0, 0.0), (3, 1))
-    times[2] *= 2
-    plan = whole_step(Task.of_profile(program, devices, times))
-    assert plan.devices[plan.placement[0]] == "cpu:0-1"
-
-
 def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     program: Program, saved: Path, devices: tuple[Device, ...], isolated: IsolatedExecutor, tmp_path: Path
 ) -> None:
@@ -215,10 +205,3 @@ def test_without_groups_the_whole_step_is_tried_all_the_same(
     chosen = Settings(0, 0, (), ("placement", "fusion"), repetitions=2, patience_s=0.0)
     plans = place_measured(program, saved, devices, tmp_path / "out", chosen).result["plans"]
     assert plans["whole:fused"]["feasible"] and [name for name in plans if name.endswith(":fused")] == ["whole:fused"]
-
-
-def test_what_is_simulated_is_the_shorter_program(made: FusedTask, task: Task) -> None:
-    placement = np.zeros(made.task.num_nodes, np.int64)
-    (shorter,) = SimulatedObjective(made.task)([made.task.plan(placement)])
-    (longer,) = SimulatedObjective(task)([task.plan(np.zeros(task.num_nodes, np.int64))])
-    assert shorter < longer

@@ -61,15 +61,6 @@ def test_both_agree_with_their_slow_twins_where_memory_is_short(seed: int) -> No
     assert held >= 4
 
 
-def test_groups_stay_whole_and_operations_go_where_they_can_run() -> None:
-    for seed in SEEDS:
-        task = random_task(seed)
-        for plan in (heft(task), etf(task), sct(task)):
-            assert np.isfinite(task.times_us[plan.placement, np.arange(task.num_nodes)]).all()
-            for group in range(task.num_groups):
-                assert len(set(plan.placement[task.colocation == group])) == 1
-
-
 def test_a_device_that_shares_cores_waits_for_all_of_them() -> None:
     little_gain = np.array([[10.0] * 4, [10.0] * 4, [9.0] * 4])
     task = made_up(np.zeros((2, 0), np.int64), little_gain, core_sets())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,6 @@ from tests.placement.pretended import Pretended
 @pytest.fixture(scope="module")
 def task() -> Task:
     return generated_task(3, num_nodes=50, num_devices=3)
-
-
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.placement.cost_models.EPOCHS", 3)
-    monkeypatch.setattr("gst.placement.cost_models.MORE_EPOCHS", 1)
 
 
 def begun(task: Task, folder: Path, methods: Sequence[str], budget: int = 30, **settings: Any) -> Loop:
@@ -128,8 +123,7 @@ def test_weights_of_a_policy_follow_from_its_rewards_alone(task: Task) -> None:
 
 
 def test_expected_improvement_is_the_mean_gain_over_the_best(task: Task) -> None:
-    plans = [plan for _, plan in zip(range(40), random_plans(task), strict=False)]
-    plans = [plan for _, plan in plans]  # type: ignore[misc]
+    plans = [plan for _, plan in islice(random_plans(task), 40)]
     reward = Reward(task, NoSurrogate())
     reward.learn(plans[:10], 1.2 * SimulatedObjective(task)(plans[:10]))
     gains = reward.expected_improvement(plans)
@@ -143,5 +137,5 @@ def test_no_cost_model_is_the_order_of_the_simulator(task: Task, tmp_path: Path)
     loop = begun(task, tmp_path, ["annealing"], surrogate=NoSurrogate())
     loop.run()
     plans = [trial.plan for trial in loop.trials]
-    np.testing.assert_array_equal(loop.reward.with_spread(plans)[0], SimulatedObjective(task)(plans))
+    np.testing.assert_array_equal(loop.reward.means(plans), SimulatedObjective(task)(plans))
     assert {json.loads(line)["origin"] for line in (tmp_path / "log.jsonl").read_text().splitlines()} >= {"annealing"}

@@ -10,7 +10,7 @@ from random_tasks import apart, made_up, random_edges
 
 from gst.machine.devices import Device, with_core_sets
 from gst.machine.topology import shared_domains
-from gst.placement.finals import NUM_BASELINES, finalists
+from gst.placement.measured import NUM_BASELINES, finalists
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.placement.task import Task

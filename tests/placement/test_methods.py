@@ -13,9 +13,9 @@ import pytest
 from gst.cli import main
 from gst.execution.measure import Log
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.finals import finalists
 from gst.placement.loop import Loop, report_rows
 from gst.placement.machines import generated_task
+from gst.placement.measured import finalists
 from gst.placement.methods import METHODS, Annealing, Method, registered
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all

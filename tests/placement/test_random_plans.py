@@ -5,25 +5,12 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-import pytest
 
 from gst.lowering.plan import Plan
-from gst.machine.devices import Device
-from gst.placement.baselines.list_schedules import heft, rank_us
-from gst.placement.baselines.portfolio import portfolio, single
+from gst.placement.baselines.list_schedules import rank_us
+from gst.placement.baselines.portfolio import portfolio
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
-
-HAND_OVER_US = 20.0
-
-
-@pytest.fixture(scope="session")
-def moldable(task: Task) -> Task:
-    """Two cores, each alone or both together, which makes every operation 1.6 times as fast."""
-    one, other = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
-    both = Device("cpu:0-1", "cpu", (0, 1), 2, "host", "test")
-    times = np.vstack([task.times_us, task.times_us[:1] / 1.6])
-    return Task.of_profile(task.program, (one, other, both), times)
 
 
 def drawn(task: Task, count: int, seed: int = 0) -> list[tuple[str, Plan]]:
@@ -70,27 +57,3 @@ def test_one_device_has_plans_that_differ_in_priorities_alone(task: Task) -> Non
     plans = drawn(alone, 20)
     assert len({plan.key for _, plan in plans}) == 20
     assert all((plan.placement == 0).all() for _, plan in plans)
-
-
-def makespan(task: Task, plan: Plan) -> float:
-    """Slow twin of a run, microseconds: the longest way first, each core does one thing at a time."""
-    finish, free = np.zeros(task.program.num_nodes), np.zeros(2)
-    for node in np.argsort(-rank_us(task), kind="stable"):
-        device = plan.placement[node]
-        if time := task.times_us[device, node]:
-            cores = list(task.devices[device].cores)
-            producers = task.program.operations[node].producers
-            ready = max((finish[p] + HAND_OVER_US * (plan.placement[p] != device) for p in producers), default=0.0)
-            free[cores] = finish[node] = max(ready, free[cores].max()) + time
-    return float(finish.max())
-
-
-def test_heft_knows_that_the_wide_device_takes_both_cores(moldable: Task) -> None:
-    plans = portfolio(moldable)
-    one, _, both = (makespan(moldable, single(moldable, device)) for device in range(3))
-    assert makespan(moldable, plans["heft"]) < 1.01 * both, "with the wide device as a third core it would be slower"
-    assert set(plans["heft:narrow"].placement) == {0, 1} and makespan(moldable, plans["heft:narrow"]) < 0.8 * one
-    times = np.vstack([moldable.times_us[:2], moldable.times_us[:1] * 1.01])
-    no_gain = Task.of_profile(moldable.program, moldable.devices, times)
-    computed = moldable.times_us[0] > 0
-    assert (heft(no_gain).placement[computed] != 2).mean() > 0.9, "two cores for no gain are left alone"

@@ -115,14 +115,9 @@ def test_another_version_and_damage_are_one_line(saved: Path, entries: dict[str,
     assert "\n" not in str(error.value) and str(saved) in str(error.value)
 
 
-def to_training(mine: Scaled) -> Scaled:
-    mine.train()
-    return mine
-
-
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: model(5), r"layer\.weight was \['torch\.float32', 3, 6\], now it is \['torch\.float32', 5, 6\]"),
-    (lambda: to_training(model()), r"training was \[\], now it is \['', 'layer'\]"),
+    (lambda: model().train(), r"training was \[\], now it is \['', 'layer'\]"),
     (lambda: nn.ReLU(), "class was 'Scaled', now it is 'ReLU'"),
     (lambda: model().double(), "torch.float64"),
 ])  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -11,29 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.placement.api import backend as module
 from gst.placement.api.trials import copies_of, lifted, outcome, overlaps
 from gst.training.callbacks import PlacedSteps
 from gst.util.compiled import compiler
-from gst.whole_model.variants import COMPILED
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 X, Y = torch.linspace(-1, 1, 48).reshape(16, 3), torch.linspace(-2, 2, 16).reshape(16, 1)
-
-
-@pytest.fixture
-def compiled_wins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Let compiled graphs win without a race, and collect them."""
-    winners: list[Any] = []
-
-    def fastest(runs: dict[str, Any], *_: Any) -> Any:
-        winners.append(runs[COMPILED])
-        return runs[COMPILED]
-
-    monkeypatch.setattr(module, "_fastest", fastest)
-    torch._dynamo.reset()
-    yield winners
-    torch._dynamo.reset()
 
 
 def weights_after(make: Callable[..., Any], backend: str | None, whole: bool) -> list[Tensor]:

@@ -161,13 +161,6 @@ class Convolution(nn.Module):
         return self.linear(torch.sparse.mm(self.adjacency if adjacency is None else adjacency, x))
 
 
-class Rows(nn.Module):
-    """Sums the rows of a nested tensor."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([each.sum(0) for each in x.unbind()])
-
-
 class Dequantized(nn.Module):
     """Reads a quantized buffer."""
 
@@ -179,29 +172,15 @@ class Dequantized(nn.Module):
         return x + self.table.dequantize()
 
 
-class Sparsified(nn.Module):
-    """Returns a sparse tensor."""
+class Applied(nn.Module):
+    """Returns what a function makes of the inputs."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.relu().to_sparse()
-
-
-class Spectrum(nn.Module):
-    """Multiplies by a complex parameter."""
-
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.complex(X, X + 1))
+        self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.ifft(torch.fft.fft(x) * self.weight)
-
-
-class Dense(nn.Module):
-    """Reads an MKL-DNN tensor."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to_dense() * 2
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
 
 
 SPARSE = torch.eye(4).to_sparse()
@@ -215,11 +194,10 @@ NESTED = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
         (Convolution(torch.eye(4).to_sparse_csr()), (X,), "adjacency is a sparse CSR tensor"),
         (Convolution(SPARSE), (X,), "adjacency is a sparse COO tensor"),
         (Convolution(), (X, SPARSE), "input 1 is a sparse COO tensor"),
-        (Rows(), (NESTED,), "input 0 is a nested tensor"),
+        (Applied(lambda x: torch.stack([each.sum(0) for each in x.unbind()])), (NESTED,), "input 0 is a nested tensor"),
         (Dequantized(), (X,), "table is a quantized tensor"),
-        (Sparsified(), (X,), "sparse COO tensor"),
-        (Spectrum(), (X,), ""),
-        (Dense(), (X.to_mkldnn(),), "input 0 is a MKL-DNN tensor"),
+        (Applied(lambda x: x.relu().to_sparse()), (X,), "sparse COO tensor"),
+        (Applied(lambda x: x.to_dense() * 2), (X.to_mkldnn(),), "input 0 is a MKL-DNN tensor"),
     ],
 )
 def test_special_tensors_run_whole(model: nn.Module, inputs: tuple[Any, ...], words: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gst.execution import on_accelerator
 from gst.kernels import streams
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
-from gst.placement import finals
+from gst.placement import measured
 from gst.placement.fleet import host
 from gst.placement.planning import Settings
 from gst.programs import capture_module, resolve
@@ -126,7 +126,7 @@ def test_plans_on_an_accelerator_are_held_against_the_step_on_it(tmp_path: Path)
         Device("cpu:0", "cpu", (0,), 1, "host", "measured"),
         Device("cuda:0", "cuda", (), 1, "cuda:0", "measured"),
     )
-    with finals._variants(STEP, [core, gpu], "", Settings(), {}, no_progress) as (runs, _):
+    with measured._variants(STEP, [core, gpu], "", Settings(), {}, no_progress) as (runs, _):
         assert set(runs) == {PYTORCH, COMPILED}
         for run in runs.values():
             with pytest.raises(ExecutionError, match=r"plain PyTorch stopped .*(CUDA|NVIDIA)"):

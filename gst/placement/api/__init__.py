@@ -1,4 +1,1 @@
-"""Entry points of placement: `gst.place`, `gst.placed`, the `torch.compile` backend, and the code behind `gst place`.
-
-A model, a step or a program name goes in; a runnable module or a written plan comes out. Read `placed.py` first.
-"""
+"""Entry points: `gst.place`, `gst.placed`, the `torch.compile` backend, `gst place`. Read `placed.py` first."""

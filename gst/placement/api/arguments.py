@@ -1,5 +1,4 @@
-"""Arguments of a placed model's calls: by position or by keyword, with optional ones left out, as the model takes
-them."""
+"""Arguments of a placed model's calls, by position or by keyword, as the model takes them."""
 
 from __future__ import annotations
 
@@ -90,11 +89,7 @@ class Arguments:
         return True
 
     def _split(self, positions: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments by position and by keyword, without those that have their default values.
-
-        Raises:
-            TypeError: the function does not take them.
-        """
+        """Return arguments by position and by keyword, without defaults; TypeError if the function takes others."""
         given = self._signature.bind(*positions, **keywords).arguments
         values: list[Any] = []
         rest: dict[str, Any] = {}

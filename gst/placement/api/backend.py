@@ -2,8 +2,7 @@
 
 The first call of a graph chooses, on copies of its inputs. Inference (no gradients, changed inputs, random numbers or
 dynamic shapes) is placed by `gst.place`; everything else runs as written, by Inductor, or, on an accelerator, with
-Inductor's kernels on streams, whichever is fastest. PyTorch finds the backend by its entry point
-(`torch_dynamo_backends`); gst need not be imported.
+Inductor's kernels on streams, whichever is fastest. PyTorch finds it by an entry point (`torch_dynamo_backends`).
 """
 
 from __future__ import annotations
@@ -96,13 +95,8 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
 
 
 class _Chosen:
-    """A graph whose first call chooses how it runs.
-
-    Args:
-        is_weight: True for each input that is a parameter or a buffer of a module; empty if the graph may not be placed
-            as inference.
-        compiled: the graph by Inductor, or the reason if there is none; None = made with the first call.
-        streams: the same with its kernels on streams; None = it is not tried.
+    """A graph whose first call chooses how it runs; without `is_weight` (True for each weight) never as inference.
+    `compiled` and `streams` are the graph by Inductor, or the reason if there is none; None = not made yet, not tried.
     """
 
     def __init__(
@@ -177,11 +171,7 @@ def _may_use_streams(values: Sequence[Any]) -> bool:
 
 
 def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Function | str:
-    """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails.
-
-    Args:
-        options: of `compile_fx`.
-    """
+    """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails."""
     from torch._inductor.compile_fx import compile_fx
 
     own = fx.GraphModule(graph, trials.copied(graph.graph))
@@ -198,12 +188,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
 def _inference(
     graph: fx.GraphModule, is_weight: Sequence[bool], inputs: Sequence[Any], want: trials.Trial, seconds: float
 ) -> Function:
-    """Place a graph by `gst.place` with its current weights; other weights run the graph as written.
-
-    Raises:
-        ValueError: its tensors are on several devices, or the winner leaves its outputs elsewhere than the graph
-            as written.
-    """
+    """Place a graph by `gst.place` with its current weights; other weights run the graph as written."""
     bound = Bound(graph, is_weight, inputs).eval()
     weights = [value for value, is_bound in zip(inputs, is_weight, strict=True) if is_bound]
     copies = [
@@ -263,12 +248,7 @@ def _for_overlaps(graph: Function, compiled: Function, inputs: Sequence[Any]) ->
 
 
 def _fastest(runs: dict[str, Function], inputs: Sequence[Any], seconds: float, writes: bool = False) -> Function:
-    """Choose the graph as written or compiled, by two sets of alternating runs on copies of the inputs.
-
-    Args:
-        runs: the graph as written comes first.
-        writes: True if it writes to its inputs, so that each run needs new copies.
-    """
+    """Choose among `runs` by two sets on copies of the inputs; each run gets new copies if it writes to them."""
     copies = None if writes else trials.copies_of(inputs)
     no_inputs = Guard(None, (), weights=False)
     calls = {name: partial(_passes_of, run, inputs, copies) for name, run in runs.items()}

@@ -134,9 +134,6 @@ def _place(options: Namespace, settings: Settings, progress: Progress) -> Placem
 def _place_measured(
     options: Namespace, devices: Sequence[Device], settings: Settings, progress: Progress
 ) -> PlacementResult:
-    """Raises:
-    Stopped: the command was asked to end; the fastest plan measured so far is in `plan.json`.
-    """
     program, out = _captured(options, progress, devices), options.out
     source = pinned(options.program, program)
     seconds = math.inf if options.seconds is None else options.seconds

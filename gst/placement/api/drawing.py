@@ -34,7 +34,8 @@ def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
     part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
     run = task.simulator.run(plan)
     nodes = np.flatnonzero(task.costs.computed & (run.end_us > run.begin_us))
-    kinds = _kinds(task)
+    operations = None if task.program is None else task.program.operations
+    kinds = [KINDS.index("other" if operations is None else kind_of(operations[n])) for n in nodes]
     return {
         "num_edges": graph.num_edges,
         "devices": [{"name": device.name, "description": device.description} for device in task.devices],
@@ -45,7 +46,8 @@ def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
         "timeline": {
             "kinds": list(KINDS),
             "bars": [
-                [int(run.device[n]), run.begin_us[n] / 1e3, run.end_us[n] / 1e3, KINDS.index(kinds[n])] for n in nodes
+                [int(run.device[n]), run.begin_us[n] / 1e3, run.end_us[n] / 1e3, kind]
+                for n, kind in zip(nodes, kinds, strict=True)
             ],
         },
     }  # fmt: skip
@@ -135,12 +137,6 @@ def _opcodes(task: Task) -> list[str]:
     if task.program is None:
         return ["operator"] * task.num_nodes
     return [operation.name.rsplit("_", 1)[0] for operation in task.program.operations]
-
-
-def _kinds(task: Task) -> list[str]:
-    if task.program is None:
-        return ["other"] * task.num_nodes
-    return [kind_of(operation) for operation in task.program.operations]
 
 
 def plan_streams(task: Task, plan: Plan) -> StreamProgram:

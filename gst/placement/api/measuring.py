@@ -166,12 +166,7 @@ def _plans_left(
     settings: MeasuringSettings, out: Path, program: Program, devices: tuple[Device, ...], machine: dict[str, Any],
     from_files: Sequence[Plan], profile: Callable[[], Costs],
 ) -> list[tuple[str, Plan]]:  # fmt: skip
-    """Return plans from files and random ones, with their kinds, that the log in `out` lacks; begin a new log if
-    needed.
-
-    Raises:
-        ValueError: the log is of another program, other devices, another memory limit or machine.
-    """
+    """Return plans from files and random ones, with their kinds, that the log in `out` lacks; begin a log if needed."""
     header = settings.header(program, machine)
     if not Log(out / LOG).read():
         costs = profile()

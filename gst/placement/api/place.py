@@ -24,8 +24,7 @@ from gst.machine.devices import Device, core_numbers, discover, usable_devices, 
 from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
-from gst.placement.finals import no_headroom
-from gst.placement.measured import SHARE, place_measured
+from gst.placement.measured import SHARE, no_headroom, place_measured
 from gst.placement.planning import Settings
 from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.structures import special_kind
@@ -156,11 +155,7 @@ class _Call:
 
 
 class _Capture(NamedTuple):
-    """The program of a model or step, or the reason why it can only be run whole.
-
-    Args:
-        is_as_written: True if it can only be run as written.
-    """
+    """The program of a model or step, or the reason why it can only be run whole, and perhaps only as written."""
 
     program: Program | None
     no_plan: str = ""
@@ -168,11 +163,7 @@ class _Capture(NamedTuple):
 
 
 def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]:
-    """Make the variants on the first accelerator of the devices, otherwise on the CPU.
-
-    Returns:
-        The variants, and entries of the result: `accelerator` where they run, `kernels` on streams.
-    """
+    """Make the variants on the first accelerator of the devices, otherwise on the CPU, and entries of the result."""
     model, inputs, compiled, progress = call.model, call.inputs, call.settings.compile_step, call.progress
     if captured.is_as_written:
         notice(captured.no_plan)
@@ -212,11 +203,7 @@ def _by_plans(call: _Call, program: Program, variants: Candidates, out: Path | N
 
 
 def _captured(call: _Call) -> _Capture:
-    """Capture the program of a call.
-
-    Raises:
-        ValueError: it cannot be captured, and its outputs or its weights change from call to call.
-    """
+    """Capture the program of a call; ValueError if that fails and its outputs or weights change from call to call."""
     kind = kind_for(each.kind for each in call.devices)
     try:
         return _Capture(capture(call.step, kind, may_renew=False))

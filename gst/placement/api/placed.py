@@ -1,4 +1,8 @@
-"""A placed model: its fastest variant or plan, as a module that is called as the model was, and as a file."""
+"""A placed model: its fastest variant or plan, as a module that is called as the model was, and as a file.
+
+The file is that of `torch.save`: JSON (the winner, the plan, the measurements, names and shapes of the weights) and the
+example inputs as tensors. It is read with `weights_only=True`, so that nothing in it is executed.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +22,27 @@ from torch.utils import _pytree as pytree
 from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.kernels.state import StepInPlace
 from gst.kernels.streams import StreamSearch, kernel_words
-from gst.lowering.plan import Plan
-from gst.machine.devices import Device
-from gst.placement.api.arguments import Arguments
+from gst.lowering.plan import Plan, positions_of_nodes
+from gst.machine.devices import Device, usable_cores, usable_devices
+from gst.placement.api.arguments import Arguments, ByPosition, called
 from gst.placement.api.drawing import explanation
 from gst.placement.task import Task
-from gst.programs import Program, Step
+from gst.programs import Program, Step, inference_step, kind_for
+from gst.programs.program import structure
+from gst.programs.tracing import capture
 from gst.reporting.headline import busy
+from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.util.writing import atomic_path
-from gst.whole_model.choosing import GuardedRun
+from gst.whole_model.choosing import SEED, GuardedRun
+from gst.whole_model.comparing import DRAWS, difference
+from gst.whole_model.device_copy import DeviceCopy, to_device
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import PYTORCH
+from gst.whole_model.variants import PYTORCH, Variant, as_written, may_freeze, step_run, whole_run
 
 PLAN = "plan"
 SCHEMA = 1  # of files of placed models
 SCALARS = (bool, int, float, str, type(None))
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +143,7 @@ class Placed:
             name = type(other[0]).__name__
             raise ValueError(f"an input is a {name}, which has no form in a file; want tensors, numbers")
         try:
-            structure = pytree.treespec_dumps(spec)
+            form = pytree.treespec_dumps(spec)
         except (NotImplementedError, TypeError) as error:
             raise ValueError(f"the inputs have no form in a file; want tuples, lists, dictionaries: {error}") from error
         record = {
@@ -143,7 +153,7 @@ class Placed:
             "result": self.result,
             "devices": [device.name for device in self.devices],
             "model": description(self.model),
-            "structure": structure,
+            "structure": form,
             "keywords": list(self.arguments.names) if self.arguments else [],
             "inputs": [str(each.device) if isinstance(each, Tensor) else [each] for each in leaves],
             "program": None if self.program is None else self.program.key,
@@ -151,8 +161,8 @@ class Placed:
         }
         # Copies, which hold no more memory than they show.
         tensors = [each.detach().clone().requires_grad_(each.requires_grad) for each in leaves if torch.is_tensor(each)]
-        with atomic_path(Path(path)) as partial:
-            torch.save({"placed": json.dumps(record), "tensors": tensors}, partial)
+        with atomic_path(Path(path)) as unfinished:
+            torch.save({"placed": json.dumps(record), "tensors": tensors}, unfinished)
 
 
 class PlacedModule(nn.Module):
@@ -203,9 +213,7 @@ class PlacedModule(nn.Module):
 
 
 class _PlanRun:
-    """Runs a plan of a program for inputs that the guard accepts; holds devices and parameters, not the other
-    variants.
-    """
+    """Runs a plan of a program for inputs that the guard accepts; holds devices and parameters, no other variants."""
 
     def __init__(self, placed: Placed, program: Program, plan: Plan, guard: Guard) -> None:
         self._program, self._plan, self._guard, self._devices = program, plan, guard, placed.devices
@@ -251,9 +259,8 @@ def guard_of(
     model: nn.Module | Step, inputs: Sequence[Any], any_device: bool = False
 ) -> tuple[Callable[..., Any], Guard]:
     """Return the function of a model or a step as written, and the guard of calls like `inputs`; see `Guard`."""
-    if isinstance(model, Step):
-        return model.function, Guard(None, inputs, weights=False, any_device=any_device)
-    return model, Guard(model, inputs, weights=False, any_device=any_device)
+    function = model.function if isinstance(model, Step) else model
+    return function, Guard(None if isinstance(model, Step) else model, inputs, weights=False, any_device=any_device)
 
 
 def description(model: nn.Module | Step) -> dict[str, Any]:
@@ -282,3 +289,152 @@ def unused_words(accelerators: Sequence[str]) -> str:
     """
     names, verbs = ", ".join(accelerators), "are here and were" if len(accelerators) > 1 else "is here and was"
     return f"{names} {verbs} left out, as the model is in the host's memory: move it there, or name devices"
+
+
+def load(path: Path | str, model: nn.Module | Step) -> Placed:
+    """Make a model that `Placed.save` wrote run again, without measurements.
+
+        gst.place(model, x).save("model.placed")
+        fast = gst.load("model.placed", model).module()
+
+    The winner is compiled again, and its outputs are compared with the model's on random inputs, on the accelerator
+    if it was placed on one.
+
+    Args:
+        model: as it was given to `gst.place`, in the same mode, with any weights.
+
+    Raises:
+        ValueError: the file is damaged, of another version of this format or of torch, or of a model with other
+            weights (by name, shape and dtype), other operations or another mode; a device of the plan is not here; or
+            the winner gives other outputs here.
+
+    Examples:
+        >>> import gst
+        >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
+        >>> settings = gst.placement.Settings(compile_step=False)
+        >>> gst.place(model, torch.ones(1, 2), devices="cpu:0", settings=settings).save("linear.placed")
+        >>> again = gst.load("linear.placed", model)
+        >>> bool((again.module()(torch.ones(1, 2)) == model(torch.ones(1, 2))).all())
+        True
+    """
+    path = Path(path)
+    record, tensors = _read(path)
+    keywords = list(map(str, record.get("keywords", [])))
+    user = model if isinstance(model, nn.Module) else model.function
+    if keywords and isinstance(model, nn.Module):
+        model = ByPosition(model, keywords)
+    if (now := description(model)) != record["model"]:
+        raise ValueError(f"{path} is of another model: {_first_difference(record['model'], now)}; place this one")
+    try:
+        values = iter(tensors)
+        flat = [next(values).to(each) if isinstance(each, str) else each[0] for each in record["inputs"]]
+        inputs = tuple(pytree.tree_unflatten(flat, structure(record["structure"])))
+        if record["run"] == PLAN:
+            Plan.from_dict(record["plan"])
+        elif (threads := Variant.named(record["run"]).threads or 1) > len(usable_cores()):
+            raise ValueError(f"it won on {threads} threads, here are {len(usable_cores())} cores")
+        result = dict(record["result"])
+        result = result | {"plans": dict(result["plans"]), "left_out": {}, "winner_ms": float(result["winner_ms"])}
+        result.setdefault("no_plan", "the file holds the winner alone")
+        accelerator = usable_devices([name])[0].torch_device if (name := result.get("accelerator")) else None
+    except (*DAMAGE, StopIteration) as error:
+        raise ValueError(f"{path} cannot be read: {plain(error)}; place the model anew") from error
+    if isinstance(model, Step):
+        inputs = tuple(model.inputs)
+    program = plan = None
+    if record["run"] == PLAN or (isinstance(model, Step) and record["run"] != PYTORCH):
+        step = model if isinstance(model, Step) else inference_step(model, inputs)
+        program = capture(step, kind_for(name.partition(":")[0] for name in record["devices"]))
+        if program.key != record["program"]:
+            raise ValueError(f"{path} is of a model with other operations; place this one")
+    runs, on_device = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *given: as_written(model, given))}, None
+    if accelerator is not None:
+        on_device = _made(path, PYTORCH, lambda: DeviceCopy(model, inputs, accelerator, program))
+        names = [name for name in dict.fromkeys((PYTORCH, record["run"])) if name != PLAN]
+        guard = guard_of(model, inputs, any_device=True)[1]
+        written = on_device.refused(guard)
+        made = {name: _made(path, name, partial(on_device.run, Variant.named(name))) for name in names}
+        runs = {name: GuardedRun(written, guard, run) for name, run in made.items()}
+    elif record["run"] not in (PLAN, PYTORCH):
+        runs |= _winner(path, model, program, Variant.named(record["run"]), inputs)
+    devices: tuple[Device, ...] = ()
+    if record["run"] == PLAN:
+        assert program is not None
+        devices = tuple(usable_devices(record["devices"]))
+        plan = Plan.from_dict(record["plan"])
+        positions_of_nodes(plan, program, devices)
+    parameters = {} if isinstance(model, Step) else {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    arguments = Arguments(user, len(inputs) - len(keywords), keywords)
+    placed = Placed(model, inputs, devices, result, runs, parameters, program, plan, arguments=arguments)
+    _check_outputs(path, placed, on_device)
+    return placed
+
+
+def _winner(
+    path: Path, model: nn.Module | Step, program: Program | None, variant: Variant, inputs: Sequence[Any]
+) -> dict[str, GuardedRun]:
+    if variant.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
+        raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
+    if isinstance(model, Step):
+        assert program is not None
+        run = _made(path, variant.name, partial(step_run, model, program, inputs, variant))
+        return {variant.name: GuardedRun(*guard_of(model, inputs), run)}
+    run = _made(path, variant.name, partial(whole_run, model, variant, inputs))
+    return {variant.name: GuardedRun(model, Guard(model, inputs, variant.holds_weights), run)}
+
+
+def _made(path: Path, name: str, make: Callable[[], Result]) -> Result:
+    try:
+        return make()
+    except Exception as error:  # any exception of a compiler
+        raise ValueError(f"{path}: {name} fails here ({plain(error)}); place the model anew") from error
+
+
+def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> None:
+    """Compare the winner with the model, on an accelerator if it was placed there: its products round otherwise."""
+
+    def again(*inputs: Any) -> Any:
+        if on_device is None:
+            return as_written(placed.model, inputs)
+        return on_device.eager(*to_device(inputs, on_device.device))
+
+    module, names = placed.module(), placed.arguments.names if placed.arguments else ()
+    draws = 0 if isinstance(placed.model, Step) else DRAWS
+    try:
+        reason = difference(lambda *inputs: called(module, names, inputs), again, placed.inputs, SEED, draws)
+    finally:
+        module.close()
+    if reason:
+        raise ValueError(f"{path}: {placed.winner} gives other outputs here: {reason}; place the model anew")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    """Read the record and the tensors of a file; `ValueError` if it is no such file, or of another version."""
+    content = read_tensors(path)
+    try:
+        record, tensors = parse_json(content["placed"]), content["tensors"]
+        if not isinstance(record["schema"], int) or not all(isinstance(each, Tensor) for each in tensors):
+            raise ValueError("it holds something else")
+    except DAMAGE as error:
+        raise ValueError(f"{path} is no placed model ({plain(error)}); want what placed.save() wrote") from error
+    for what, here in (("schema", SCHEMA), ("torch", torch.__version__)):
+        if record.get(what) != here:
+            raise ValueError(f"{path} has {what} {shown(record.get(what))}, this is {here}; place the model anew")
+    keys = ("run", "result", "devices", "model", "structure", "inputs", "program", "plan")
+    if missing := [key for key in keys if key not in record]:
+        raise ValueError(f"{path} is no placed model ({missing[0]} is missing); place the model anew")
+    return record, list(tensors)
+
+
+def _first_difference(then: Any, now: Mapping[str, Any]) -> str:
+    if not isinstance(then, Mapping):
+        return "it does not say of which"
+    for what, value in now.items():
+        if then.get(what) == value:
+            continue
+        if what == "weights" and isinstance(then.get(what), Mapping):
+            held = then[what]
+            name = next((each for each in (*value, *held) if value.get(each) != held.get(each)), "")
+            return f"{name} was {shown(held.get(name))}, now it is {shown(value.get(name))}"
+        return f"{what} was {shown(then.get(what))}, now it is {shown(value)}"
+    return f"it has {', '.join(map(shown, then.keys() - now.keys()))} too"

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Int64
 
 from gst.placement.baselines.arrays import arrives, free_at, may_take, take
 from gst.simulation.queues import pop, push
 from gst.util.compiled import compiled
-
-
-class Threads(NamedTuple):
-    """Threads of the simulator (`worker` of each device, `own_core` of each thread), and its delays (`Contention`)."""
-
-    worker: Int64[np.ndarray, " devices"]
-    own_core: Int64[np.ndarray, " threads"]
-    switch_us: float
-    hand_over_us: float
-    wake_us: float
-    spin_us: float
 
 
 @compiled
@@ -208,7 +196,7 @@ def earliest_first(order, task, places, favourite):
 
 @compiled
 @no_type_check
-def with_widths(order, task, places, threads, worthwhile, crowd):
+def with_widths(order, task, places, worker, own_core, delays, worthwhile, crowd):
     """Place operations event by event in time; returns as `earliest_first`.
 
     The first ready operation in `order` chooses among the devices that are worthwhile for its unit and those that leave
@@ -218,10 +206,11 @@ def with_widths(order, task, places, threads, worthwhile, crowd):
 
     Args:
         task: with the helpers' delay in `times`, and without delays of threads in `fixed`.
+        worker, own_core: thread of each device of the simulator, and core of each thread.
+        delays: `gst.simulation.simulator.Contention`.
     """
     arrays, groups, times = task.arrays, task.arrays.groups, task.arrays.times
-    use, worker, own_core = task.use, threads.worker, threads.own_core
-    first_core, core_of = task.core_indptr, task.cores
+    use, first_core, core_of = task.use, task.core_indptr, task.cores
     nodes, devices, cores = len(order), len(use), use.shape[1]
     placement, turn, finish = np.full(nodes, -1), np.full(nodes, -1), np.zeros(nodes)
     place_in_order = np.empty(nodes, np.int64)
@@ -267,11 +256,11 @@ def with_widths(order, task, places, threads, worthwhile, crowd):
                     idle += start - max(now, busy_until[core_of[position]])
                 thread = worker[device]
                 if thread == waker:
-                    delay = threads.switch_us
-                elif covered[thread] or start - idle_since[thread] > threads.spin_us:
-                    delay = threads.wake_us
+                    delay = delays.switch_us
+                elif covered[thread] or start - idle_since[thread] > delays.spin_us:
+                    delay = delays.wake_us
                 else:
-                    delay = threads.hand_over_us
+                    delay = delays.hand_over_us
                 come = arrives(node, device, arrays, places, placement, finish, False)
                 end = max(start, come) + delay + times[device, node]
                 if end + idle < least:

@@ -25,7 +25,7 @@ from gst.placement.baselines.arrays import (
     scheduled,
     upward_rank,
 )
-from gst.placement.baselines.list_kernels import Threads, earliest_first, place_in_order, place_the_rest, with_widths
+from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
 from gst.placement.task import Task
 
 SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
@@ -188,12 +188,11 @@ def _with_widths(
     crowd: float,
     room: units.Rooms,
 ) -> Plan | None:
-    costs, delays, simulator = task.costs, task.contention, task.simulator
-    helped = (simulator.threads > 1)[:, None] * delays.helper_us * costs.computed
-    waits = delays.switch_us, delays.hand_over_us, delays.wake_us, delays.spin_us
-    threads = Threads(simulator.worker, simulator.leader, *waits)
+    costs, simulator = task.costs, task.simulator
+    helped = (simulator.threads > 1)[:, None] * task.contention.helper_us * costs.computed
     each = each._replace(arrays=each.arrays._replace(times=costs.times_us + helped, fixed=costs.latency_us))
-    placement, turn = with_widths(order, *_undecided(task, each, parts, room), threads, worthwhile, crowd)
+    threads = simulator.worker, simulator.leader, simulator.contention
+    placement, turn = with_widths(order, *_undecided(task, each, parts, room), *threads, worthwhile, crowd)
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 

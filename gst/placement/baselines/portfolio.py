@@ -192,10 +192,8 @@ def _times_us(task: Task, parts: units.Units) -> Float64[np.ndarray, " units"]:
 def _in_turn(
     task: Task, parts: units.Units, weights: Float64[np.ndarray, " units"], full: bool, room: units.Rooms
 ) -> Plan | None:
-    """Give units in order to one peer after the other, a share of the weight each, as far as its memory has room.
-
-    If `full`, a share may be exceeded by the heaviest unit; otherwise devices share out evenly what earlier ones left.
-    """
+    """Give units in order to one peer after the other, a share of the weight each, as far as its memory has room. If
+    `full`, the heaviest unit may exceed a share; otherwise devices share out evenly what earlier ones left."""
     devices, memory, left = units.peers(task), units.memory_of(task), room.copy()
     assignment = np.full(parts.count, devices[-1])
     first = 0

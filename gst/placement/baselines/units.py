@@ -219,10 +219,8 @@ def _excess(use: Rooms, limits: Rooms) -> float:
 def _moves(
     task: Task, parts: Units, assignment: Assignment, use: Rooms, worst: int, share: float
 ) -> Iterator[Assignment]:
-    """Yield assignments in which some units of the worst memory go to another memory.
-
-    Their load is about the excess times `share`: consecutive units, or those that lose least time for their load.
-    """
+    """Yield assignments in which units of the worst memory, of about the excess times `share`, go to another one:
+    consecutive units, or those that lose least time for their load."""
     limits, memory = limits_bytes(task), memory_of(task)
     here = np.flatnonzero(memory[assignment] == worst)
     load, wanted = parts.load_bytes[here], share * (use[worst] - limits[worst])

@@ -1,4 +1,1 @@
-"""Measurement on other hosts: workers of a Ray cluster, their results, and replacement of lost workers.
-
-Plans go in; measurements come out. Read `workers.py` first.
-"""
+"""Measurement on hosts of a Ray cluster, with replacement of lost workers. Read `workers.py` first."""

@@ -28,11 +28,6 @@ RESOURCE = "gst"  # of Ray: number of simultaneous measurements on a host
 CONNECT_S = 10.0
 
 
-def is_fleet(workers: str) -> bool:
-    """True if `--workers` names a cluster."""
-    return workers == HERE or workers.startswith(CLIENT)
-
-
 @contextmanager
 def joined(address: str) -> Iterator[None]:
     """Join a Ray cluster as its controller, and leave it at the end, unless this process is in one already.
@@ -43,7 +38,7 @@ def joined(address: str) -> Iterator[None]:
     Raises:
         ValueError: Ray is not installed, or the cluster does not answer.
     """
-    if not is_fleet(address):
+    if address != HERE and not address.startswith(CLIENT):
         raise ValueError(f"workers {address!r}: want 'ray' or 'ray://HOST:PORT'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -205,7 +200,11 @@ def select_kinds(kinds: Sequence[Kind], names: Sequence[str] | None) -> list[Kin
     Raises:
         ValueError: there is none; the message lists the kinds.
     """
-    fit = [kind for kind in kinds if _has(kind, names)]
+    fit = []
+    for kind in kinds:
+        with suppress(ValueError):
+            kind.selected(names, with_sets=True)
+            fit.append(kind)
     if not fit:
         choices = "; ".join(f"{', '.join(each.name for each in kind.devices)} on {kind.title}" for kind in kinds)
         raise ValueError(f"no host has all of the devices {', '.join(names or [])}; there are {choices}")
@@ -309,14 +308,6 @@ def _start_all(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[R
     if not started:
         raise ValueError(f"no host is free to measure: {'; '.join(sorted(reasons))}")
     return started
-
-
-def _has(kind: Kind, names: Sequence[str] | None) -> bool:
-    try:
-        kind.selected(names, with_sets=True)
-    except ValueError:
-        return False
-    return True
 
 
 def _devices(description: dict[str, Any]) -> tuple[Device, ...]:

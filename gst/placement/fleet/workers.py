@@ -80,7 +80,9 @@ class Pool(Generic[Worker]):
                     raise ValueError(self._reason)
                 place = self._idle.pop()
             try:
-                place = place or self._begun()
+                if place is None:
+                    stack = ExitStack()
+                    place = stack.enter_context(self._make()), stack
                 answer = work(place[0])
             except NoWorker as none:
                 with self._changed:
@@ -98,49 +100,33 @@ class Pool(Generic[Worker]):
             self._put(place)
             return answer
 
-    def _begun(self) -> tuple[Worker, ExitStack]:
-        stack = ExitStack()
-        return stack.enter_context(self._make()), stack
-
     def _put(self, place: tuple[Worker, ExitStack] | None) -> None:
         with self._changed:
             self._idle.append(place)
             self._changed.notify()
 
 
-class Attempts(Generic[Worker]):
-    """Measures plans by the workers of a pool. If a worker is lost, its plans are measured one by one, once each.
-
-    One of them may be at fault.
+def attempt(
+    pool: Pool[Worker], measure: Callable[[Worker, Sequence[Plan]], list[Measurement]],
+    lost: Callable[[Plan, WorkerLost], Measurement], plans: Sequence[Plan],
+) -> list[Measurement]:  # fmt: skip
+    """Measure plans alternately on a worker of a pool. If it is lost, measure them one by one, once each: one of them
+    may be at fault.
 
     Args:
-        pool: of workers, entered.
-        measure: measures plans alternately on a worker; raises `WorkerLost`.
+        measure: measures plans on a worker; raises `WorkerLost`.
         lost: returns the measurement of a plan that lost two workers.
     """
+    with suppress(WorkerLost):
+        return pool.run(lambda worker: measure(worker, plans))
 
-    def __init__(
-        self,
-        pool: Pool[Worker],
-        measure: Callable[[Worker, Sequence[Plan]], list[Measurement]],
-        lost: Callable[[Plan, WorkerLost], Measurement],
-    ) -> None:
-        self._pool, self._measure, self._lost = pool, measure, lost
-
-    def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
-        """Measure plans alternately; see `FleetWorkers.submit`."""
-        return self._pool.submit(partial(self._measured, plans))
-
-    def _measured(self, plans: Sequence[Plan]) -> list[Measurement]:
-        with suppress(WorkerLost):
-            return self._pool.run(lambda worker: self._measure(worker, plans))
-        return [self._again(plan) for plan in plans]
-
-    def _again(self, plan: Plan) -> Measurement:
+    def again(plan: Plan) -> Measurement:
         try:
-            return self._pool.run(lambda worker: self._measure(worker, [plan]))[0]
-        except WorkerLost as lost:
-            return self._lost(plan, lost)
+            return pool.run(lambda worker: measure(worker, [plan]))[0]
+        except WorkerLost as error:
+            return lost(plan, error)
+
+    return [again(plan) for plan in plans]
 
 
 class FleetWorkers:
@@ -168,7 +154,6 @@ class FleetWorkers:
         self._settings = {"repetitions": repetitions, "warmup": warmup, "patience_s": patience_s}
         self._free: list[RemoteWorker | str] = list(kind.workers)  # or Ray's identity of a host where one was lost
         self._pool = Pool(self._worker, len(kind.workers))
-        self._attempts = Attempts(self._pool, self._measure, self._lost)
 
     def __enter__(self) -> Self:
         import ray
@@ -221,7 +206,7 @@ class FleetWorkers:
     def submit(self, plans: Sequence[Plan]) -> Future[list[Measurement]]:
         """Measure plans alternately when a worker is free; a plan that fails, or loses two workers, has an outcome. The
         `machine` of a measurement includes its `kind` and its `host`."""
-        return self._attempts.submit(plans)
+        return self._pool.submit(partial(attempt, self._pool, self._measure, self._lost, plans))
 
     def _measure(self, worker: RemoteWorker, plans: Sequence[Plan]) -> list[Measurement]:
         settings = {**self._settings, "with_steps": None}

@@ -93,21 +93,6 @@ class Lesson:
     mean_reward: float = float("nan")
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Plans that were drawn for a graph.
-
-    Args:
-        before: log probabilities that they were drawn by.
-        advantages: of each plan over the others, in standard deviations.
-    """
-
-    lesson: Lesson
-    before: LogProbabilities
-    decisions: Decisions
-    advantages: Float[Tensor, " plans"]
-
-
 class PPO:
     """Training by the clipped objective of Schulman et al., "Proximal Policy Optimization Algorithms" (2017, eq. 7).
 
@@ -137,30 +122,30 @@ class PPO:
         Args:
             done: share of the training that is over, 0 to 1.
         """
-        batch = self._ask(lesson, samples)
-        first, last = self.entropy
-        for _ in range(self.epochs):
-            self.optimizer.zero_grad()
-            if self._accumulate(batch, first * (last / first) ** done) > KL_LIMIT:
-                break
-            nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT)
-            self.optimizer.step()
-
-    def _ask(self, lesson: Lesson, samples: int) -> Batch:
         with torch.no_grad():
             before = self.policy(lesson.inputs)
         decisions = draw(before, samples, self.generator)
         runtimes = lesson.objective(plans_of(lesson.task, lesson.inputs, decisions))
-        return Batch(lesson, before, decisions, advantages(lesson, runtimes))
+        drawn = before, decisions, advantages(lesson, runtimes)
+        first, last = self.entropy
+        for _ in range(self.epochs):
+            self.optimizer.zero_grad()
+            if self._accumulate(lesson.inputs, *drawn, first * (last / first) ** done) > KL_LIMIT:
+                break
+            nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT)
+            self.optimizer.step()
 
-    def _accumulate(self, batch: Batch, entropy: float) -> float:
+    def _accumulate(
+        self, inputs: PolicyInputs, chances: LogProbabilities, decisions: Decisions,
+        advantages: Float[Tensor, " plans"], entropy: float,
+    ) -> float:  # fmt: skip
         """Compute the gradient of a batch; return how far the policy has moved from the one that drew it."""
-        now = self.policy(batch.lesson.inputs)
+        now = self.policy(inputs)
         loss, moved = torch.zeros(()), 0.0
-        for name, before in batch.before.items():
-            loss = loss - clipped_gain(before, now[name], batch.decisions[name], batch.advantages)
+        for name, before in chances.items():
+            loss = loss - clipped_gain(before, now[name], decisions[name], advantages)
             loss = loss + entropy * (now[name].exp() * now[name]).sum(1).mean()
-            moved += float((before.exp() * (before - now[name].detach())).sum(1).mean()) / len(batch.before)
+            moved += float((before.exp() * (before - now[name].detach())).sum(1).mean()) / len(chances)
         loss.backward()
         return moved
 

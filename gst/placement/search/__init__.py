@@ -1,4 +1,1 @@
-"""Searches over plans: annealing, windows of giant tasks, random plans, and the measured search with its surrogates.
-
-A task and an objective go in; plans come out. Read `annealing.py` first.
-"""
+"""Searches over plans: annealing, windows of giant tasks, random plans. Read `annealing.py` first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from gst.lowering.plan import Plan, priority_of
 from gst.placement.baselines.arrays import edge_lists, places, scheduled
@@ -209,7 +209,6 @@ class ComputedOperations:
     Attributes:
         nodes: numbers of the operations in the task.
         what: operations and devices; links never queue.
-        transfers: mean microseconds to hand over the value of each operation to a different device.
     """
 
     def __init__(self, task: Task) -> None:
@@ -220,7 +219,6 @@ class ComputedOperations:
         number[self.nodes] = np.arange(len(self.nodes))
         edges = number[task.costs.edges]
         unit, groups = np.unique(self._units.of[self.nodes], return_inverse=True)
-        apart = ~np.eye(len(use), dtype=bool)
         self.what = scheduled(
             in_groups(
                 arrays._replace(
@@ -232,8 +230,6 @@ class ComputedOperations:
             ),
             use,
         )  # fmt: skip
-        fixed, per_byte = (arrays.fixed[apart], arrays.per_amount[apart]) if len(use) > 1 else (np.zeros(1),) * 2
-        self.transfers: Float64[np.ndarray, " computed"] = fixed.mean() + per_byte.mean() * arrays.amounts[self.nodes]
 
     def plan(self, home: Int64[np.ndarray, " computed"], order: Int64[np.ndarray, " computed"]) -> Plan | None:
         """Return the plan of the task with this placement and order; None if the rest does not fit the memories."""

@@ -166,11 +166,6 @@ def test_the_previous_segment_is_seen_but_gets_no_gradient() -> None:
     torch.testing.assert_close(layer(changed)[5:], layer(rows)[5:])
 
 
-def test_segments_without_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one row"):
-        RecurrentAttention(8, segment=0)
-
-
 def test_plans_are_legal_and_groups_stay_together(task: Task) -> None:
     inputs, policy = policy_inputs(task), GO(("fusion", "schedule", "placement"), channels=16)
     assert policy.tasks == ("placement", "schedule", "fusion")
@@ -189,19 +184,11 @@ def test_plans_are_legal_and_groups_stay_together(task: Task) -> None:
         assert (np.diff(inputs.upward_rank[by_priority])[same] <= 1e-9).all(), "the longest way first within a level"
 
 
-def test_fusion_needs_a_program() -> None:
-    task = generated_task(0, num_nodes=50)
-    inputs, policy = policy_inputs(task), GO(("placement", "fusion"), channels=16)
-    with pytest.raises(ValueError, match="no program"), torch.no_grad():
-        plans_of(task, inputs, draw(policy(inputs), 1, torch.Generator()))
-
-
 def test_a_plan_becomes_decisions_and_the_same_plan_again() -> None:
     task = generated_task(3, num_nodes=80, num_devices=3)
     inputs = policy_inputs(task)
     drawn = {"placement": torch.randint(3, (1, inputs.num_groups), generator=torch.Generator().manual_seed(0))}
-    plan = plans_of(task, inputs, drawn)[0]
-    again = decisions_of(task, inputs, plan)
+    again = decisions_of(task, inputs, plans_of(task, inputs, drawn)[0])
     assert torch.equal(again["placement"], drawn["placement"])
 
 
@@ -249,6 +236,12 @@ def test_what_cannot_be_decided_is_refused() -> None:
         GO(("placement", "colour"))
     with pytest.raises(ValueError, match="placement must be"):
         GO(("schedule",))
+    with pytest.raises(ValueError, match="at least one row"):
+        RecurrentAttention(8, segment=0)
+    task = generated_task(0, num_nodes=50)
+    inputs, policy = policy_inputs(task), GO(("placement", "fusion"), channels=16)
+    with pytest.raises(ValueError, match="no program"), torch.no_grad():
+        plans_of(task, inputs, draw(policy(inputs), 1, torch.Generator()))
 
 
 class Recorded:
