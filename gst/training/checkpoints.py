@@ -166,7 +166,7 @@ def check_readable(path: str, own: Mapping[str, Any] | None = None) -> None:
         raise ValueError("--ckpt_path best is known while training alone; give the file, such as DIR/best.ckpt")
     if _is_remote(path):
         raise ValueError(f"--ckpt_path {plain(path)} is an address; download it first")
-    if path.partition(":")[0] in ("last", "hpc", "registry"):
+    if path.partition(":")[0] in ("last", "hpc", "registry") and not Path(path).is_file():  # Lightning reads a file
         return
     content = read(Path(path))
     if "state_dict" not in content:

@@ -229,7 +229,7 @@ def _with_config(arguments: list[str]) -> list[str]:
     try:
         check_classes(read_yaml(saved), OF_TRAININGS, saved.parent)
     except ValueError as error:
-        raise ValueError(f"{saved} beside the checkpoint: {error}; read it, then give --config {saved}") from error
+        raise ValueError(f"{saved} beside the checkpoint: {error}; read the file, then give it by --config") from error
     return [arguments[0], f"--config={saved}", *arguments[1:]]
 
 

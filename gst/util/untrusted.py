@@ -197,7 +197,7 @@ def check_classes(settings: Any, trusted: Iterable[str] = (), folder: Path = Pat
 
 
 def _foreign(name: Any) -> ValueError:
-    more = "if it is yours, name it by --config FILE (gst rank: --trust PACKAGE)"
+    more = "if it is yours, give its --config FILE (gst rank: --trust PACKAGE)"
     return ValueError(f"it names {shown(name)}, which is not of this program; {more}")
 
 

@@ -92,7 +92,9 @@ def _cluster_address_here() -> str | None:
 
     if address := os.environ.get("RAY_ADDRESS"):
         if not _is_here(address):
-            raise ValueError(f"RAY_ADDRESS is {plain(address)}, another host; name it by --workers ray://HOST:PORT")
+            raise ValueError(
+                f"RAY_ADDRESS is {plain(address)}, another host; name it by --workers ray://HOST:PORT, or unset it"
+            )
         return address
     with suppress(ValueError):
         if address := read_ray_address():
