@@ -36,7 +36,7 @@ LAYERS = (
 )  # fmt: skip
 """Layers of torch_geometric.nn that any file may name. Others evaluate text that they are given, as its Sequential."""
 OF_TRAININGS = ("torch.optim.", "lightning.pytorch.")
-"""Packages whose classes a configuration of `gst fit` names besides, for `check_classes`."""
+"""Packages of further classes in a configuration of `gst fit`: `trusted` of `check_classes`."""
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 MOST_ENTRIES = 1_000_000  # of a configuration
 FREE_BYTES = 64 << 20  # that any archive may unpack to
@@ -233,6 +233,8 @@ def _names_of_networks(base: type) -> dict[str, bool]:
 def _is_text_file(path: Path) -> bool:
     """True for a file that may be YAML, which the parser would read in place of its name."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return b"\0" not in file.read(4096)
     except (OSError, ValueError):  # ValueError: a NUL in its name
@@ -264,7 +266,7 @@ def check_yaml(path: Path) -> None:
     Raises:
         ValueError: it is missing, too large, or not YAML; the message names the file.
     """
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
