@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from gst.util.process import SIGNALS, Stopped
 from gst.util.progress import notice
-from gst.util.untrusted import DAMAGE, plain
+from gst.util.untrusted import DAMAGE, check_classes, plain
 from gst.util.writing import atomic_path, directory_lock
 
 AT_ONCE = 2  # checkpoints held in memory until they are written: a best one and a last one
@@ -57,7 +57,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint, with memory-mapped rows of a table; see `read` for errors."""
         self._settle(0)
         if _is_remote(path):
-            return super().load_checkpoint(path, map_location, weights_only)
+            return super().load_checkpoint(path, map_location, weights_only=True)
         return copied(read(Path(path), map_location))
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -150,18 +150,54 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     return checkpoint
 
 
-def check_readable(path: str) -> None:
-    """Refuse a checkpoint before anything is started with it, unless it is remote or `last`.
+def check_readable(path: str, own: Mapping[str, Any] | None = None) -> None:
+    """Refuse a checkpoint before anything is started with it, unless it is `last`.
+
+    Args:
+        path: as `--ckpt_path`.
+        own: settings of the model by the configuration, whose classes the checkpoint may name; an unlisted layer of
+            torch_geometric, which may evaluate its text, has to be equal in both.
 
     Raises:
-        FileNotFoundError, ValueError: see `read`; also `best`, which only the process that trained knows.
+        FileNotFoundError, ValueError: see `read`; also an address, a class that is not trusted, and `best`, which only
+            the process that trained knows.
     """
     if path == "best":
         raise ValueError("--ckpt_path best is known while training alone; give the file, such as DIR/best.ckpt")
-    if _is_remote(path) or path.partition(":")[0] in ("last", "hpc", "registry"):
+    if _is_remote(path):
+        raise ValueError(f"--ckpt_path {plain(path)} is an address; download it first")
+    if path.partition(":")[0] in ("last", "hpc", "registry") and not Path(path).is_file():  # Lightning reads a file
         return
-    if "state_dict" not in read(Path(path)):
+    content = read(Path(path))
+    if "state_dict" not in content:
         raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds no weights of a model")
+    names = [each for each in _class_paths(own or {}) if not each.startswith("torch_geometric.")]
+    check_built(path, content, names, own)
+
+
+def check_built(
+    path: Path | str, content: Mapping[str, Any], trusted: Iterable[str], own: Mapping[str, Any] | None = None,
+    replaced: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Raise ValueError if settings of a checkpoint fail `check_classes`, but those equal in `own` and the replaced."""
+    own, settings = own or {}, content.get("hyper_parameters") or {}
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"{path} is not a checkpoint of `gst fit`: its settings are a {type(settings).__name__}")
+    try:
+        built = {key: each for key, each in settings.items() if key not in replaced}
+        check_classes({key: each for key, each in built.items() if key not in own or own[key] != each}, trusted)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _class_paths(settings: Any) -> Iterator[str]:
+    if isinstance(settings, Mapping):
+        if isinstance(named := settings.get("class_path"), str):
+            yield named
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        for each in settings:
+            yield from _class_paths(each)
 
 
 def copied(value: Any, name: str = "") -> Any:

@@ -36,7 +36,7 @@ from gst.training.processes import FullySharded as FullySharded  # --trainer.str
 from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
 from gst.training.record import LogProgress, Recorder, ReportPage, TerminalProgress, checkpoints_of, folder_of_run
 from gst.training.sweeps import FOLDER_OF_TRIAL
-from gst.util.untrusted import check_yaml, read_yaml
+from gst.util.untrusted import OF_TRAININGS, check_classes, check_yaml, read_yaml
 from gst.util.writing import atomic_write
 from partitioners import METHODS as PARTITIONERS
 
@@ -174,9 +174,9 @@ class GstCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        path = self.config[self.config.subcommand].get("ckpt_path")
-        if path:
-            check_readable(str(path))
+        section = self.config[self.config.subcommand]
+        if path := section.get("ckpt_path"):
+            check_readable(str(path), section["model"].as_dict())
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         strategy = self._get(self.config_init, "trainer", default={}).get("strategy")
@@ -226,6 +226,10 @@ def _with_config(arguments: list[str]) -> list[str]:
     saved = checkpoint.resolve().parent.parent / CONFIG if checkpoint.is_file() else None
     if arguments[0] == "fit" or any(_config_files(arguments)) or saved is None or not saved.is_file():
         return arguments
+    try:
+        check_classes(read_yaml(saved), OF_TRAININGS, saved.parent)
+    except ValueError as error:
+        raise ValueError(f"{saved} beside the checkpoint: {error}; read the file, then give it by --config") from error
     return [arguments[0], f"--config={saved}", *arguments[1:]]
 
 

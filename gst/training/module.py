@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +27,7 @@ from gst.data.loader import Reader, Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
+from gst.training.checkpoints import check_built, read
 from gst.training.datamodule import TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
@@ -325,6 +327,23 @@ class SegmentTrainingModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_losses()
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trusted: Sequence[str] = (), **named: Any) -> Any:
+        """Load as Lightning does, a file that builds no other classes than `gst.util.untrusted.check_classes` allows.
+
+        Args:
+            checkpoint_path: file.
+            args, named: as for Lightning; arguments of the module, such as `encoder`, replace those of the file.
+            trusted: as for `check_classes`.
+
+        Raises:
+            ValueError: it is no file, no checkpoint, or names another class; give `encoder` or `trusted` then.
+        """
+        content = read(Path(checkpoint_path))
+        check_built(checkpoint_path, content, trusted, replaced=named)
+        named.pop("weights_only", None)
+        return super().load_from_checkpoint(checkpoint_path, *args, weights_only=True, **named)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the estimator of a checkpoint that is loaded without a trainer (`load_from_checkpoint`)."""

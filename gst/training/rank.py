@@ -16,7 +16,7 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.training.datamodule import SegmentDataModule, check_cuts
 from gst.training.module import SegmentTrainingModule
 from gst.util.progress import Bars
-from gst.util.untrusted import DAMAGE, check_classes, plain, read_tensors
+from gst.util.untrusted import DAMAGE, plain, read_tensors
 
 
 def load(
@@ -24,7 +24,7 @@ def load(
 ) -> tuple[SegmentTrainingModule, Callable[[Graph, int], list[SegmentedGraph]]]:
     """Return the model of a checkpoint in evaluation mode, and the function that cuts a graph as often as asked.
 
-    The checkpoint may name networks of this package, torch, torch_geometric and the `trusted` packages.
+    The checkpoint may name networks of this package, torch, listed layers of torch_geometric and `trusted` packages.
 
     Raises:
         ValueError: it is missing, damaged, or not a checkpoint of `gst fit`.
@@ -33,13 +33,13 @@ def load(
         raise ValueError(f"{checkpoint}: there is no such checkpoint; train one with `gst fit`")
     try:
         content = read_tensors(checkpoint)
-        check_classes(content["hyper_parameters"], [f"{name}." for name in trusted])
         segmentation, derivation = content["segmentation"], content.get(SegmentDataModule.__qualname__)
         model = SegmentTrainingModule.load_from_checkpoint(
-            checkpoint, map_location="cpu", weights_only=True, strict=False
-        )
+            checkpoint, map_location="cpu", weights_only=True, strict=False,
+            trusted=[f"{name.rstrip('.')}." for name in trusted],
+        )  # fmt: skip
     except (*DAMAGE, ArgumentError) as error:
-        raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error)})") from error
+        raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error, 400)})") from error
     if derivation not in (None, {}, {"features": [], "reduction": "none"}):
         raise ValueError(f"{checkpoint} was trained on derived node features, which this version lacks; train it again")
 

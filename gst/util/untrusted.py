@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import pkgutil
 import re
 import reprlib
 import struct
-import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,17 @@ MOST_TIMES_LARGER = 200
 """Bytes that a compressed archive may unpack to, for each of its own. Measured layouts, which compress best, reach 46.
 """
 
-KNOWN = ("gst.", "torch.nn.", "torch_geometric.nn.", "lightning.pytorch.cli.instantiate_module")
-"""Beginnings of the class names that any file may contain."""
+LAYERS = (
+    "APPNP", "ARMAConv", "BatchNorm", "CGConv", "ChebConv", "ClusterGCNConv", "DeepGCNLayer", "EdgeConv",
+    "FiLMConv", "GAT", "GATConv", "GATv2Conv", "GCN", "GCN2Conv", "GCNConv", "GENConv", "GIN", "GINConv",
+    "GINEConv", "GPSConv", "GatedGraphConv", "GeneralConv", "GraphConv", "GraphNorm", "GraphSAGE", "InstanceNorm",
+    "JumpingKnowledge", "LEConv", "LayerNorm", "Linear", "MLP", "NNConv", "PNA", "PNAConv", "PairNorm", "RGCNConv",
+    "ResGatedGraphConv", "SAGEConv", "SGConv", "SuperGATConv", "TAGConv", "TransformerConv",
+)  # fmt: skip
+"""Layers of torch_geometric.nn that any file may name. Others evaluate text that they are given, as its Sequential."""
+OF_TRAININGS = ("torch.optim.", "lightning.pytorch.")
+"""Packages of further classes in a configuration of `gst fit`: `trusted` of `check_classes`."""
+INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 MOST_ENTRIES = 1_000_000  # of a configuration
 FREE_BYTES = 64 << 20  # that any archive may unpack to
 DAMAGE = (
@@ -154,30 +163,97 @@ def check_weights(make: Callable[[], nn.Module], weights: Mapping[str, Any], cou
         raise ValueError(f"it has {held} weights, its settings want {asked}")
 
 
-def check_classes(settings: Any, trusted: Iterable[str] = ()) -> None:
-    """Refuse settings of a file that name another class than those of `KNOWN`, of `trusted`, or of imported networks:
-    building a network of them would run that class.
+def check_classes(settings: Any, trusted: Iterable[str] = (), folder: Path = Path()) -> None:
+    """Refuse settings of a file that name another class than those of gst, `LAYERS`, torch.nn and `trusted`, also
+    within a text: building a network of them would run that class.
 
     Args:
         settings: dictionaries, lists and plain values.
-        trusted: beginnings of the names of further classes, such as `mine.`.
+        trusted: names of further classes, and beginnings of names, which end in a point, such as `mine.`.
+        folder: where relative paths begin.
 
     Raises:
-        ValueError: a class is not trusted.
+        ValueError: a class is not trusted, or a text is an address or a file that would be read for settings.
     """
-    beginnings, waiting = (*KNOWN, *trusted), [settings]
+    trusted, waiting = tuple(trusted), [settings]
+    networks = _names_of_networks(nn.Module)
     for each in waiting:
+        if len(waiting) > MOST_ENTRIES:
+            raise ValueError(f"it holds more than {MOST_ENTRIES} settings")
         if isinstance(each, Mapping):
             waiting += each.values()
+            named = each.get("class_path")
+            if named is not None and not (isinstance(named, str) and _is_known(named, trusted)):
+                raise _foreign(named)
         elif isinstance(each, list | tuple):
             waiting += each
-        elif isinstance(each, str) and _IMPORTABLE.fullmatch(each) and not each.startswith(beginnings):
-            module, _, name = each.rpartition(".")
-            found = getattr(sys.modules.get(module), name, None)
-            if not (isinstance(found, type) and issubclass(found, nn.Module)):
-                raise ValueError(
-                    f"it names {shown(each)}, which is not of this program; --trust its package if it is yours"
-                )
+        elif isinstance(each, str) and not _is_known(each, trusted):
+            if _IMPORTABLE.fullmatch(each) or not networks.get(each, True):
+                raise _foreign(each)
+            if "://" in each or "::" in each or _is_text_file(folder / each):
+                raise ValueError(f"it names {shown(each)}, which would be read for settings")
+            if (inner := _inside(each)) != each:
+                waiting.append(inner)
+
+
+def _foreign(name: Any) -> ValueError:
+    more = "if it is yours, give its --config FILE (gst rank: --trust PACKAGE)"
+    return ValueError(f"it names {shown(name)}, which is not of this program; {more}")
+
+
+def _is_known(name: str, trusted: Sequence[str]) -> bool:
+    given = tuple(each for each in trusted if each.endswith(".") and each not in OF_TRAININGS)
+    if name in (INSTANTIATOR, *trusted) or name.startswith(given):
+        return True
+    last = name.rpartition(".")[2]
+    if name.startswith("torch.nn."):
+        return last in nn.modules.__all__
+    if name.startswith("torch_geometric.nn."):
+        return last in LAYERS
+    package = next((each for each in ("gst.", *OF_TRAININGS) if name.startswith(each)), "")
+    if package != "gst." and package not in trusted:
+        return False
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return isinstance(found, type) and f"{found.__module__}.".startswith(package)  # of it, not what it imports
+
+
+def _names_of_networks(base: type) -> dict[str, bool]:
+    """Return the names of imported subclasses, and whether each may be built: the parser needs no module of them."""
+    names, waiting = dict[str, bool](), [base]
+    for each in waiting:
+        waiting += each.__subclasses__()
+        known = _is_known(f"{each.__module__}.{each.__qualname__}", ())
+        names[each.__name__] = names.get(each.__name__, True) and known
+    return names
+
+
+def _is_text_file(path: Path) -> bool:
+    """True for a file that may be YAML, which the parser would read in place of its name."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return b"\0" not in file.read(4096)
+    except (OSError, ValueError):  # ValueError: a NUL in its name
+        return False
+
+
+def _inside(text: str) -> Any:
+    """Return the settings that the parser would find in a text: those of JSON or YAML, else the text."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            return yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError):
+            return text
+        except RecursionError:
+            raise ValueError("a text in it is nested too deeply") from None
 
 
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}")
@@ -190,7 +266,7 @@ def check_yaml(path: Path) -> None:
     Raises:
         ValueError: it is missing, too large, or not YAML; the message names the file.
     """
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")

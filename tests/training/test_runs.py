@@ -14,6 +14,7 @@ import pytest
 from made_targets import SMALL, small
 
 from gst.cli import main
+from gst.training.cli import _with_config
 from tests.choices import rest_in_e2e
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +34,18 @@ def test_an_evaluation_takes_the_configuration_of_the_run_and_leaves_it() -> Non
     saved = Path("run/config.yaml").read_bytes()
     Path("small.yaml").unlink()
     checkpoint = "--ckpt_path=run/checkpoints/best.ckpt"
+    assert main(["test", checkpoint]) == 2, "a class of ours is built only where the configuration is named"
+    text = saved.decode().replace("made_targets.MadeTargets", "gst.data.SyntheticPrograms")
+    Path("run/config.yaml").write_text(text)
+    assert _with_config(["test", checkpoint]) == ["test", f"--config={Path('run/config.yaml').resolve()}", checkpoint]
+    Path("run/config.yaml").write_bytes(saved)
+    named = "--config=run/config.yaml"
     for verb in ("validate", "test"):
-        assert main([verb, checkpoint, "--json", f"{verb}.json"]) == 0
+        assert main([verb, named, checkpoint, "--json", f"{verb}.json"]) == 0
         assert (
             f"{verb[:4].replace('vali', 'val')}/median_error" in json.loads(Path(f"{verb}.json").read_text())["metrics"]
         )
-    assert main(["predict", "--ckpt_path", "run/checkpoints/best.ckpt", "--predictions.path=p.csv"]) == 0
+    assert main(["predict", named, checkpoint, "--predictions.path=p.csv"]) == 0
     assert Path("run/config.yaml").read_bytes() == saved
     assert len(Path("p.csv").read_text().splitlines()) == 1 + 2 * 2  # two configurations of two graphs
 

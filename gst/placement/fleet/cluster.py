@@ -72,11 +72,8 @@ def _connect(address: str) -> None:
         if address_here is None:
             _start_cluster_here(quiet)
             return
-        if not address_here.startswith(CLIENT):  # this host is part of the cluster
-            ray.init(address_here, **quiet)
-            return
         address = address_here
-    if _ip_address(address) not in ("127.0.0.1", "::1") and "RAY_AUTH_MODE" not in os.environ:
+    if not _is_here(address) and os.environ.get("RAY_AUTH_MODE", "disabled") == "disabled":
         raise ValueError(
             f"{address} would be joined without authentication; export RAY_AUTH_MODE=token here and on all hosts, see "
             "docs/fleet.md"
@@ -89,23 +86,26 @@ def _cluster_address_here() -> str | None:
     from ray._private.utils import read_ray_address
 
     if address := os.environ.get("RAY_ADDRESS"):
-        _ip_address(address)
+        if not _is_here(address):
+            raise ValueError(
+                f"RAY_ADDRESS is {plain(address)}, another host; name it by --workers ray://HOST:PORT, or unset it"
+            )
         return address
     with suppress(ValueError):
         if address := read_ray_address():
-            _ip_address(address)
+            _is_here(address)  # it answers
             return str(address)
     return None
 
 
-def _ip_address(address: str) -> str:
-    """Return the IP address of the host that answers at an address; raise ValueError without one."""
+def _is_here(address: str) -> bool:
+    """True if this host answers at an address; ValueError if none does."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"workers {address!r}: want ray://HOST:PORT, such as ray://127.0.0.1:10001")
     try:
         with socket.create_connection((host, int(port)), CONNECT_S) as connection:
-            return str(connection.getpeername()[0])
+            return bool(connection.getpeername()[0] == connection.getsockname()[0])
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"no cluster answers at {address} ({error}); start one there by ray start --head, see docs/fleet.md"
