@@ -56,15 +56,49 @@ def _prefetch(context: Any, rows: Any, row: Any, word: Any) -> Any:
         byte, integer = ir.PointerType(ir.IntType(8)), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, integer, integer, integer])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        kinds = signature.args
-        array = target.make_array(kinds[0])(target, builder, values[0])
-        where = [target.cast(builder, values[axis], kinds[axis], types.int64) for axis in (1, 2)]
-        place = cgutils.get_item_pointer(target, builder, kinds[0], array, where, wraparound=False)
-        address = builder.bitcast(place, byte)
+        address = builder.bitcast(_address(target, builder, signature.args, values), byte)
         builder.call(function, [address, integer(0), integer(2), integer(1)])  # to read, second level, data
         return target.get_dummy_value()
 
     return types.void(rows, row, word), generate
+
+
+@intrinsic
+@no_type_check
+def _stream_line(context: Any, source: Any, source_row: Any, word: Any, sink: Any, sink_row: Any) -> Any:
+    """Copy the line at `source[source_row, word]` to `sink[sink_row, word]`, aligned, past the caches."""
+
+    @no_type_check
+    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        line, kinds = ir.PointerType(ir.VectorType(ir.IntType(64), LINE // 8)), signature.args
+        loaded = builder.load(builder.bitcast(_address(target, builder, kinds[:3], values[:3]), line), align=8)
+        place = _address(target, builder, (kinds[3], kinds[4], kinds[2]), (values[3], values[4], values[2]))
+        store = builder.store(loaded, builder.bitcast(place, line), align=LINE)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return target.get_dummy_value()
+
+    return types.void(source, source_row, word, sink, sink_row), generate
+
+
+@intrinsic
+@no_type_check
+def _fence(context: Any) -> Any:
+    """Let other threads see what was streamed before anything that follows."""
+
+    @no_type_check
+    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.fence("seq_cst")
+        return target.get_dummy_value()
+
+    return types.void(), generate
+
+
+@no_type_check
+def _address(target: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    """Of `values[0][values[1], values[2]]`."""
+    array = target.make_array(kinds[0])(target, builder, values[0])
+    where = [target.cast(builder, values[axis], kinds[axis], types.int64) for axis in (1, 2)]
+    return cgutils.get_item_pointer(target, builder, kinds[0], array, where, wraparound=False)
 
 
 @compiled
@@ -87,6 +121,21 @@ def gather(rows, slots, out):
 
 @compiled
 @no_type_check
+def gather_streaming(rows, slots, out):
+    """Gather rows of whole lines into an aligned `out` larger than the caches: past them it is not read first."""
+    words, per_line = rows.shape[1], LINE // rows.itemsize
+    for i in range(len(slots)):
+        later = slots[min(i + AHEAD, len(slots) - 1)]
+        for word in range(0, words, per_line):
+            _prefetch(rows, later, word)
+        slot = slots[i]
+        for word in range(0, words, per_line):
+            _stream_line(rows, slot, word, out, i)
+    _fence()
+
+
+@compiled
+@no_type_check
 def scatter(rows, slots, given):
     """rows[slots[i]] = given[i]."""
     words, per_line = rows.shape[1], LINE // rows.itemsize
@@ -97,6 +146,18 @@ def scatter(rows, slots, given):
         slot = slots[i]
         for word in range(words):
             rows[slot, word] = given[i, word]
+
+
+@compiled
+@no_type_check
+def scatter_streaming(rows, slots, given):
+    """`scatter` of rows of whole lines, which need not be read before they are overwritten."""
+    words, per_line = rows.shape[1], LINE // rows.itemsize
+    for i in range(len(slots)):
+        slot = slots[i]
+        for word in range(0, words, per_line):
+            _stream_line(given, i, word, rows, slot)
+    _fence()
 
 
 # Places ------------------------------------------------------------------------------------------------------------
@@ -157,6 +218,7 @@ class MappedFile:
 
 Tier = Literal["device", "pinned", "disk"]
 
+STREAMED_BYTES = 8 << 20  # from here on it pays, even for whoever reads the result next
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -210,6 +272,7 @@ class HostRows:
     def __init__(self, channels: int, dtype: torch.dtype, device: torch.device, grow_rows: Grow) -> None:
         row_bytes = channels * dtype.itemsize
         self._word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
+        self._in_lines = row_bytes % LINE == 0
         self._device, self._grow_rows = device, grow_rows
         self._keep(grow_rows(torch.zeros(1, channels, dtype=dtype), 1))
 
@@ -217,7 +280,9 @@ class HostRows:
         """Copies of the rows, on the table's device: in `out` if it is not None."""
         direct = out is not None and self._reachable(out)
         host = out if out is not None and direct else self._staging(len(slots))
-        gather(self._words, slots, host.view(self._word).numpy())
+        streams = self._in_lines and host.nbytes >= STREAMED_BYTES and host.data_ptr() % LINE == 0
+        copy_rows = gather_streaming if streams else gather
+        copy_rows(self._words, slots, host.view(self._word).numpy())
         if direct:
             return host
         return host.to(self._device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
@@ -228,7 +293,9 @@ class HostRows:
 
     def scatter(self, slots: Int32[np.ndarray, " slots"], rows: Float[Tensor, "slots channels"]) -> None:
         """Overwrite distinct rows with `rows`, of any dtype and device."""
-        scatter(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
+        streams = self._in_lines and self.rows.data_ptr() % LINE == 0
+        copy_rows = scatter_streaming if streams else scatter
+        copy_rows(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
 
     @torch.inference_mode(False)
     def grow(self, num_rows: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from embedding_cache import EmbeddingTable
+from embedding_cache import EmbeddingTable, storage
 from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, ordinary
 
 HOST, DIRECTORY = torch.device("cpu"), Path(tempfile.gettempdir())
@@ -58,18 +58,28 @@ def test_what_is_scattered_is_gathered(kind: str, data: st.DataObject) -> None:
     channels, num_rows = data.draw(st.sampled_from([1, 2, 3, 5, 8, 16, 32, 64, 128])), data.draw(st.integers(1, 40))
     rows, twin = rows_of(kind, channels, dtype), torch.zeros(num_rows, channels, dtype=dtype)
     rows.grow(num_rows)
-    for seed in range(3):
-        slots = data.draw(st.lists(st.integers(1, num_rows - 1), unique=True) if num_rows > 1 else st.just([]))
-        values = numbers((len(slots), channels), seed).to(dtype)
-        rows.scatter(np.array(slots, np.int32), laid(values, data.draw(LAYOUTS)))
-        for slot, value in zip(slots, values, strict=True):
-            twin[slot] = value
-        known = [0, *slots]
-        asked = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=50))
-        out = laid(torch.empty(len(asked), channels, dtype=dtype), data.draw(LAYOUTS))
-        expected = torch.stack([twin[slot] for slot in asked])
-        for got in (rows.gather(np.array(asked, np.int32)), rows.gather(np.array(asked, np.int32), out), out):
-            assert got.dtype == dtype and torch.equal(got.double(), expected.double())
+    with streaming_from(data.draw(st.sampled_from([0, storage.STREAMED_BYTES]))):
+        for seed in range(3):
+            slots = data.draw(st.lists(st.integers(1, num_rows - 1), unique=True) if num_rows > 1 else st.just([]))
+            values = numbers((len(slots), channels), seed).to(dtype)
+            rows.scatter(np.array(slots, np.int32), laid(values, data.draw(LAYOUTS)))
+            for slot, value in zip(slots, values, strict=True):
+                twin[slot] = value
+            known = [0, *slots]
+            asked = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=50))
+            out = laid(torch.empty(len(asked), channels, dtype=dtype), data.draw(LAYOUTS))
+            expected = torch.stack([twin[slot] for slot in asked])
+            for got in (rows.gather(np.array(asked, np.int32)), rows.gather(np.array(asked, np.int32), out), out):
+                assert got.dtype == dtype and torch.equal(got.double(), expected.double())
+
+
+@contextmanager
+def streaming_from(num_bytes: int) -> Iterator[None]:
+    before, storage.STREAMED_BYTES = storage.STREAMED_BYTES, num_bytes
+    try:
+        yield
+    finally:
+        storage.STREAMED_BYTES = before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,6 +107,16 @@ def test_rows_of_inference_mode_are_written_and_used_outside_it(kind: str) -> No
         weight = torch.ones(2, requires_grad=True)
         (rows.gather(np.array([1, 2], np.int32)) @ weight).sum().backward()
         assert weight.grad is not None and weight.grad.tolist() == [4, 4]
+
+
+def test_streaming_writes_the_same_and_nothing_else() -> None:
+    table, slots = numbers((50, 32), 0), np.random.default_rng(0).permutation(50)[:30].astype(np.int32)
+    words, out, scattered = table.view(torch.int64).numpy(), torch.zeros(32, 32), torch.zeros(50, 32)
+    storage.gather_streaming(words, slots, out.view(torch.int64).numpy()[:30])
+    assert torch.equal(out[:30], table[slots]) and not out[30:].any()
+    storage.scatter_streaming(scattered.view(torch.int64).numpy(), slots, out.view(torch.int64).numpy()[:30])
+    untouched = np.setdiff1d(np.arange(50), slots)
+    assert torch.equal(scattered[slots], table[slots]) and not scattered[untouched].any()
 
 
 def test_a_file_takes_no_name_and_goes_with_its_table(tmp_path: Path) -> None:
