@@ -38,7 +38,6 @@ import gst.placement.api.command
 import gst.placement.api.measuring
 import gst.training.cli  # noqa: F401 (they are loaded before the first fork)
 from experiments.bench.chaos_commands import Command, every_command, lost, rows, unreadable
-from experiments.bench.gpu.process import session_of
 from gst.cli import main as run_command
 from gst.util.untrusted import read_object
 from gst.util.writing import write_json
@@ -75,17 +74,30 @@ def ended(process: BaseProcess, limit_s: float) -> int | None:
 def kill(process: BaseProcess, group: bool) -> int:
     """Send SIGKILL to the whole session, or to its leader alone; return the number of its surviving processes."""
     assert process.pid is not None
-    targets = {*session_of(process.pid), process.pid} if group else {process.pid}
+    targets = [*members(process.pid), process.pid] if group else [process.pid]
     for pid in targets:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.join()
     deadline = time.monotonic() + ALONE_S
-    while (left := session_of(process.pid)) and time.monotonic() < deadline:
+    while (left := members(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return len(left)
+
+
+def members(session: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _parent, _group, its_session = path.read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_session) == session and state != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
 def moment(generator: np.random.Generator, undisturbed_s: float) -> float:

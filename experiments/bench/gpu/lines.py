@@ -12,8 +12,8 @@ def line(name: str, row: Row) -> str:
     """Return `passed` or `failed` with the reason, then all figures and the times of all variants.
 
     Examples:
-        >>> line("gpt", {"wrong": "", "speedup": 2.0, "ways": {"plan": {"median_ms": 1.5, "reason": ""}}})
-        'gpt              passed; speedup 2, plan 1.5 ms'
+        >>> line("capped", {"wrong": "", "speedup": 2.0, "ways": {"plan": {"median_ms": 1.5, "reason": ""}}})
+        'capped           passed; speedup 2, plan 1.5 ms'
         >>> line("gpt", {"failed": "out of memory"})
         'gpt              failed: out of memory'
     """

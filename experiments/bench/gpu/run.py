@@ -1,6 +1,6 @@
 """An accelerator, most important first: tests that all else rests on, kernels of training steps on streams compared
-with torch.compile, GST's training step, the tiers of its table, `gst place` of inception, then all other tests, jobs of
-GST and workloads by streams, and last `max-autotune`.
+with torch.compile, GST's training step, the tiers of its table, `gst place` of inception, a model in half of its
+memory, then all other tests, jobs of GST and workloads by streams, and last `max-autotune`.
 
     python -m experiments.bench gpu --json experiments/results/gpu/h100.json
     python -m experiments.bench gpu --total-limit 540 --json gpu.json --resume
@@ -36,7 +36,10 @@ from gst.util.writing import write_json
 LATE_MODE = "max-autotune"  # of torch.compile; it takes minutes
 LEAST_S, LEAST_LATE_S = 10.0, 60.0  # in which nothing could be measured, and nothing compiled in the late mode
 FLOOR_S = 30.0  # that each row may take, if there is time: a process needs some for its imports
+ALONE = ("place", "capped")  # parts of the result that are one row
 PASSED = (0, 5)  # exit statuses of pytest: all passed, or there were none
+CAPPED = {"blocks": 16, "width": 4096, "batch": 64, "repetitions": 5}
+"""Of the model in half of its memory: 1 GiB of weights."""
 PLACED = {"program": "inception"}
 LARGE = "gpt:layers=12,width=768,heads=12,length=256"
 """A model of GPT-2's size."""
@@ -52,7 +55,7 @@ class Job(NamedTuple):
     """One row.
 
     Args:
-        part: of the result in which it is: tests, kernels, gst, workloads, place or compiled.
+        part: of the result in which it is: tests, kernels, gst, workloads, place, capped or compiled.
         name: of the row.
         share: of the time of all together that it may take at most.
     """
@@ -70,6 +73,7 @@ JOBS = (
     Job("gst", "table", 0.06),
     Job("place", "place", 0.13),
     Job("gst", "score", 0.08),
+    Job("capped", "capped", 0.08),
     Job("tests", "more tests", 0.14),
     Job("gst", "recorded", 0.06),
     *(Job("kernels", name, 0.1) for name in WORKLOADS if name not in ("inception", "gpt", "rnnlm", "moe")),
@@ -80,7 +84,7 @@ JOBS = (
 
 
 HELP = {
-    "programs": "workloads, step, recorded, table, score, place, separated by commas (default: all of them)",
+    "programs": "workloads, step, recorded, table, score, place, capped, separated by commas (default: all of them)",
     "lanes": "numbers of streams of the accelerator",
     "modes": "of torch.compile; max-autotune at the end of all, if there is time; '' = not compiled",
     "plans": "simulated and measured, too, as far as time goes", "without_tests": "leave out the tests marked gpu",
@@ -119,7 +123,7 @@ def run(
     early = [each for each in modes if each != LATE_MODE]
     settings = {"repetitions": repetitions, "lanes": list(lanes), "modes": early, "plans": plans}
     result |= {"accelerator_record": accelerator_record(device), "settings": settings}
-    result |= {"tests": {"outcomes": {}}, "gst": {}, "place": None}
+    result |= {"tests": {"outcomes": {}}, "gst": {}, "place": None, "capped": None}
     result |= {"kernels": {}, "workloads": {}, "compiled": {}}
     if resume and json is not None and json.exists():
         result |= _before(json, result)
@@ -161,7 +165,7 @@ def _jobs(names: Sequence[str] | None, has_tests: bool, is_late: bool) -> Iterat
 
 def _is_done(job: Job, result: Mapping[str, Any]) -> bool:
     there = result[job.part]
-    return there is not None if job.part == "place" else job.name in there
+    return there is not None if job.part in ALONE else job.name in there
 
 
 def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> str:
@@ -172,8 +176,8 @@ def _do(job: Job, result: dict[str, Any], limit_s: float, path: Path | None) -> 
         return _test(job.name, result["tests"], limit_s, log)
     module, arguments = _child_of(job, result["settings"], limit_s, path)
     row = _row(module, arguments, limit_s, log)
-    if job.part == "place":
-        result["place"] = row
+    if job.part in ALONE:
+        result[job.part] = row
     else:
         result[job.part][job.name] = row
     return lines.line(job.name, row)
@@ -188,6 +192,8 @@ def _child_of(job: Job, settings: Mapping[str, Any], limit_s: float, path: Path 
         return "kernels", [job.name, dumps({"seconds": limit_s, "plans": PLANS, "steps": STEPS, "folder": folder})]
     if job.part == "place":
         return "place", [dumps(PLACED | {"seconds": round(limit_s * PLACED_SHARE)})]
+    if job.part == "capped":
+        return "capped", [dumps(CAPPED)]
     late = {"lanes": [], "plans": 0, "modes": [LATE_MODE]} if job.part == "compiled" else {}
     return "child", [job.name, dumps({**settings, "seconds": limit_s, **late})]
 
@@ -215,12 +221,12 @@ def _before(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{path} is of other settings or another machine; leave --resume away")
     parts = ("kernels", "gst", "workloads", "compiled")
     rows = {part: {name: row for name, row in before[part].items() if _is_whole(row)} for part in parts}
-    place = before["place"] if before["place"] and _is_whole(before["place"]) else None
+    alone = {part: before[part] for part in ALONE if before[part] and _is_whole(before[part])}
     tests = {name: row for name, row in before["tests"].items() if row.get("status") in PASSED}
     tests["outcomes"] = {
         test: each for test, each in before["tests"]["outcomes"].items() if each["outcome"] in ("passed", "skipped")
     }
-    return rows | {"place": place, "tests": tests}
+    return rows | alone | {"tests": tests}
 
 
 def _is_whole(row: Mapping[str, Any]) -> bool:

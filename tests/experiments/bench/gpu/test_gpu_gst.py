@@ -25,7 +25,7 @@ import sys
 sys.modules.update(dict.fromkeys({HIDDEN}))
 import importlib
 import torch
-for name in ("run", "gst_jobs", "child", "place", "proofs"):
+for name in ("run", "gst_jobs", "child", "capped", "place", "proofs"):
     importlib.import_module("experiments.bench.gpu." + name)
 from experiments.bench.gpu.gst_jobs import reports
 cpu = torch.device("cpu")

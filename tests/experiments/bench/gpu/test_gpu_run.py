@@ -54,13 +54,13 @@ def test_the_most_important_rows_come_first(
     with_rows(row)
     path = tmp_path / "gpu.json"
     assert main(["gpu", "--without-tests", "--json", str(path), "--total-limit", "1200", "--time-limit", "150"]) == 0
-    names = [name for module, name, *_ in asked if module != "place"]
+    names = [name for module, name, *_ in asked if module not in ("place", "capped")]
     assert names[:5] == ["rnnlm", "gpt", "moe", "inception", gpu.LARGE]
     assert names[5:9] == ["step", "table", "score", "recorded"]
-    assert [module for module, *_ in asked[7:9]] == ["place", "gst_jobs"]
+    assert [module for module, *_ in asked[7:10]] == ["place", "gst_jobs", "capped"]
     assert asked[0][3] == {"seconds": 120.0, "plans": 200, "steps": 200, "folder": str(tmp_path)}
     assert asked[7][3]["seconds"] == 90  # of the 150 s of `place`
-    assert asked[8][2] == pytest.approx(0.08 * 1200) and asked[5][2] == pytest.approx(0.12 * 1200)
+    assert asked[9][2] == pytest.approx(0.08 * 1200) and asked[5][2] == pytest.approx(0.12 * 1200)
     skipped = json.loads(path.read_text())["skipped"]
     assert len(asked) == 19 and len(skipped) == len(gpu.JOBS) - 2 - 19 + len(WORKLOADS)
     assert all(each.endswith("no time left of 1200 s") for each in skipped)
@@ -111,7 +111,7 @@ def test_tests_that_passed_do_not_run_again(
 
     monkeypatch.setattr(pytest_runs, "gpu_tests", tests)
     with_rows(lambda *arguments: {"failed": "no GPU"})
-    command = ["gpu", "--programs", "place", "--modes", "", "--json", str(tmp_path / "gpu.json")]
+    command = ["gpu", "--programs", "capped", "--modes", "", "--json", str(tmp_path / "gpu.json")]
     assert main(command) == 0 and asked == [[], ["a", "b"]]
     outcomes = json.loads((tmp_path / "gpu.json").read_text())["tests"]["outcomes"]
     assert [each["outcome"] for each in outcomes.values()] == ["passed", "failed", "unfinished"]

@@ -1,0 +1,61 @@
+"""A model in half of the memory that it takes, where memory of the CPU stands for that of an accelerator."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.bench.gpu import capped, lines
+from gst.machine.devices import Device
+from gst.programs import capture_module
+
+CPU = torch.device("cpu")
+
+
+def test_a_plan_keeps_half_of_the_memory_beside_accelerate() -> None:
+    pytest.importorskip("accelerate", reason="needs the extra 'models'")
+    before, row = capped.reports({"blocks": 6, "width": 32, "batch": 4, "repetitions": 2}, CPU)
+    assert list(before["ways"]) == ["plan over both"] and before["plan_bytes"] == row["plan_bytes"]
+    assert 0 < row["plan_bytes"] <= row["limit_bytes"] == row["whole_bytes"] // 2
+    ways = row["ways"]
+    assert ways["plan over both"]["median_ms"] > 0 and ways["Accelerate, offload"]["median_ms"] > 0
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="needs the extra 'models'")
+    model, x = capped.model_of(4, 16), torch.ones(2, 16)
+    want, size = model(x), sum(each.nbytes for each in model.parameters())
+    run = capped.offloaded(model, (x,), torch.device("cpu"), size // 2, tmp_path)
+    assert any(each.is_meta for each in model.parameters()) and list(tmp_path.iterdir())  # some are on disk
+    assert torch.equal(run()[0], want)
+
+
+def test_without_accelerate_the_plan_alone_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capped, "find_spec", lambda name: None)
+    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
+    ways = row["ways"]
+    assert ways["Accelerate, offload"] == {"median_ms": None, "reason": f"ValueError: {capped.WITHOUT_ACCELERATE}"}
+    assert ways["plan over both"]["median_ms"] > 0
+
+
+def test_a_limit_into_which_nothing_fits_is_refused() -> None:
+    program = capture_module(capped.model_of(2, 16), (torch.ones(2, 16),))
+    devices = [Device(name, "cpu", (), 1, name, "test") for name in ("first", "second")]
+    with pytest.raises(ValueError, match=r"^no operation fits into 8 bytes of first$"):
+        capped.capped_plan(program, devices, 8)
+
+
+def test_what_accelerate_raises_leaves_the_plan_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> object:
+        raise RuntimeError("no room for the hooks\nmore words")
+
+    monkeypatch.setattr(capped, "offloaded", fails)
+    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
+    assert row["ways"][capped.OFFLOAD] == {"median_ms": None, "reason": "RuntimeError: no room for the hooks"}
+    monkeypatch.setattr(capped, "offloaded", lambda *arguments: fails)  # in its first run
+    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
+    assert row["ways"]["plan over both"]["median_ms"] > 0 and row["ways"][capped.OFFLOAD]["reason"]
+    late = lines.line("capped", row | {"unfinished": "no end within 30 s"})
+    assert late.endswith("; stopped before the rest: no end within 30 s")
