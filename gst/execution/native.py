@@ -137,8 +137,9 @@ class NativeExecutor:
         """Timeline of the last run. Operations that ran as one have the times and bytes of that one."""
         assert self._last is not None, "nothing has run"
         ran, node_of = self._machine, self._last.node_of
-        columns = (np.array(each)[node_of] for each in (ran.begins(), ran.ends(), ran.live(), ran.within()))
-        return Timeline(self._last.home, *columns, peak_bytes=ran.peak())
+        of_runs = ran.begins(), ran.ends(), ran.live(), ran.within()
+        begin, end, live, own = (np.array(each)[node_of] for each in of_runs)
+        return Timeline(self._last.home, begin, end, live, own, ran.peak())
 
 
 def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:

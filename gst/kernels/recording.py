@@ -69,7 +69,7 @@ def kernel_program(
 
 
 def recorded_calls(compiled: Any, inputs: Sequence[Tensor]) -> KernelProgram:
-    """Record the kernel calls of Inductor's `CompiledFxGraph`, in a run on inputs that it may write to.
+    """Record the kernel calls of Inductor's `CompiledFxGraph`, in a run that may write to its inputs.
 
     Raises:
         NotUnderstoodError: a call cannot be moved to another stream safely.
@@ -235,7 +235,9 @@ def _generated(source: str) -> dict[str, tuple[str, list[str]]]:
         if not isinstance(function, ast.Attribute) or not isinstance(target, ast.Name):
             continue
         if isinstance(function.value, ast.Name) and function.value.id == "async_compile":
-            types = next((ast.literal_eval(each) for each in line.value.args if isinstance(each, ast.List)), [])
+            types: list[str] = next(
+                (ast.literal_eval(each) for each in line.value.args if isinstance(each, ast.List)), []
+            )
             kernels[target.id] = function.attr, types
     return kernels
 

@@ -62,7 +62,7 @@ def in_place(module: fx.GraphModule, program: Program, pairs: Sequence[tuple[int
     """
     graph, output = module.graph, module.graph.output_node()
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    values = output.args[0]
+    values: Any = output.args[0]
     held, clone, copy = _in_inputs(program), torch.ops.aten.clone.default, torch.ops.aten.copy_.default
     with graph.inserting_before(output):
         renewed = []

@@ -11,7 +11,7 @@ import sys
 import gst
 from gst.cli import main
 
-for words in ("--help", "demo --help", "prepare --help", "rank --help", "place --help"):
+for words in ("--help", "demo --help", "rank --help", "place --help"):
     try:
         main(words.split())
     except SystemExit:
@@ -34,7 +34,7 @@ print(*sys.modules, file=sys.stderr)
 
 def test_a_start_imports_what_it_uses() -> None:
     child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert child.stdout.count("usage: gst") == 5 and child.stdout.count("examples:") == 4
+    assert child.stdout.count("usage: gst") == 4 and child.stdout.count("examples:") == 3
     package, library, fit = (set(line.split()) for line in child.stderr.splitlines()[-3:])
     assert not package & {"lightning", "wandb", "numba", "scipy", "torch"}
     assert not library & {"lightning", "wandb", "torchmetrics", "scipy.signal", "jsonargparse", "matplotlib"}

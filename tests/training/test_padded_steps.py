@@ -20,13 +20,14 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from gst.cost.losses import LOSSES
 from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 from gst.method.fixed_batch import Sizes
 from gst.method.recorded import Recorded
 from gst.nn import SAGE, Head, bounds, plans
-from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, module, recorded_step
+from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, recorded_step
 from gst.training.recorded_step import ACCUMULATES, PaddedSteps
 from tests.method.host_waits import TakesSegments
 
@@ -341,7 +342,7 @@ def test_a_training_that_changes_on_its_way_goes_on(
 def test_targets_without_logarithm_are_refused_on_the_host(
     record_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(module.LOSSES, "log_runtime", module.LOSSES["squared_error"])
+    monkeypatch.setitem(LOSSES, "log_runtime", LOSSES["squared_error"])
     monkeypatch.setattr(Programs, "shift", -1e9)
     with pytest.raises(ValueError, match="log_runtime needs positive targets"):
         fit(tmp_path, record_step, "difference")
