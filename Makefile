@@ -24,13 +24,13 @@ demo: $(STAMPS)/base            ## set up, then show training, ranking and place
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (five minutes on two quiet cores)
-	.ci/cpu_seconds 480 "make test" $(PYTEST) -m "not e2e" --ignore=tests/experiments --ignore=tests/reproductions
+	.ci/cpu_seconds 480 900 "make test" $(PYTEST) -m "not e2e and not slow" --ignore=tests/experiments --ignore=tests/reproductions
 
 studies: $(STAMPS)/dev          ## tests of benchmarks and reproductions, in experiments/
-	$(PYTEST) -m "not e2e" tests/experiments tests/reproductions
+	$(PYTEST) -m "not e2e and not slow" tests/experiments tests/reproductions
 
-e2e: $(STAMPS)/dev              ## commands end to end, in processes of their own: kills, browser, fleets, code of README and docs
-	$(PYTEST) -m e2e
+e2e: $(STAMPS)/dev              ## slow tests, and commands end to end in processes of their own: kills, browser, fleets, code of README and docs
+	$(PYTEST) -m "e2e or slow"
 
 versions:                       ## quick tests on the oldest and the newest Python and PyTorch, in environments of ~/.cache/gst-versions
 	.ci/versions

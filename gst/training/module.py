@@ -342,7 +342,8 @@ class SegmentTrainingModule(L.LightningModule):
         """
         content = read(Path(checkpoint_path))
         check_built(checkpoint_path, content, trusted, replaced=named)
-        return super().load_from_checkpoint(checkpoint_path, *args, **named | {"weights_only": True})
+        named.pop("weights_only", None)
+        return super().load_from_checkpoint(checkpoint_path, *args, weights_only=True, **named)  # type: ignore[misc]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the estimator of a checkpoint that is loaded without a trainer (`load_from_checkpoint`)."""
