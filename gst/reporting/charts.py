@@ -35,7 +35,7 @@ MOST_MARKED = 40  # epochs; lines of more have no marks
 EPOCH_COLOURS = ("c0", "c5", "c2", "c3")
 CURVE_COLOURS = ("c0", "c1", "c2", "c3", "c5", "ink", "c4")
 STAIRS_HEIGHT = 372
-CURVES_END = WIDTH - 102  # where curves end and their names begin
+CURVES_END = WIDTH - 118  # where curves end and their names begin
 TOP = 1.6  # times the least time; greater times are drawn at the upper edge, so that ends stay distinct
 GAP = 15  # between two names, in pixels
 
