@@ -18,19 +18,22 @@ STAMPS := $(VENV)/stamps
 PYTEST := env OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test studies e2e versions lint audit results package docs sbom chaos fuzz bench gpu sparse clean
+.PHONY: demo test studies e2e rest versions lint audit results package docs sbom chaos fuzz bench gpu sparse clean
 
 demo: $(STAMPS)/base            ## set up, then show training, ranking and placement in three minutes: runs/demo/report.html
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (five minutes on two quiet cores)
-	.ci/cpu_seconds 480 900 "make test" $(PYTEST) -m "not e2e and not slow" --ignore=tests/experiments --ignore=tests/reproductions
+	.ci/cpu_seconds 480 900 "make test" $(PYTEST) -m "not e2e and not slow and not rest" --ignore=tests/experiments --ignore=tests/reproductions
 
 studies: $(STAMPS)/dev          ## tests of benchmarks and reproductions, in experiments/
-	$(PYTEST) -m "not e2e and not slow" tests/experiments tests/reproductions
+	$(PYTEST) -m "not e2e and not slow and not rest" tests/experiments tests/reproductions
 
 e2e: $(STAMPS)/dev              ## slow tests, and commands end to end in processes of their own: kills, browser, fleets, code of README and docs
-	$(PYTEST) -m "e2e or slow"
+	$(PYTEST) -m "(e2e or slow) and not rest"
+
+rest: $(STAMPS)/dev             ## the rest of long lists of parameters, of which the other three take a few (an hour)
+	$(PYTEST) -m rest
 
 versions:                       ## quick tests on the oldest and the newest Python and PyTorch, in environments of ~/.cache/gst-versions
 	.ci/versions

@@ -1,4 +1,4 @@
-"""Parameters of tests: a few run in `make test`, all of them in `make e2e`."""
+"""Parameters of tests: a few run in `make test`, all of them in `make rest`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 
-def rest_in_e2e(values: Iterable[Any], usual: Collection[Any]) -> list[Any]:
-    """Return the values as parameters, a tuple as several; those that are not `usual` have the marker `e2e`."""
+def with_rest(values: Iterable[Any], usual: Collection[Any]) -> list[Any]:
+    """Return the values as parameters, a tuple as several; those that are not `usual` have the marker `rest`."""
     return [
-        each if each in usual else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.e2e)
+        each if each in usual else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.rest)
         for each in values
     ]

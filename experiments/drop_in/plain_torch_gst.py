@@ -24,7 +24,7 @@ class Network(torch.nn.Module):
 
 
 def batches(graphs: list[Example]) -> DataLoader:
-    graphs = [gst.Graph(g.x.numpy(), g.edge_index.numpy(), targets=g.y.numpy()[None]) for g in graphs]
+    graphs = [gst.Graph(g.x.numpy(), g.edge_index.numpy(), targets=g.y.double().numpy()[None]) for g in graphs]
     graphs = [gst.segment(graph, max_nodes=50) for graph in graphs]
     return DataLoader(graphs, batch_size=8, shuffle=True, collate_fn=list)
 

@@ -24,7 +24,7 @@ from gst.training import checkpoints
 from gst.util.arrays import ArrayWriter
 from gst.util.process import Stopped, stoppable
 from gst.util.writing import LOCK
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.outcomes import same
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def test_epochs_of_one_step_end_whole(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), rest_in_e2e([(signal.SIGINT, 130), (signal.SIGTERM, 143)], [(signal.SIGTERM, 143)])
+    ("number", "status"), with_rest([(signal.SIGINT, 130), (signal.SIGTERM, 143)], [(signal.SIGTERM, 143)])
 )
 def test_a_preparation_goes_on(
     number: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

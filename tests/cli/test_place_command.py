@@ -26,7 +26,7 @@ from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import Settings
 from gst.programs import WORKLOADS, capture
 from gst.util.compiled import compiler
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.outcomes import refused
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_the_help_is_short_and_names_the_methods_and_cost_models_that_there_are(
 
 
 @pytest.mark.parametrize(
-    "words", rest_in_e2e(["--help", "place --help", "trace experiments.mine:step"], ["trace experiments.mine:step"])
+    "words", with_rest(["--help", "place --help", "trace experiments.mine:step"], ["trace experiments.mine:step"])
 )
 def test_a_package_of_the_user_called_experiments_is_not_shadowed(words: str) -> None:
     Path("experiments").mkdir()

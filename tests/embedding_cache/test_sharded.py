@@ -12,7 +12,7 @@ from ranks import in_processes
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 NUM_KEYS, CHANNELS, STEPS = 41, 6, 7
 Asked = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -72,7 +72,7 @@ def assert_is_the_single_table(answers: list[dict[str, Any]], table: EmbeddingTa
         assert answer["statistics"] == pytest.approx(statistics)
 
 
-@pytest.mark.parametrize("dtype", rest_in_e2e([torch.float32, torch.bfloat16], [torch.bfloat16]))
+@pytest.mark.parametrize("dtype", with_rest([torch.float32, torch.bfloat16], [torch.bfloat16]))
 def test_any_number_of_processes_is_one_table_and_goes_on_as_any_other_number(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:

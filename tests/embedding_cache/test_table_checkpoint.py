@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.table import KeyRanges
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 
 def some_pushes(table: Any, start: int, stop: int, num_keys: int = 30) -> None:
@@ -27,7 +27,7 @@ def some_pushes(table: Any, start: int, stop: int, num_keys: int = 30) -> None:
         table.push(keys if isinstance(table, EmbeddingTable) else keys.tolist(), rows, step)
 
 
-PAIRS = rest_in_e2e(itertools.product(TIERS, TIERS), [*zip(TIERS, TIERS[1:] + TIERS[:1], strict=True)])
+PAIRS = with_rest(itertools.product(TIERS, TIERS), [*zip(TIERS, TIERS[1:] + TIERS[:1], strict=True)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])

@@ -20,7 +20,7 @@ from gst.lowering.plan import ExecutionError, Plan
 from gst.lowering.stream_program import COPY, RUN
 from gst.machine.devices import Device, discover
 from gst.programs import WORKLOADS, Program, Reference, Step, TrainingStep, capture, outputs_differ
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.lowering.hostile import hostile_run
 from tests.made_devices import pair
 from tests.programs.small import SMALL, STRUCTURES, small_program
@@ -85,7 +85,7 @@ def test_three_devices_in_two_memories(program: Program) -> None:
             assert len(read - there) > 0
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(STRUCTURES, STRUCTURES[:1]))
+@pytest.mark.parametrize("name", with_rest(STRUCTURES, STRUCTURES[:1]))
 def test_loss_decreases_when_the_step_is_iterated_on_two_devices(name: str) -> None:
     program, step = small_program(name), WORKLOADS[name](**SMALL[name])
     plan = random_plan(program, np.random.default_rng(0))

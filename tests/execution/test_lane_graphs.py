@@ -18,7 +18,7 @@ from gst.lowering.calls import eager
 from gst.lowering.lower import stream_program
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
 from gst.programs.described import run_described
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import FOR_CUDA, NO_ACCELERATOR, gpus, storages_of
 from tests.lowering.test_stream_program import lanes_of, random_plan, random_streams
@@ -98,7 +98,7 @@ def test_what_the_host_computes_is_sent_from_pinned_memory(
 
 
 @NOTHING_HERE
-@pytest.mark.parametrize("name", rest_in_e2e(FOR_CUDA, FOR_CUDA[:1]))
+@pytest.mark.parametrize("name", with_rest(FOR_CUDA, FOR_CUDA[:1]))
 def test_what_graphs_of_several_gpus_read_lies_on_theirs(name: str) -> None:
     """Two described GPUs beside the CPU: copies into buffers that stay are fake too, and operands are on one device."""
     program, devices = small_program(name, "cuda"), gpus(2, 2)

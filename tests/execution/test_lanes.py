@@ -21,7 +21,7 @@ from gst.lowering.stream_program import COPY, RECORD, WAIT, StreamProgram, examp
 from gst.machine.devices import Device
 from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
 from gst.util.recording import is_here
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 
@@ -105,7 +105,7 @@ def test_devices_of_another_machine_are_refused(program: Program) -> None:
         LaneExecutor(program, streams, [HOST])
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(sorted(SMALL), FOR_CUDA[:1]))
+@pytest.mark.parametrize("name", with_rest(sorted(SMALL), FOR_CUDA[:1]))
 def test_a_program_for_cuda_finds_its_operands_on_every_gpu(name: str) -> None:
     """2 and 4 GPUs with the CPU, several lanes each: fake tensors refuse operands on different devices."""
     program = small_program(name, "cuda")

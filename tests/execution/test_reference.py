@@ -19,7 +19,7 @@ from gst.lowering.calls import HOST, eager, in_program_order
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
 from gst.programs import Program, capture, outputs_differ, training_step
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.execution.tf32 import RoundedConvolutions, on_the_host
 from tests.programs.small import small_program
 
@@ -69,7 +69,7 @@ def by_kind(on_accelerator: Callable[..., list[Any]]) -> Callable[..., list[Any]
     return run
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(["inception", "wavenet"], ["inception"]))
+@pytest.mark.parametrize("name", with_rest(["inception", "wavenet"], ["inception"]))
 def test_convolutions_that_round_are_compared_with_those_of_the_accelerator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 import gst
 from experiments.drop_in.graphs import NUM_TRAINING, Example, as_pyg, families
 from gst.data.pyg import from_pyg
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "drop_in"
 MOST_LINES = 10
@@ -56,7 +56,7 @@ def test_at_most_ten_lines_change_as_the_readme_says(name: str) -> None:
 # They learn ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", rest_in_e2e([f"{name}{suffix}" for name in REACH for suffix in ("", "_gst")],
+@pytest.mark.parametrize("name", with_rest([f"{name}{suffix}" for name in REACH for suffix in ("", "_gst")],
                                              ["plain_torch_gst"]))  # fmt: skip
 def test_the_program_learns_run_as_it_stands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     load(name)

@@ -19,7 +19,7 @@ from gst.kernels.run import Run
 from gst.kernels.schedule import list_schedule
 from gst.kernels.streams import OnStreams, lowered
 from gst.util.compiled import compiler
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.kernels.made import on_threads
 
 pytestmark = [
@@ -110,7 +110,7 @@ def test_training_on_streams_gives_the_numbers_and_statistics_of_inductor_and_lo
 CASES = ["accumulated", "two passes", "backward twice", "moved", "input gradients"]
 
 
-@pytest.mark.parametrize("case", rest_in_e2e(CASES, ["accumulated", "moved"]))
+@pytest.mark.parametrize("case", with_rest(CASES, ["accumulated", "moved"]))
 def test_what_is_still_in_use_is_not_overwritten(case: str) -> None:
     compiled = Compiled(perceptron())
 

@@ -37,7 +37,7 @@ from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from partitioners import METHODS, partition
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.relabelling import relabelled_graph
 
 POOLINGS = ("sum", "mean", "max")
@@ -89,7 +89,7 @@ HALOS = [*HALO.items(), *((kind, 0) for kind in KINDS)]
 
 @pytest.mark.parametrize(
     ("kind", "halo", "pooling", "method", "num_configurable"),
-    rest_in_e2e(
+    with_rest(
         [(*halo, pooling, *cut) for halo in HALOS for pooling in POOLINGS for cut in CUTS],
         [
             *((*halo, "mean", *CUTS[place % 3]) for place, halo in enumerate(HALOS)),
@@ -106,8 +106,8 @@ def test_all_segments_fresh_is_training_on_the_whole_graph(
     assert_equal_to_the_whole_graph(kind, pooling, halo, graph, parts)
 
 
-@pytest.mark.parametrize("halo", rest_in_e2e([0, HALO["sage"]], [HALO["sage"]]))
-@pytest.mark.parametrize("method", rest_in_e2e(METHODS, [each for each in METHODS if each != "auto"]))
+@pytest.mark.parametrize("halo", with_rest([0, HALO["sage"]], [HALO["sage"]]))
+@pytest.mark.parametrize("method", with_rest(METHODS, [each for each in METHODS if each != "auto"]))
 def test_all_segments_fresh_is_training_on_the_whole_graph_however_it_is_cut(method: str, halo: int) -> None:
     graph = random_graph(7)
     parts = partition(graph.edges, graph.num_nodes, 4, method)
@@ -125,7 +125,7 @@ def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, ha
 
 @pytest.mark.parametrize(
     ("kind", "pooling", "max_rows"),
-    rest_in_e2e(
+    with_rest(
         ((kind, *rest) for kind in KINDS for rest in (("sum", 1 << 18), ("mean", 9), ("max", 41), ("mean", 1))),
         [("sage", "sum", 1 << 18), ("plain", "mean", 9), ("gat", "max", 41), ("sage", "mean", 1)],
     ),
@@ -171,7 +171,7 @@ TABLES = [
 
 @pytest.mark.parametrize(
     ("kind", "pooling", "rest", "tier", "dtype"),
-    rest_in_e2e(
+    with_rest(
         [(kind, pooling, *table) for kind in KINDS for pooling in POOLINGS for table in TABLES],
         [
             ("sage", "sum", "recomputed", None, torch.float64),
@@ -238,7 +238,7 @@ def test_steps_that_were_read_ahead_are_the_same_steps() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "pooling", "halo"),
-    rest_in_e2e(
+    with_rest(
         itertools.product(KINDS, POOLINGS, [0, 2]), [("sage", "mean", 0), ("gat", "max", 2), ("nodes", "sum", 0)]
     ),
 )
@@ -251,7 +251,7 @@ def test_names_of_nodes_do_not_matter(kind: str, pooling: str, halo: int) -> Non
     assert_equal([scores], [relabelled])
 
 
-@pytest.mark.parametrize("kind", rest_in_e2e(KINDS, ["sage"]))
+@pytest.mark.parametrize("kind", with_rest(KINDS, ["sage"]))
 def test_the_order_of_configurations_does_not_matter(kind: str) -> None:
     graph, order = random_graph(4, num_configs=5), torch.tensor([[3, 0, 4, 1, 2]])
     model = GraphSegmentTraining(*models(kind, graph))
@@ -385,7 +385,7 @@ def assert_identical(resumed: GraphSegmentTraining, model: GraphSegmentTraining)
 
 
 @pytest.mark.parametrize(
-    ("kind", "frozen"), rest_in_e2e(itertools.product(KINDS, [False, True]), [("sage", False), ("plain", True)])
+    ("kind", "frozen"), with_rest(itertools.product(KINDS, [False, True]), [("sage", False), ("plain", True)])
 )
 def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str, frozen: bool) -> None:
     def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gst
 from gst.graphs.segments import SegmentedGraph
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 aggr = pytest.importorskip("torch_geometric.nn.aggr", reason="needs torch-geometric: pip install .[pyg]")
 CHANNELS = 3
@@ -102,7 +102,7 @@ def drawn(readout: Any, num_fresh: int, steps: int = 30) -> float:
     return float((torch.stack([model([cut]).detach() for _ in range(steps)]) - model.exact([cut])).norm(dim=-1).mean())
 
 
-@pytest.mark.parametrize("name", rest_in_e2e([*OF_PYG, "pair"][1:], ["softmax", "power mean", "pair"]))
+@pytest.mark.parametrize("name", with_rest([*OF_PYG, "pair"][1:], ["softmax", "power mean", "pair"]))
 def test_more_fresh_segments_bring_the_estimate_to_the_exact_value(name: str) -> None:
     readout = (torch.square, torch.sqrt) if name == "pair" else OF_PYG[name]()
     most = graph()[1].num_segments

@@ -17,7 +17,7 @@ from gst.method import encoding, scoring
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import Sizes
 from gst.method.scoring import RecordedEncoding, recorded_encoding
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.execution.recorded import Spoilt, pooled
 from tests.method.host_waits import TakesSegments
 
@@ -47,7 +47,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, made: GraphSegmentTraining, graph:
     return encode, stands_for
 
 
-@pytest.mark.parametrize("encoder", rest_in_e2e(ENCODERS, ["SAGE"]))
+@pytest.mark.parametrize("encoder", with_rest(ENCODERS, ["SAGE"]))
 def test_scores_of_replays_are_those_of_the_estimator(
     encoder: str, graph: SegmentedGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

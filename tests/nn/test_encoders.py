@@ -17,7 +17,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import NodeStates, SegmentBatch, assemble
 from gst.nn import GAT, SAGE
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 PRECISE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -73,7 +73,7 @@ def test_messages_may_run_one_way_only(case: str, directions: tuple[str]) -> Non
     assert_equal([encoder(batch).dense()], [slow_encode(encoder, batch)], 1e-10)
 
 
-@pytest.mark.parametrize("dtype", rest_in_e2e(PRECISE, [torch.float64]), ids=str)
+@pytest.mark.parametrize("dtype", with_rest(PRECISE, [torch.float64]), ids=str)
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=8)
 @given(given_graph=graphs_and_parts())

@@ -19,7 +19,7 @@ from gst.nn.fingerprints import DeviceSharing
 from gst.nn.levels import Level
 from gst.nn.sharing import Sharing
 from gst.nn.sparse import product
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.method.host_waits import graphs
 
 DIRECTIONS: list[tuple[Direction, ...]] = [("forward",), ("backward",), ("forward", "backward")]
@@ -167,7 +167,7 @@ def test_rows_are_found_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", rest_in_e2e(["host", "device"], ["host"]))
+@pytest.mark.parametrize("where", with_rest(["host", "device"], ["host"]))
 def test_the_compiler_leaves_plans_alone(where: plans.Where, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
     """It would compile them anew for each number of rows, and give up at last."""
     monkeypatch.setattr(plans, "_where", where)

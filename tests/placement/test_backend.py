@@ -26,7 +26,7 @@ from gst.placement.api.backend import backend
 from gst.placement.api.trials import outcome
 from gst.util.compiled import compiler
 from gst.whole_model.variants import KERNELS
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.kernels.made import on_threads
 from tests.kernels.test_graphs import on_four_streams
 
@@ -248,7 +248,7 @@ def test_a_graph_whose_outputs_would_lie_elsewhere_is_not_placed(monkeypatch: py
 
 
 @needs_compiler
-@pytest.mark.parametrize("learns", rest_in_e2e([False, True], [True]))
+@pytest.mark.parametrize("learns", with_rest([False, True], [True]))
 def test_random_numbers_that_reach_no_output_are_drawn_as_written(learns: bool) -> None:
     weight = torch.ones(4, 4, requires_grad=learns)
 

@@ -13,7 +13,7 @@ from gst.placement.baselines import list_schedules
 from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 SEEDS = range(15)
 
@@ -149,7 +149,7 @@ def large(devices: tuple, nodes: int = 80_000) -> Task:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rest_in_e2e(["heft", "etf", "moldable"], ["heft"]))
+@pytest.mark.parametrize("name", with_rest(["heft", "etf", "moldable"], ["heft"]))
 def test_four_times_the_operations_take_about_four_times_as_long(name: str) -> None:
     """80,000 operations, so that a giant program takes seconds: a quadratic method would take sixteen times as long."""
     method = getattr(list_schedules, name)

@@ -15,7 +15,7 @@ from gst.placement.objectives import SimulatedObjective
 from gst.placement.planning import plan_all
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention, Simulator
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.machine.made_up import cores, made_up_system
 from tests.simulation import slow_simulator
 
@@ -43,7 +43,7 @@ def is_placed_well(task: Task) -> None:
     assert len(finalists(planned, ["annealing"])) <= 2 + NUM_BASELINES
 
 
-@pytest.mark.parametrize("count", rest_in_e2e([1, 2, 8, 64, 256], [1, 8]))
+@pytest.mark.parametrize("count", with_rest([1, 2, 8, 64, 256], [1, 8]))
 def test_cores_of_one_machine(tmp_path: Path, count: int) -> None:
     domains = shared_domains(made_up_system(tmp_path, count, 1 + (count > 8), min(count, 8), max(count // 4, 1)))
     is_placed_well(task_on(with_core_sets(cores(count), domains)))

@@ -20,7 +20,7 @@ from gst.placement.search.annealing import ComputedOperations, anneal
 from gst.placement.search.windows import SIZE, Border, Run, Schedule, refine, run_window, schedule, sweep, tails
 from gst.placement.task import Task
 from gst.programs import traced
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 CORE_SETS = (9, 10, 18)  # seeds of 200 or more nodes on cores and the set of all of them
 
@@ -90,7 +90,7 @@ def check_admitted(what: Scheduled, plan: Schedule) -> None:
 
 @pytest.mark.parametrize(
     ("groups", "limits"),
-    rest_in_e2e([(True, True), (False, False), (True, False), (False, True)], [(True, True), (False, False)]),
+    with_rest([(True, True), (False, False), (True, False), (False, True)], [(True, True), (False, False)]),
 )
 def test_a_schedule_is_admitted_and_better_than_the_one_it_begins_with(groups: bool, limits: bool) -> None:
     ratios = []
@@ -103,7 +103,7 @@ def test_a_schedule_is_admitted_and_better_than_the_one_it_begins_with(groups: b
     assert max(ratios) <= 1 and np.mean(ratios) < 0.98
 
 
-@pytest.mark.parametrize("seed", rest_in_e2e(CORE_SETS, CORE_SETS[:1]))
+@pytest.mark.parametrize("seed", with_rest(CORE_SETS, CORE_SETS[:1]))
 def test_devices_that_share_cores_never_run_at_once(seed: int) -> None:
     operations, start = begun(made(seed))
     assert (operations.what.use.sum(1) > 1).any()

@@ -3,11 +3,11 @@
 import pytest
 
 from gst.programs import WORKLOADS, Program, TrainingStep
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.programs.small import SMALL, STRUCTURES, small_program  # by the name that other directories use: one cache
 
 
-@pytest.fixture(scope="session", params=rest_in_e2e(sorted(SMALL), STRUCTURES))
+@pytest.fixture(scope="session", params=with_rest(sorted(SMALL), STRUCTURES))
 def small_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -17,7 +17,7 @@ from gst.lowering.race_check import check
 from gst.placement.machines import machine
 from gst.programs import WORKLOADS, Program, Step, capture, outputs_differ, training_step
 from gst.programs.described import is_foreign
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.programs.small import SMALL, small_program
 
 
@@ -34,7 +34,7 @@ def encoder(optimizer: str, dropout: float = 0.0, seed: int | None = None) -> St
     )
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(["rnnlm", "inception", "gpt"], ["inception"]))
+@pytest.mark.parametrize("name", with_rest(["rnnlm", "inception", "gpt"], ["inception"]))
 def test_a_program_for_cuda_has_the_operations_of_the_cpu_and_is_lowered_for_gpus(name: str, tmp_path: Path) -> None:
     program = capture(WORKLOADS[name](**SMALL[name]), kind="cuda")
     want = small_program(name)

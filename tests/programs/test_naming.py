@@ -9,7 +9,7 @@ import torch
 from gst.lowering.calls import eager
 from gst.programs import TrainingStep, capture, outputs_differ, resolve
 from gst.programs.workloads.hugging_face import hugging_face
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 
 def tiny() -> TrainingStep:
@@ -63,7 +63,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    rest_in_e2e([
+    with_rest([
         ("gpt2", {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}),
         ("t5", {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}),
         ("vit", {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32,

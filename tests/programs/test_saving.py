@@ -15,7 +15,7 @@ from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, outputs_differ
 from gst.programs.operation import form_of, form_of_target, target_of_form, value_of
 from tests.checks import without_checks
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.programs.small import SMALL, small_program
 
 SIZES = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10, "optimizer": "adam"}
@@ -33,7 +33,7 @@ def saved(tiny: Program, tmp_path: Path) -> Path:
     return tmp_path / "program"
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(SMALL, ["moe"]))
+@pytest.mark.parametrize("name", with_rest(SMALL, ["moe"]))
 def test_a_saved_program_is_the_program(name: str, tmp_path: Path) -> None:
     """As captured now; those that other tests load are of the same content."""
     with without_checks():

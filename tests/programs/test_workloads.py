@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from gst.programs import WORKLOADS
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.programs.small import SMALL, STRUCTURES
 
-EACH = pytest.mark.parametrize("name", rest_in_e2e(sorted(SMALL), STRUCTURES))
+EACH = pytest.mark.parametrize("name", with_rest(sorted(SMALL), STRUCTURES))
 
 
 @EACH

@@ -12,7 +12,7 @@ from report_html import Html as Page
 
 from gst.reporting.headline import best_baseline, headline, undercut
 from gst.reporting.placement import render
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 LARGE = [(300, 120_000), (5_000, 400_000), (50_000, 3_000_000), (70_000, 700_000)]
 """Nodes of a program, and the most bytes of its page."""
@@ -202,7 +202,7 @@ def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
     assert "cpu:1: busy 50 %" in text and "cpu:0 150 150 50.0 %" in text
 
 
-@pytest.mark.parametrize(("num_nodes", "most"), rest_in_e2e(LARGE, LARGE[-1:]))
+@pytest.mark.parametrize(("num_nodes", "most"), with_rest(LARGE, LARGE[-1:]))
 def test_the_page_stays_small(num_nodes: int, most: int) -> None:
     page = render(make_record(num_nodes))
     assert len(page.encode()) < most

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gst.placement.api.backend import backend
 from gst.training import PlacedSteps
 from gst.util.compiled import compiler
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")]
 
@@ -55,7 +55,7 @@ def fitted(directory: Path, *callbacks: L.Callback) -> tuple[Regression, dict[st
     return module, trainer.callback_metrics
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(["aot_eager", "gst"], ["aot_eager"]))
+@pytest.mark.parametrize("name", with_rest(["aot_eager", "gst"], ["aot_eager"]))
 def test_lightning_trains_the_same_module_to_the_same_weights(name: str, tmp_path: Path) -> None:
     want, want_logged = fitted(tmp_path)
     module, logged = fitted(tmp_path, PlacedSteps({"seconds": 0.5} if name == "gst" else None, name))

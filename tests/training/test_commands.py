@@ -19,7 +19,7 @@ from gst.cli import main
 from gst.data.tpugraphs import read
 from gst.training import recorded_step
 from gst.training.checkpoints import check_readable
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.outcomes import same
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_every_shipped_yaml_parses_and_runs_one_batch(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", rest_in_e2e([2, 4], [2]))
+@pytest.mark.parametrize("steps", with_rest([2, 4], [2]))
 def test_a_training_of_so_many_steps_is_validated_where_it_ends(steps: int) -> None:
     """Within an epoch of three steps, so that early stopping has its metric and there is a best checkpoint."""
     sizes = ["--data.configs_per_graph=4", "--data.lists_per_graph=3", "--trainer.logger=false"]
@@ -133,7 +133,7 @@ def test_a_configuration_that_names_no_checkpoint_is_refused(words: str, capsys:
     assert "gst test needs --ckpt_path: without it the model is untrained" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", rest_in_e2e(["fit", "test"], ["fit"]))
+@pytest.mark.parametrize("verb", with_rest(["fit", "test"], ["fit"]))
 def test_an_unreadable_checkpoint_is_one_line_before_anything_is_started(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ from gst.graphs.segments import segment
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.training.processes import reduced, share_of
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 CHANNELS, TOGETHER, EPOCHS = 8, 4, 2
 Trained = tuple[list[Tensor], dict[str, Any] | None]
@@ -156,7 +156,7 @@ def by_key(state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 OF_TWO = [(2, name) for name in VARIANTS]
 
 
-@pytest.mark.parametrize(("world_size", "name"), rest_in_e2e([*OF_TWO, *((4, name) for name in OF_FOUR)], OF_TWO))
+@pytest.mark.parametrize(("world_size", "name"), with_rest([*OF_TWO, *((4, name) for name in OF_FOUR)], OF_TWO))
 def test_several_processes_follow_the_training_of_one(name: str, world_size: int, trained: Answers) -> None:
     parameters, table = trained(1)[0][name]
     for answer in trained(world_size):

@@ -15,7 +15,7 @@ from torch import Tensor
 from gst.data import SyntheticPrograms
 from gst.nn import SAGE, Head
 from gst.training import HeadFinetuning, SegmentDataModule, SegmentTrainingModule
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 EPOCHS, FINETUNED, STEPS = 4, 2, 3  # steps of an epoch
 
@@ -81,7 +81,7 @@ def test_rows_of_younger_encoders_are_forgotten(tmp_path: Path) -> None:
     assert segments > 2 and len(watch.written[frozen]) >= segments
 
 
-@pytest.mark.parametrize("step", rest_in_e2e([2, 6, 7], [6]))
+@pytest.mark.parametrize("step", with_rest([2, 6, 7], [6]))
 def test_resumed_finetuning_is_bit_identical(step: int, tmp_path: Path) -> None:
     module, watch = fit(tmp_path)
     resumed, rest = fit(tmp_path, resume=tmp_path / "checkpoints" / f"step={step}.ckpt")

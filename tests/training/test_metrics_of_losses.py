@@ -13,7 +13,7 @@ from made_targets import small
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from gst.cost.metrics import METRICS, Metric
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 TARGETS = "--data.source.init_args.targets"
 
@@ -46,7 +46,7 @@ def test_missing_targets_are_skipped_where_that_is_asked(capsys: pytest.CaptureF
     assert "no training target is known" in last_error(capsys)
 
 
-@pytest.mark.parametrize("targets", rest_in_e2e(["[[7, 7, 7, 7]]", "[[5]]"], ["[[5]]"]))
+@pytest.mark.parametrize("targets", with_rest(["[[7, 7, 7, 7]]", "[[5]]"], ["[[5]]"]))
 def test_an_epoch_without_a_metric_is_an_error(targets: str, capsys: pytest.CaptureFixture[str]) -> None:
     valid = "--data.valid_source"
     flags = [f"{valid}=made_targets.MadeTargets", f"{valid}.init_args.targets={targets}"]

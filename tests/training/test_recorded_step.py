@@ -27,7 +27,7 @@ from gst.method.fixed_batch import LOOPS_A_NODE, NoFixedShapes, PaddedBatch, Siz
 from gst.method.fixed_step import FixedStep
 from gst.method.recorded import Recorded
 from gst.util.packing import Packed
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.execution.recorded import Spoilt, pooled
 from tests.method.host_waits import Messages, TakesSegments, graphs
 
@@ -177,7 +177,7 @@ def assert_same_parameters(training: Training, want: Training) -> None:
     ("variant", "pooling", "encoder"),
     [
         *(pytest.param(*each.values, "of another", marks=each.marks) for each in WITH_POOLINGS),
-        *rest_in_e2e(
+        *with_rest(
             [("dropout", "mean", name) for name in list(ENCODERS)[1:]],
             [("dropout", "mean", name) for name in ("SAGE", "GAT")],
         ),
@@ -197,7 +197,7 @@ def test_replays_of_one_recording_are_steps_of_the_estimator(
     assert_same_parameters(training, want)
 
 
-@pytest.mark.parametrize("variant", rest_in_e2e(["one", "dropout", "difference"], ["difference"]))
+@pytest.mark.parametrize("variant", with_rest(["one", "dropout", "difference"], ["difference"]))
 @pytest.mark.parametrize("encoder", list(ENCODERS)[1:])
 def test_they_are_so_with_encoders_that_share_work_between_configurations(encoder: str, variant: str) -> None:
     want, training = (Training(variant, "mean", encoder=encoder) for _ in range(2))
@@ -389,7 +389,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize(
-    "change", rest_in_e2e(CHANGES, ["freeze", "evaluate", "replace weights", "clear table", "keep more rows"])
+    "change", with_rest(CHANGES, ["freeze", "evaluate", "replace weights", "clear table", "keep more rows"])
 )
 def test_a_model_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     monkeypatch.setattr(encoding, "pool_nodes", pooled)

@@ -15,7 +15,7 @@ from made_targets import SMALL, small
 
 from gst.cli import main
 from gst.training.cli import _with_config
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 ROOT = Path(__file__).parents[2]
 WANDB = "--trainer.logger=lightning.pytorch.loggers.WandbLogger"
@@ -53,7 +53,7 @@ def test_an_evaluation_takes_the_configuration_of_the_run_and_leaves_it() -> Non
 WRONG = ["--model.encoder.init_args.channels=16", "--data.num_valid=60", "--data.max_nodes=0", "--data.num_test=-1"]
 
 
-@pytest.mark.parametrize("wrong", rest_in_e2e(WRONG, WRONG[:2]))
+@pytest.mark.parametrize("wrong", with_rest(WRONG, WRONG[:2]))
 def test_an_error_of_the_user_is_one_line_and_begins_no_run(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert small("fit", *OFFLINE, wrong) == 2
     assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("gst: error:")]) == 1

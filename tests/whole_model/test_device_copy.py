@@ -31,7 +31,7 @@ from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
 from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
 from gst.whole_model.variants import COMPILED, KERNELS, MOST_COMPILED, ONE_GRAPH, PYTORCH, OnAccelerator, Variant
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.execution.recorded import Recorder, counted
 
 CPU = torch.device("cpu")
@@ -336,7 +336,7 @@ def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize(("is_step", "count"), rest_in_e2e([(True, 5), (True, 6), (False, 6)], [(True, 5)]))
+@pytest.mark.parametrize(("is_step", "count"), with_rest([(True, 5), (True, 6), (False, 6)], [(True, 5)]))
 def test_compiled_variants_compute_what_a_model_or_a_step_does(
     model: nn.Module, is_step: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirm
 from gst.whole_model.comparing import difference, fresh_inputs, repeats
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import AHEAD, COMPILED, FROZEN, PYTORCH, Variant, may_freeze, variants, whole_run
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -184,7 +184,7 @@ def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("faster", rest_in_e2e([True, False], [True]))
+@pytest.mark.parametrize("faster", with_rest([True, False], [True]))
 def test_products_of_a_frozen_model_are_those_of_the_model_by_either_library(
     faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

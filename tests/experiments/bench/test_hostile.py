@@ -13,13 +13,13 @@ from gst.lowering.plan import ExecutionError
 from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, WAIT
 from gst.programs import WORKLOADS, Program, outputs_differ
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 from tests.lowering.hostile import Memory, hostile_run, verify
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 
 
-@pytest.mark.parametrize("name", rest_in_e2e(["gpt", "transformer_xl", "wavenet"], ["wavenet"]))
+@pytest.mark.parametrize("name", with_rest(["gpt", "transformer_xl", "wavenet"], ["wavenet"]))
 def test_outputs_are_those_of_the_program_whatever_the_luck(name: str) -> None:
     program = small_program(name)
     streams = random_streams(program, np.random.default_rng(0), 2, 2)

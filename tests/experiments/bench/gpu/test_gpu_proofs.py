@@ -13,7 +13,7 @@ from experiments.bench.__main__ import main
 from experiments.bench.gpu import lines, place, process, proofs, pytest_runs
 from gst.execution.lanes import Lane
 from gst.programs import WORKLOADS
-from tests.choices import rest_in_e2e
+from tests.choices import with_rest
 
 ROOT = Path(__file__).parents[4]
 ABSENT = ("pymetis", "wandb", "beartype", "jsonargparse", "shtab")  # where GPUs are lent
@@ -93,7 +93,7 @@ def test_what_is_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @NO_GPU
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rest_in_e2e(["llama", "vit", "mixtral"], ["llama"]))
+@pytest.mark.parametrize("name", with_rest(["llama", "vit", "mixtral"], ["llama"]))
 def test_a_step_of_transformers_is_right_without_an_accelerator(name: str) -> None:
     """Grouped-query attention expands values that are copied; images are no tokens; a mixture of experts asks for the
     generation of the device."""
