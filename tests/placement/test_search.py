@@ -133,7 +133,7 @@ def test_plans_are_measured_in_a_process_of_their_own(task: Task, tmp_path: Path
 @pytest.mark.slow
 def test_gst_place_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing", "--patience", "0", "--no-compile"]
     arguments += ["--out", "runs/place", "--json", "place.json"]
