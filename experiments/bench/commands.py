@@ -31,7 +31,6 @@ STUDIES = {
     "executor": "the cost of running a captured program beyond its operations, compared with plain PyTorch",
     "allocator": "gain of a step as written from keeping the memory of freed tensors",
     "simulator": "simulated and measured runtimes of random plans",
-    "simulations": "simulated plans a second and the memory of a search, by the size of the task",
     "unseen": "plans of a program that no model has seen, predicted by each model, and measured",
     "placement": "plans of the searches, measured with plain PyTorch, torch.compile, one device and the baselines",
     "placement_simulated": "every search on simulated machines",

@@ -419,11 +419,6 @@ TABLES: dict[str, Callable[[], str]] = {
         ("memory (worst)", "{peak_error:.1%} ({peak_error_worst:.0%})"),
         ("plans a second", "{evaluations_per_second:,.0f}"),
     ]),
-    "simulations": rows_of("simulations", "rows", [
-        ("operations", "{nodes:,}"), ("links never queue", "{links never queue:,.0f}"),
-        ("copies queue", "{copies queue:,.0f}"), ("limited memory", "{limited memory:,.0f}"),
-        ("memory of a search", "{search_mib:.0f} MiB"),
-    ]),
     "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "windows": windows,
     "public graphs": public_graphs, "kills": kills, "gpu streams": gpu_streams, "gpu step": gpu_step,
     "gpu place": rows_of("gpu/h200_place_inception", "plans", [
