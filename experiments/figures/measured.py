@@ -21,7 +21,6 @@ TUNED = {
 }
 HELD_OUT, UNIQUE = 1_000, 23_905  # configurations of AlexNet
 VARIANT_TASKS = {"alexnet": "AlexNet", "tile": "tiles", "circuits": "circuits", "elf-language": "binaries"}
-FEATURE_TASKS = {"unet_3d": "U-Net 3D, tau", "alexnet": "AlexNet, tau", "tile": "tile sizes, error@1"}
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
 STEPS = {
@@ -226,14 +225,6 @@ def ablation() -> str:
                             ("step, ms", "{step_ms:.1f}")])  # fmt: skip
 
 
-def features() -> str:
-    found = result("hlo_features")["tasks"]
-    names = [name for name in found["unet_3d"] if name != "all"]
-    bases = ["all", *(f"{found[task]['all']['mean']:.3f}" for task in FEATURE_TASKS)]
-    rows = [[name, *(difference(found[task].get(name, {})) for task in FEATURE_TASKS)] for name in names]
-    return table(["", *FEATURE_TASKS.values()], [bases, *rows])
-
-
 def placement(heads: Sequence[str] = tuple(head for head, _ in PLACED)) -> str:
     found = result("placement")
     ratios = [(name, f"{{{key}:.2f}}x ({{{key}_low:.2f}}..{{{key}_high:.2f}})") for key, name in RATIOS.items()]
@@ -400,7 +391,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "variants": variants, "halos": lambda: variants("halos", {"circuits": "circuits"}), "estimates": estimates,
     "drop_in matrix": drop_in_matrix, "partition": partition, "distributed": distributed, "checkpoint": checkpoint,
     "scale": lambda: scale("scale"), "scale of an accelerator": lambda: scale("scale_accelerator"),
-    "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation, "features": features,
+    "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation,
     "reduction": rows_of("tpugraphs_reduction", "methods", [
         ("", "{name}"), ("nodes", "{nodes}"), ("updates of nodes in a step", "{updates_per_step:,.0f}"),
         ("fewer than all by", "{fewer_than_full:.0f}x"), ("tau", "{tau_mean:.3f} ± {tau_sd:.3f}"),

@@ -6,7 +6,7 @@ The base is SAGE with residuals and LayerNorm over channels, messages both ways,
 loss, on the graph pruned to two hops around configurable nodes (`hops:2`, see `kaggle.reduction`, whose training and
 split these are). `difference` is the mean over seeds of what a technique changes from the base of the same seed, with
 its 95 % interval (Student's t) over weights and draws; the split is the same, so it says nothing of other
-configurations. Derived node features are compared by `hlo_features`.
+configurations.
 """
 
 from __future__ import annotations

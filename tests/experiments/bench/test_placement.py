@@ -125,8 +125,6 @@ def test_windows(tmp_path: Path) -> None:
         windows.run(500)
 
 
-
-
 @pytest.mark.e2e
 def test_fuzz_programs(tmp_path: Path) -> None:
     result = ran(tmp_path, "fuzz_programs", "--programs", 2, "--operators", 1, "--runners", "plan")
