@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import torch
 
 from experiments.reproductions.colocrl.method import ColocRL, PolicyUnits, between, colocrl_training, merged
 from experiments.reproductions.colocrl.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
-from gst.lowering.plan import Plan
 from gst.placement.baselines.units import in_order
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.task import Task
@@ -107,22 +104,6 @@ def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
     check_budget_and_seeds(colocrl_training, toy(9, 3), budget)
 
 
-def test_what_fails_is_avoided() -> None:
-    def crowded(plans: Sequence[Plan]) -> np.ndarray:
-        return np.array([np.nan if (plan.placement == 0).sum() > 4 else 5.0 for plan in plans])
-
-    asked = Asked()
-    colocrl_training(toy(10, 2), learning_rate=1e-2, hidden=16).run(Budgeted(noted(crowded, asked), 800))
-    failed = np.isnan(np.concatenate([answers for _, answers in asked]))
-    assert failed[:32].mean() > 0.3 and failed[-100:].mean() < 0.5 * failed[:32].mean()
-
-
-def test_nothing_that_runs_leaves_nothing_best() -> None:
-    runtime = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
-    colocrl_training(toy(4, 2), hidden=8).run(runtime)
-    assert runtime.best is None and runtime.left == 0
-
-
 def test_one_device_one_group_and_devices_that_cannot() -> None:
     one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
     colocrl_training(toy(4, 1)).run(one)
@@ -158,17 +139,6 @@ def test_units_are_joined_with_their_sole_reader_the_least_first() -> None:
     task = replace(task, costs=replace(task.costs, times_us=times))
     assert merged(task, task.colocation, 3).tolist() == [0, 1, 0, 2]
     assert merged(task, task.colocation, 2).tolist() == [0, 0, 0, 1]
-
-
-def test_where_all_have_several_readers_the_order_is_cut() -> None:
-    edges = [(a, b) for layer in range(5) for a in (2 * layer, 2 * layer + 1) for b in (2 * layer + 2, 2 * layer + 3)]
-    task = toy(12, 2, edges)
-    unit = merged(task, task.colocation, 3)
-    assert unit.max() == 2 and (np.diff(unit) >= 0).all()
-    took = task.times_us.min(0)
-    every_cut = [np.split(took, cuts) for cuts in combinations(range(1, 12), 2)]
-    least = min(max(part.sum() for part in parts) for parts in every_cut)
-    assert np.bincount(unit, took).max() <= 1.001 * least
 
 
 def test_units_come_in_the_order_of_what_they_compute_first() -> None:

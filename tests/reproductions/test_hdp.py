@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.reproductions.colocrl.method import SCALE
 from experiments.reproductions.colocrl.reinforce import surrogate
 from experiments.reproductions.hdp.method import HDP, hdp_training
 from gst.placement.objectives import Budgeted, SimulatedObjective
@@ -69,30 +68,6 @@ def test_the_gradient_expected_is_that_of_the_expected_reward() -> None:
         loss = surrogate(log_probability, entropy, rewards[number : number + 1] - 0.3, entropy=0.0)
         expected += probability * gradient(policy, loss)
     assert torch.allclose(expected, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_what_is_told_of_groups_by_a_slow_twin(task: Task) -> None:
-    policy = HDP(task, seed=0, groups=9, hidden=8)
-    grouping = policy.sample(2, torch.Generator().manual_seed(0))[:, : policy.units.count]
-    told = policy.describe(grouping).numpy()
-    kinds = len(np.unique(task.graph.opcodes))
-    for plan, group_of_unit in enumerate(grouping.numpy()):
-        group = group_of_unit[policy.units.of_node]
-        for number in range(policy.num_groups):
-            inside = np.flatnonzero(group == number)
-            opcodes = np.unique(task.graph.opcodes)
-            counts = [(task.graph.opcodes[inside] == opcode).sum() for opcode in opcodes]
-            assert np.allclose(told[plan, number, :kinds], np.log1p(counts) * SCALE, atol=1e-5)
-            size = np.log1p(float(task.costs.output_bytes[inside].sum())) * SCALE
-            assert np.isclose(told[plan, number, kinds], size, atol=1e-5)
-            reads, read_by = np.zeros(policy.num_groups), np.zeros(policy.num_groups)
-            for producer, consumer in task.costs.edges.T:
-                units = policy.units.of_node[[producer, consumer]]
-                if units[0] != units[1] and group[consumer] == number:
-                    reads[group[producer]] = 1
-                if units[0] != units[1] and group[producer] == number:
-                    read_by[group[consumer]] = 1
-            assert (told[plan, number, -2 * policy.num_groups :] == np.concatenate([reads, read_by])).all()
 
 
 def test_it_learns_where_operations_belong() -> None:

@@ -95,18 +95,6 @@ def test_both_formats_hold_the_same_function(tmp_path: Path, seed: int) -> None:
     assert np.array_equal(np.sort(bench.levels), np.sort(circuit.levels))
 
 
-def test_levels_by_loops() -> None:
-    circuit = random_circuit(7)
-    levels, reverse = [0] * circuit.num_variables, [0] * circuit.num_variables
-    first = circuit.num_variables - circuit.num_ands
-    for k, (a, b) in enumerate(circuit.fanins >> 1):
-        levels[first + k] = 1 + max(levels[a], levels[b])
-    for k in reversed(range(circuit.num_ands)):
-        for each in circuit.fanins[k] >> 1:
-            reverse[each] = max(reverse[each], 1 + reverse[first + k])
-    assert circuit.levels.tolist() == levels and circuit.reverse_levels.tolist() == reverse
-
-
 def test_a_cone_computes_the_same_outputs_with_no_more_than_it_needs() -> None:
     circuit = random_circuit(3)
     inputs = np.random.default_rng(0).integers(0, 2**64, (6, 2), np.uint64)
@@ -141,22 +129,17 @@ LITERAL = b"aig 3 2 0 1 1\n6\n"
         (HEAD, "c.bench", "line 2: signal 'o' is used, and nothing defines it"),
         (HEAD + "o = AND(a, b", "c.bench", r"line 3: got 'o = AND\(a, b'"),
         (HEAD + "o = AND(a, t)\nt = OR(o, a)\n", "c.bench", "a cycle"),
-        (HEAD + "o = NOT(t)\nt = NOT(o)\n", "c.bench", "line 3: signal 'o' is defined by itself: a cycle"),
         (HEAD + "o = NOT(a)\no = NOT(a)\n", "c.bench", "line 4: signal 'o' is defined twice"),
         (HEAD + "o = MAJ(a, a, a)\n", "c.bench", "line 3: signal 'o' is 'MAJ' of 3 inputs"),
         (HEAD + "o = NOT(a, a)\n", "c.bench", "line 3: signal 'o' is 'NOT' of 2 inputs"),
-        (HEAD + "o = AND()\n", "c.bench", "line 3: signal '' is used"),
         ("", "c.bench", "has no OUTPUT"),
         (b"\xff\xfe\x00\x01", "c.bench", "line 1: got"),
-        (b"", "c.aig", "line 1: got"),
         (b"aag 1 1 0 1 0\n2\n2\n", "c.aig", "an ASCII file"),
         (b"aig 9 2 0 1 1\n6\n\x02\x02", "c.aig", "line 1: M is 9, and I \\+ L \\+ A is 3"),
         (b"aig 999999999 2 0 1 999999997\n6\n\x02\x02", "c.aig", "line 1: declares more than"),
-        (LITERAL[:-3], "c.aig", "line 1"),
         (LITERAL, "c.aig", "AND 0 of 1"),
         (LITERAL + b"\x02", "c.aig", "ends at AND 0 of 1"),
         (LITERAL + b"\x00\x02", "c.aig", "AND 0 of 1 does not come after its inputs"),
-        (LITERAL + b"\x02\x7f", "c.aig", "AND 0 of 1 does not come after its inputs"),
         (LITERAL + b"\x81\x81\x81\x81\x81\x01\x02", "c.aig", "a number of more than 5 bytes"),
         (b"aig 3 2 0 1 1\n8\n\x02\x02", "c.aig", "line 2: got '?b?'?8.*want a literal from 0 to 7"),
         (b"blif", "c.blif", "want a file .bench or .aig"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from experiments.reproductions.elf import NODE_FEATURES, Binary, CallGraph, call_graph, node_features, open_binary
 from experiments.reproductions.elf.binary import Section
 from experiments.reproductions.elf.calls import language
-from experiments.reproductions.elf.code import CALL, INDIRECT_CALL, JUMP, KINDS, RETURN
+from experiments.reproductions.elf.code import CALL, INDIRECT_CALL, JUMP, RETURN
 from experiments.reproductions.elf.functions import function_bounds
 from tests.files import FIXTURES
 
@@ -57,16 +57,6 @@ def test_the_calls_of_a_small_stripped_library() -> None:
         (THROUGH, INDIRECT_CALL, 1), (TAIL, RETURN, 0), (LEAF, RETURN, 1),
     ]  # fmt: skip
     assert all(graph.instructions[function, kind] == count for function, kind, count in sites)
-
-
-def test_sizes_and_kinds_of_instructions_as_objdump_shows_them() -> None:
-    graph = call_graph(open_binary(LIBRARY))
-    assert (graph.bounds[:, 1] - graph.bounds[:, 0]).tolist() == [4, 24, 9, 38, 4, 46, 19, 31]
-    kinds = lambda function: {k: n for k, n in zip(KINDS, graph.instructions[function].tolist(), strict=True) if n}  # noqa: E731
-    assert kinds(LEAF) == {"address": 1, "return": 1}
-    assert kinds(MIDDLE) == {"move": 2, "address": 1, "arithmetic": 1, "stack": 4, "call": 2, "return": 1}
-    assert kinds(TAIL) == {"arithmetic": 1, "jump": 1}
-    assert kinds(LOOP) == {"address": 1, "arithmetic": 5, "branch": 2, "move": 3, "return": 2}
 
 
 @needs_gcc

@@ -78,15 +78,6 @@ def test_unreadable_files_and_folders_are_skipped(tmp_path: Path) -> None:
     assert len(list(found)) == 1 and set(found.skipped.values()) == {"Permission denied"}
 
 
-def test_a_file_that_vanishes_meanwhile_is_skipped(tmp_path: Path) -> None:
-    installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
-    found = source(tmp_path)
-    assert len(found.binaries) == 2
-    (tmp_path / "usr" / "lib" / "one.so").unlink()
-    assert len(list(found)) == 1
-    assert list(found.skipped.values()) == ["No such file or directory"]
-
-
 def test_graphs_are_named_by_group_and_path_and_the_same_at_every_call(tmp_path: Path) -> None:
     installed(tmp_path / "usr", "lib/libone.so.1", "bin/two")
     dpkg = database(tmp_path, one=("one-1.2", "libs", [str(tmp_path / "usr/lib/libone.so.1")]))
@@ -124,19 +115,6 @@ def test_sections_are_classes_and_rare_ones_are_left_out(tmp_path: Path) -> None
     common = source(tmp_path, label="section", min_groups=2)
     assert common.classes == ("libs",) and len(common.binaries) == 2
     assert "section utils is rare" in common.skipped.values()
-
-
-def test_languages_are_classes(tmp_path: Path) -> None:
-    installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
-    found = source(tmp_path, label="language")
-    assert found.classes == ("C",) and [graph.targets.tolist() for graph in found] == [[0.0], [0.0]]
-
-
-def test_a_limit_takes_evenly(tmp_path: Path) -> None:
-    installed(tmp_path / "usr", *(f"lib/{'x' * i}.so" for i in range(1, 8)))
-    every = [found.path for found in source(tmp_path).binaries]
-    assert [found.path for found in source(tmp_path, limit=3).binaries] == every[0:5:2]
-    assert len(source(tmp_path, limit=100).binaries) == 7
 
 
 def test_the_fingerprint_changes_with_files_and_settings(tmp_path: Path) -> None:

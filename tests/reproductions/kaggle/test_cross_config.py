@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import random_graph
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedding_cache import EmbeddingTable
 from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
@@ -14,7 +14,7 @@ from gst.graphs.config_classes import fingerprints, reference_configs, with_refe
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
-from gst.nn import SAGE, Head
+from gst.nn import SAGE
 from partitioners import partition
 from tests.relabelling import relabelled_graph
 
@@ -104,28 +104,6 @@ def test_a_score_depends_on_the_other_configurations_of_the_graph() -> None:
     assert not torch.allclose(
         scores(model, few, torch.arange(5)), scores(model, segment(graph, 6), torch.arange(5)), atol=1e-4
     )
-
-
-def test_it_learns_what_a_configuration_is_beside_the_others() -> None:
-    """Each graph shifts all of its embeddings by a vector of its own, and the target is what is left without it."""
-    generator = torch.Generator().manual_seed(0)
-    own, shift = torch.randn(64, 24, 8, generator=generator), 3 * torch.randn(64, 1, 8, generator=generator)
-    own[:, :16] -= own[:, :16].mean(1, keepdim=True)
-    embedding, target = own + shift, own[:, 16:].sum(2)
-    errors = {}
-    for name, module in {"alone": Head(8), "beside others": CrossConfigHead(8, 16, heads=2)}.items():
-        torch.manual_seed(0)
-        for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.2)
-        optimizer = torch.optim.Adam(module.parameters(), 0.01)
-        for _ in range(400):
-            predicted = module(embedding)[:, -8:]
-            error = (predicted - target).square().mean() / target.var()
-            optimizer.zero_grad()
-            error.backward()
-            optimizer.step()
-        errors[name] = error.item()
-    assert errors["beside others"] < 0.5 * errors["alone"], errors
 
 
 # The references of a graph -----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -151,20 +150,3 @@ def test_with_no_layer_after_it_only_configurable_nodes_tell_configurations_apar
     hidden = made(before, 0)(batch).dense()
     varied = (hidden != hidden[:, :1]).any(2).any(1).nonzero().flatten()
     assert varied.tolist() == batch.config_nodes.sort().values.tolist()
-
-
-def test_a_configuration_means_what_the_state_of_its_node_makes_of_it() -> None:
-    """Not one vector added to any node: with late fusion too, a readout by sums is not linear in configurations."""
-    batch = replace(batch_with(3), config_features=batch_with(3).config_features[:1].expand(5, -1, -1))
-    hidden = made(1, 0)(batch).dense()[batch.config_nodes]
-    change = hidden[:, 1] - hidden[:, 0]
-    assert (change - change[0])[1:].abs().amax(1).min() > 1e-3
-
-
-def test_one_batch_serves_encoders_of_different_depths() -> None:
-    """What was found out about a batch for one of them is not taken for another."""
-    batch = batch_with(3)
-    shallow, deep = made(1, 1), made(2, 2)
-    first, second = shallow(batch).dense(), deep(batch).dense()
-    torch.testing.assert_close(first, shallow(batch_with(3)).dense())
-    torch.testing.assert_close(second, deep(batch_with(3)).dense())

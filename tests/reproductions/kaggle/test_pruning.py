@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.reproductions.kaggle.pruning import reduce
-from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import assemble
@@ -74,13 +72,6 @@ def test_nodes_within_the_hops_and_the_edges_among_them(graph: Graph, hops: int)
     assert small.name == graph.name
 
 
-def test_a_measured_graph_shrinks(alexnet: Path) -> None:
-    graph = read(alexnet)
-    sizes = [reduce(graph, f"hops:{hops}").num_nodes for hops in (0, 1, 2, 3)]
-    assert sizes == sorted(set(sizes)) and sizes[0] == len(graph.config_nodes) and sizes[-1] < graph.num_nodes
-    assert reduce(graph).digest() == reduce(graph, "hops:1000").digest() == graph.digest()
-
-
 # What it changes -----------------------------------------------------------------------------------
 
 
@@ -131,21 +122,6 @@ def test_twice_the_depth_keeps_differences_and_one_hop_less_does_not(
 @given(graph=graphs())
 def test_differences_are_kept_whatever_the_graph_and_the_direction_of_messages(directions: Any, graph: Graph) -> None:
     assert change(encoder_of(SAGE, 2, directions=directions), graph, 4) < 1e-10
-
-
-def test_differences_on_a_measured_graph(alexnet: Path) -> None:
-    graph = read(alexnet, rows=range(16))
-    assert reduce(graph, "hops:2").num_nodes < reduce(graph, "hops:4").num_nodes < graph.num_nodes
-    encoder = encoder_of(lambda *sizes: SAGE(*sizes[:2], config_symbols=7), 2)
-    assert change(encoder, graph, 4) < 1e-10 < 1e-6 < change(encoder, graph, 1)
-
-
-def test_a_mean_keeps_their_proportions() -> None:
-    graph, encoder = chain(24, [0, 20]), encoder_of(SAGE, 2)
-    small = reduce(graph, "hops:4")
-    assert small.num_nodes < graph.num_nodes
-    whole, pruned = (differences(scores(encoder, each, "mean")) for each in (graph, small))
-    torch.testing.assert_close(whole * graph.num_nodes, pruned * small.num_nodes, rtol=0, atol=1e-10)
 
 
 # Bad input -----------------------------------------------------------------------------------------

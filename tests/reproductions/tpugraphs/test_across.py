@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
 
 from experiments.reproductions.kaggle.node_features import FEATURES, enrich
 from experiments.reproductions.tpugraphs import across
@@ -61,14 +60,6 @@ def test_a_column_in_the_place_of_another_breaks_a_law() -> None:
         with_all_columns(replace(graph, node_features=np.roll(graph.node_features, 1, axis=1)))
     with pytest.raises(ValueError, match="has 3 and 10 columns; known are 140 and 18, and the 70 and 10"):
         with_all_columns(replace(graph, node_features=graph.node_features[:, :3]))
-
-
-def test_layouts_of_a_reshape_are_permutations_of_its_own_dimensions(alexnet: Graph) -> None:
-    """Node 236 goes from two dimensions to four: output and input stand where the recovered columns say."""
-    layouts = alexnet.config_features[:, alexnet.config_nodes.tolist().index(236)]
-    assert np.array_equal(np.sort(layouts[:, 0:4]), np.tile(np.arange(4), (len(layouts), 1)))
-    assert np.array_equal(np.sort(layouts[:, 6:8]), np.tile(np.arange(2), (len(layouts), 1)))
-    assert (layouts[:, [4, 5, *range(8, 18)]] == -1).all()
 
 
 def convolution(order: list[int]) -> Graph:
@@ -148,27 +139,6 @@ def test_of_few_columns_the_others_do_not_matter_and_without_messages_no_edge_do
     assert np.array_equal(few(others), few(unet)) and np.array_equal(alone(turned), alone(unet))
     assert not np.allclose(few(turned), few(unet), rtol=0, atol=1e-6)
     assert not np.array_equal(across.gnn(lessons, 0, steps=1)(others), across.gnn(lessons, 0, steps=1)(unet))
-
-
-def test_kernels_teach_a_linear_model_nothing_of_layouts(data: Path) -> None:
-    kinds, unet = common.read_all(data)
-    scores = [across.regression(across.split(kinds, names, 0)[0], 0, across.ridge)(unet) for names in
-              (["layout"], ["layout", "tile"])]  # fmt: skip
-    assert kendalltau(*scores).statistic > 0.9
-
-
-def test_sums_are_means_times_nodes_of_what_is_no_share(data: Path) -> None:
-    _, unet = common.read_all(data)
-    means, sums = common.pooled(unet), common.pooled(unet, sums=True)
-    assert np.allclose(sums[:, : len(NAMES)], unet.config_features[:, :, : len(NAMES)].sum(1), atol=1e-4)
-    assert np.array_equal(sums[:, len(NAMES) :], means[:, len(NAMES) :]) and means[:, len(NAMES) :].any()
-
-
-@pytest.mark.e2e
-def test_chance_is_what_random_orders_exceed_one_time_in_twenty() -> None:
-    random = np.random.default_rng(0)
-    taus = [kendalltau(random.random(40), random.random(40)).statistic for _ in range(2000)]
-    assert np.mean(np.abs(taus) > across.chance(40)) == pytest.approx(0.05, abs=0.015)
 
 
 def test_a_missing_folder_is_told(tmp_path: Path, data: Path) -> None:

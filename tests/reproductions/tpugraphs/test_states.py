@@ -108,12 +108,6 @@ def test_neither_the_order_of_nodes_nor_of_configurations_matters(seed: int) -> 
         np.testing.assert_allclose(other.predict(), one.predict()[order], rtol=1e-7)
 
 
-def test_states_that_were_never_measured_cost_nothing_more() -> None:
-    graph = program(4)
-    known = np.flatnonzero(graph.config_features[:, 1, 0] != 2)
-    assert np.isfinite(StateModel().fit(graph, known).predict()).all()
-
-
 @pytest.mark.parametrize("known", [[], [3], [0, 1]])
 def test_too_few_or_missing_measurements_are_refused(known: list[int]) -> None:
     graph = program(5)
