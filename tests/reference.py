@@ -272,16 +272,6 @@ def merged(rows: np.ndarray, values: np.ndarray) -> list[tuple[bytes, float, int
     return [(row, float(np.mean(group)), len(group), float(np.std(group))) for row, group in groups.items()]
 
 
-def slow_work_and_copies(graph: Graph, sizes: np.ndarray, config: int) -> tuple[np.ndarray, float]:
-    """What a runtime of `gst.data.synthetic` consists of: work by (opcode, choice), and size copied."""
-    choice = {int(v): int(graph.config_features[config, i, 0]) for i, v in enumerate(graph.config_nodes)}
-    work = np.zeros((8, 4))
-    for node, chosen in choice.items():
-        work[graph.opcodes[node], chosen] += sizes[node]
-    edges = [(u, v) for u, v in graph.edges.T.tolist() if u in choice and v in choice]
-    return work.ravel(), float(sum(sizes[u] for u, v in edges if choice[u] != choice[v]))
-
-
 # Losses and metrics --------------------------------------------------------------------------------
 
 

@@ -159,14 +159,6 @@ def test_other_widths_are_refused_by_file(unpacked: Path) -> None:
         list(source)
 
 
-def test_half_a_file_is_refused_by_name_and_leaves_no_store(unpacked: Path, tmp_path: Path) -> None:
-    path = unpacked / "npz/layout/xla/random/valid/another.npz"
-    path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(ValueError, match=r"another\.npz: not a readable npz file"):
-        prepare(TpuGraphsCollection(str(unpacked), "layout/xla/random", "valid"), tmp_path / "stores")
-    assert not list((tmp_path / "stores").glob("*/meta.json"))
-
-
 def test_placeholders_can_be_prepared(unpacked: Path, tmp_path: Path) -> None:
     for collection in ("layout/xla/random", "tile/xla"):
         (cut,) = open_store(prepare(TpuGraphsCollection(str(unpacked), collection, "test"), tmp_path))
@@ -223,14 +215,6 @@ def test_lists_that_do_not_fit_are_refused(unpacked: Path, tmp_path: Path, conte
     with pytest.raises(ValueError, match=problem) as refusal:
         list(source)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the published lists lie in shared/data, which is not here")
-def test_the_published_lists_are_read() -> None:
-    for path in sorted((SHARED / "eval_indices").glob("*.json")):
-        source = TpuGraphsCollection(str(SHARED), "layout/xla/default", "valid", str(path))
-        with pytest.raises(ValueError, match="lists no configurations of unet_3d"):
-            list(source)
 
 
 # Stores --------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from gst.data import tpugraphs
 from gst.data.source import fingerprint_of_files
 from gst.data.tpugraphs import TpuGraphs, read
 from gst.graphs.graph import Graph
-from gst.graphs.store import prepare
 from tests.files import FIXTURES, SHARED
 
 LAYOUT = FIXTURES / "alexnet_small.npz"
@@ -194,19 +193,6 @@ def test_what_is_no_npz_file_is_refused_by_name(tmp_path: Path, kind: str, unche
     assert_refused(tmp_path / "graph.npz")
 
 
-def test_flipped_bytes_are_refused_or_harmless(tmp_path: Path, unchecked: None) -> None:
-    rng, path = np.random.default_rng(0), tmp_path / "flipped.npz"
-    good = TILE.read_bytes()
-    for _ in range(300):
-        data = bytearray(good)
-        data[rng.integers(len(data))] ^= 1 << rng.integers(8)
-        path.write_bytes(data)
-        try:
-            read(path)
-        except ValueError as refusal:
-            assert str(path) in str(refusal) and "\n" not in str(refusal)
-
-
 def test_tile_configurations_beyond_int8_are_kept_wherever_they_stand(tmp_path: Path) -> None:
     """Many more than are looked at at once; the last one decides."""
     features = np.zeros((3200, 24), np.float32)
@@ -218,18 +204,6 @@ def test_tile_configurations_beyond_int8_are_kept_wherever_they_stand(tmp_path: 
     features[-1, 3] = NAN
     features[0, 3] = 1000
     assert_refused(written(tmp_path, TILE, config_feat=lambda _: features, **runtimes), "NaN")
-
-
-def test_files_that_were_prepared_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = TpuGraphs([str(shutil.copy(TILE, tmp_path))])
-    store = prepare(dataset, tmp_path / "stores")
-    with monkeypatch.context() as patch:
-        patch.delattr("gst.data.tpugraphs.read")
-        assert prepare(dataset, tmp_path / "stores") == store
-        os.utime(tmp_path / TILE.name, ns=(0, 1))
-        with pytest.raises(NameError):
-            prepare(dataset, tmp_path / "stores")
-    assert prepare(dataset, tmp_path / "stores") == store
 
 
 def test_a_dataset_yields_its_files_as_often_as_asked(tmp_path: Path, tile_kernels: list[Path]) -> None:

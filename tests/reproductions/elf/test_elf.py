@@ -187,13 +187,6 @@ def read_or_refuse(path: Path) -> None:
     language(open_binary(path))
 
 
-def test_a_file_cut_off_anywhere_is_read_or_refused(tmp_path: Path) -> None:
-    whole = LIBRARY.read_bytes()
-    for length in range(0, len(whole), 37):
-        (tmp_path / "short").write_bytes(whole[:length])
-        read_or_refuse(tmp_path / "short")
-
-
 BYTES = st.one_of(st.sampled_from([0, 0xFF, 0x7F, 0x80]), st.integers(0, 255))
 
 
