@@ -109,10 +109,3 @@ def test_simulated_and_measured_plans_are_compared() -> None:
     assert rank["lanes"] == 2 and rank["graphs"] == 0 and min(rank["measured_ms"]) > 0
     assert -1 <= rank["spearman"] <= 1
     assert json.loads(json.dumps(row)) == row
-
-
-def test_plans_that_there_is_no_time_for_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "PLANS_SHARE", -1.0)
-    settings = {"repetitions": 1, "lanes": [1, 2], "modes": [], "plans": 4, "seconds": 60}
-    *_, row = child.reports(SMALL_RNNLM, settings, CPU)
-    assert row["simulator"]["plans"] == 0 and row["simulator"]["asked"] == 4 and row["simulator"]["spearman"] is None

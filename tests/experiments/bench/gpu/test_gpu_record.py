@@ -38,23 +38,6 @@ def test_what_nvidia_smi_prints_is_read_and_what_it_does_not_report_is_none() ->
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
-     "uuid, 1, 2, 3, 0x0\n", f"{ONE}, 1, 2\n", "\x1b[31m, , ,\x00\n"],
-)  # fmt: skip
-def test_lines_of_another_form_give_no_clocks(text: str) -> None:
-    assert parsed(text) == {}
-
-
-def test_reasons_are_said_in_words() -> None:
-    def reasons(bits: int) -> list[str]:
-        return list(parsed(f"GPU-1, 1, 2, 3, {bits:#018x}")["GPU-1"]["slowed_by"])
-
-    assert reasons(0x68) == ["hardware slowdown", "heat", "heat, by hardware"]
-    assert reasons(0x1 | 0x2 | 0x10) == [], "it idles, or its clocks were set"
-
-
 def nvidia_smi(folder: Path, script: str) -> Path:
     """A program of this name; the file whose lines are its calls."""
     path, calls = folder / "nvidia-smi", folder / "calls"
