@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -150,26 +148,6 @@ finally: assert "experiments.bench" not in sys.modules"""
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_simulated_search_killed_anywhere_goes_on_to_the_same_plan() -> None:
-    methods = ["--methods", f"annealing,{COLOCRL},go"]
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "400", *methods, "--out"]
-    assert main([*arguments, "whole"]) == 0
-    command = [sys.executable, "-m", "gst.cli", *arguments, "killed"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
-        deadline = time.monotonic() + 200
-        while not Path("killed/searches.jsonl").exists() and child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert child.poll() is None and Path("killed/searches.jsonl").exists()
-        child.send_signal(signal.SIGKILL)
-    begun = Log(Path("killed/searches.jsonl")).read()
-    assert main([*arguments, "killed", "--resume"]) == 0
-    assert 0 < len(begun) < len(Log(Path("killed/searches.jsonl")).read()), "it goes on with what was found"
-    one, other = (Plan.load(Path(name) / "plan.json") for name in ("whole", "killed"))
-    assert one.key == other.key
-
-
 def test_simulated_figures_are_of_the_plan_that_is_written() -> None:
     arguments = ["place", PROGRAM, "--machine", "cores:2", "--evaluations", "50", "--methods", "annealing"]
     assert main([*arguments, "--out", "out", "--json", "result.json"]) == 0
@@ -182,19 +160,6 @@ def test_simulated_figures_are_of_the_plan_that_is_written() -> None:
         <= result["objective"]
         == min(plan["latency"] for plan in result["plans"].values() if plan["feasible"])
     )
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@needs_compiler
-def test_a_simulated_search_on_these_devices_goes_on_with_the_costs_it_began_with() -> None:
-    arguments = ["place", PROGRAM, "--devices", "cpu:0", "--runtime", "simulated", "--evaluations", "30"]
-    arguments += ["--out", "out"]
-    assert main([*arguments, "--methods", "annealing"]) == 0
-    before = Path("out/costs.json").read_bytes(), Plan.load(Path("out/plan.json")).key
-    Path("out/searches.jsonl").unlink()
-    assert main([*arguments, "--methods", "annealing", "--resume"]) == 0
-    assert before == (Path("out/costs.json").read_bytes(), Plan.load(Path("out/plan.json")).key)
 
 
 def test_without_a_budget_there_is_the_portfolio_alone() -> None:

@@ -75,19 +75,6 @@ def test_a_graph_is_timed_with_copies_of_what_changes_from_call_to_call(
         assert (copies[torch.ops.aten.copy_.default], copies[torch.ops.aten.clone.default]) == (inputs, outputs)
 
 
-@pytest.mark.e2e
-def test_kernels_of_a_training_step_are_called_as_plans_are() -> None:
-    """A call copies what changes from call to call in, and outputs out; the state is among both."""
-    step = resolve(STEP)
-    runs, *_ = child_process.made_on_accelerator(STEP, CPU, 300.0, "", [KERNELS])
-    copies = counted(runs[KERNELS])
-    assert copies[torch.ops.aten.clone.default] == num_tensors(step.function(*step.inputs))
-    first, again = runs[KERNELS](), runs[KERNELS]()
-    for one, other, written in zip(first, again, pytree.tree_leaves(step.function(*step.inputs)), strict=True):
-        torch.testing.assert_close(one, written)
-        torch.testing.assert_close(other, written)
-
-
 def num_tensors(values: object) -> int:
     return sum(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(values))
 
