@@ -16,7 +16,7 @@ from gst.data.collections import COLLECTIONS, PARTS, download_command, parts_bel
 from gst.data.tpugraphs import read, rows_of_file
 from gst.graphs.store import open_store, prepare
 from gst.util.arrays import PackedArray
-from tests.files import FIXTURES, SHARED
+from tests.files import FIXTURES
 
 ALEXNET = FIXTURES / "alexnet_small.npz"
 TILES = sorted((FIXTURES / "tile").glob("*.npz"))
@@ -68,14 +68,6 @@ def test_parts_are_read_from_where_the_archives_unpack(unpacked: Path) -> None:
     assert graph.digest() == read(ALEXNET).digest()
     (graph,) = TpuGraphsCollection(str(unpacked), "layout/xla/random", merge=False)
     assert graph.digest() == read(ALEXNET, merge=False).digest()
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the whole files lie in shared/data, which is not here")
-def test_measured_files_beside_the_repository() -> None:
-    (alexnet,) = TpuGraphsCollection(str(SHARED), "layout/xla/random", "train")
-    (unet,) = TpuGraphsCollection(str(SHARED), "layout/xla/default", "valid")
-    assert (alexnet.num_configs, unet.name) == (23_905, "unet_3d")
-    assert len(list(TpuGraphsCollection(str(SHARED), "tile/xla"))) == 10
 
 
 def test_what_is_there_is_found(unpacked: Path) -> None:

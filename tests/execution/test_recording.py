@@ -82,15 +82,6 @@ def test_memory_of_a_recording_that_fails_is_given_back_once(
     assert calls == ([] if is_ended else [("end", 1, POOL), ("release", 1, POOL)])
 
 
-def test_workspaces_are_given_up_before_and_behind_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("clear"), raising=False)
-    graph: Any = SimpleNamespace(capture_begin=lambda: log.append("begin"), capture_end=lambda: log.append("end"))
-    with recorded(graph):
-        log.append("launch")
-    assert log == ["clear", "begin", "launch", "end", "clear"]
-
-
 class Memory:
     """What PyTorch 2.11 keeps to: memory whose recording ended badly takes part in no other."""
 

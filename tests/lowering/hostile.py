@@ -29,6 +29,7 @@ from gst.programs import Program, Reference, outputs_differ
 LAZINESS = (0.0, 0.01, 0.1)  # shares of its steps before which a lane sleeps; each lane draws one
 LONGEST_MS = 1.0  # such a sleep
 LATEST_MS = 5.0  # start of a lane
+PATIENCE_S = 60.0  # for which a lane waits for an event
 
 
 def verify(program: Program, streams: StreamProgram, runs: int = 3, seed: int = 0) -> Checked:
@@ -80,11 +81,7 @@ class HostileRun:
 
 
 def hostile_run(
-    program: Program,
-    streams: StreamProgram,
-    seed: int,
-    inputs: Sequence[Tensor] | None = None,
-    patience_s: float = 60.0,
+    program: Program, streams: StreamProgram, seed: int, inputs: Sequence[Tensor] | None = None
 ) -> HostileRun:
     """Run a stream program once, one thread for each lane.
 
@@ -93,7 +90,6 @@ def hostile_run(
         streams: its lowered form.
         seed: of the delays.
         inputs: flat inputs; the examples if None. They are not changed.
-        patience_s: how long a lane waits for an event.
 
     Raises:
         ValueError: the inputs do not fit the program.
@@ -104,7 +100,7 @@ def hostile_run(
     memories = [Memory(name) for name in streams.memories]
     for node, memory in streams.residents.T.tolist():
         memories[memory].write(node, _copy(fixed[node]), forever=True)
-    run = _Run(streams, bind(program, torch.device("cpu")), memories, patience_s)
+    run = _Run(streams, bind(program, torch.device("cpu")), memories)
     with _one_thread():
         threads = [
             threading.Thread(target=run.lane, args=(lane, random.Random(f"{seed} {lane}")), daemon=True)
@@ -188,10 +184,8 @@ class _Desk:
 class _Run:
     """State that the streams of one run share."""
 
-    def __init__(
-        self, streams: StreamProgram, calls: Sequence[Call | None], memories: Sequence[Memory], patience_s: float
-    ) -> None:
-        self.streams, self.calls, self.memories, self.patience_s = streams, calls, memories, patience_s
+    def __init__(self, streams: StreamProgram, calls: Sequence[Call | None], memories: Sequence[Memory]) -> None:
+        self.streams, self.calls, self.memories = streams, calls, memories
         self.members, self.writes = streams.members.lists(), streams.writes.lists()
         self.events = [threading.Event() for _ in range(streams.num_events)]
         self.errors: list[ExecutionError] = []
@@ -232,12 +226,12 @@ class _Run:
         elif kind == RECORD:
             self.events[argument].set()
         elif kind == WAIT:
-            until = time.monotonic() + self.patience_s
+            until = time.monotonic() + PATIENCE_S
             while not self.events[argument].wait(0.05):
                 if self.errors:
                     return
                 if time.monotonic() > until:
-                    raise TimeoutError(f"nobody recorded event {argument} for {self.patience_s:g} s")
+                    raise TimeoutError(f"nobody recorded event {argument} for {PATIENCE_S:g} s")
         else:
             memory.free(argument)
 

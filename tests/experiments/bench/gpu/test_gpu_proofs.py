@@ -11,7 +11,6 @@ import torch
 
 from experiments.bench.__main__ import main
 from experiments.bench.gpu import lines, place, process, proofs, pytest_runs
-from gst.execution.lanes import Lane
 from gst.programs import WORKLOADS
 from tests.choices import with_rest
 
@@ -99,31 +98,6 @@ def test_a_step_of_transformers_is_right_without_an_accelerator(name: str) -> No
     generation of the device."""
     pytest.importorskip("transformers", reason="needs the extra 'models'")
     assert main(["gpu", "--programs", f"transformers:{name}"]) == 0
-
-
-@NO_GPU
-@pytest.mark.e2e
-def test_more_steps_of_transformers_and_a_sample_are_right_without_an_accelerator(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs the extra 'models'")
-    programs, path = "transformers:t5,transformers:mamba,transformers:albert", tmp_path / "gpu.json"
-    command = ["gpu", "--programs", programs, "--samples", str(ROOT / "tests/fixtures/graphnet")]
-    assert main([*command, "--json", str(path)]) == 0
-    checked = json.loads(path.read_text())["checked"]
-    assert len(checked) > 3 and all(row["lowered"]["4x2"]["steps"] for row in checked.values())
-
-
-@NO_GPU
-def test_a_value_that_stays_on_the_wrong_device_fails_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Lane, "copy", lambda self, value, device: value)
-    assert main(["gpu", "--programs", "inception"]) == 2
-    said = capsys.readouterr()
-    assert (
-        said.out.startswith("inception")
-        and "failed: step " in said.out
-        and "inception failed without an accelerator" in said.err
-    )
 
 
 @pytest.mark.e2e
