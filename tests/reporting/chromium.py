@@ -112,11 +112,6 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def press(self, key: str, code: int) -> None:
-        for kind in ("rawKeyDown", "char", "keyUp"):
-            words = {"text": "\r"} if kind == "char" else {}
-            self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **words)
-
     def complaints(self) -> list[str]:
         """Return messages of the console, and a note if the page loaded more than itself."""
         found, loads = [], 0

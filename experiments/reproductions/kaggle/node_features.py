@@ -32,16 +32,9 @@ from gst.graphs.graph import Graph
 ABSENT = -1.0
 ELEMENT_TYPE = "shape_element_type_is_"  # begin the names of the columns of types
 LANES, SUBLANES = 128, 8  # of a tile of the TPU
-LAYOUT_WIDTH = 18  # columns of a layout configuration
 MODULO_COLUMNS = tuple(f"{column}_modulo_{size}" for size in (LANES, SUBLANES) for column in entries(SHAPE))
 TILE_COLUMNS = ("default_layout_tiles", "default_layout_padding_share")
 COST_COLUMNS = ("flops", "bytes_written", "bytes_read")
-OF_SIZES = ("shape_dimensions_", "window_", "slice_dims_", "dynamic_slice_sizes_", "padding_config_")
-SIZES = (
-    *(name for name in NODE_FEATURES if name.startswith(OF_SIZES) and "reversal" not in name),
-    "shape_tuple_shapes_size", "feature_group_count", "batch_group_count", TILE_COLUMNS[0], *COST_COLUMNS,
-)  # fmt: skip
-"""Columns that are sizes or counts, over many magnitudes, and not flags, numbers of dimensions or shares."""
 ELEMENTWISE = (
     "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "complex", "convert", "cosine",
     "count-leading-zeros", "divide", "exponential", "exponential-minus-one", "floor", "imag", "is-finite", "log",
@@ -86,7 +79,7 @@ def check_features(names: Sequence[str]) -> None:
     Examples:
         >>> check_features(["costs", "flops"])
         Traceback (most recent call last):
-        ValueError: there is no feature 'flops'; there are costs, modulo, tiles, padding, layout, log
+        ValueError: there is no feature 'flops'; there are costs, modulo, tiles, padding
     """
     for name in names:
         if name not in FEATURES:
@@ -188,31 +181,8 @@ def padding(graph: Graph, columns: Columns) -> Columns:
     return changed | {"parameter_number": np.where(is_parameter, columns["parameter_number"], ABSENT)}
 
 
-def layout(graph: Graph, columns: Columns) -> Columns:
-    """-1 for the default layout of configurable nodes and for its tiles, because the configuration overrides them.
-
-    Raises:
-        ValueError: the configurations are not layouts.
-    """
-    width = graph.config_features.shape[2]
-    if width != LAYOUT_WIDTH:
-        raise ValueError(
-            f"graph {graph.name!r} has configurations of {width} columns, but feature 'layout' puts those of layouts, "
-            f"{LAYOUT_WIDTH}, in the place of columns; leave it out"
-        )
-    configurable = np.zeros(graph.num_nodes, bool)
-    configurable[graph.config_nodes] = True
-    overridden = [*entries(LAYOUT), *(column for column in TILE_COLUMNS if column in columns)]
-    return {column: np.where(configurable, ABSENT, columns[column]) for column in overridden}
-
-
-def log(graph: Graph, columns: Columns) -> Columns:
-    """sign(x) log(1 + |x|) of all `SIZES`, for models that do not scale their inputs; the encoders of `gst.nn` do."""
-    return {column: np.sign(values) * np.log1p(np.abs(values)) for column, values in columns.items() if column in SIZES}
-
-
 FEATURES: dict[str, Callable[[Graph, Columns], Columns]] = {
-    "costs": costs, "modulo": modulo, "tiles": tiles, "padding": padding, "layout": layout, "log": log,
+    "costs": costs, "modulo": modulo, "tiles": tiles, "padding": padding,
 }  # fmt: skip
 """Functions from a graph and its columns so far to the columns that they add or change, in the order of computation:
 those that read the published columns come before those that change them."""

@@ -10,18 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from google.protobuf.message import DecodeError
 
 from experiments.reproductions.kaggle.derived import Derived
-from experiments.reproductions.kaggle.node_features import (
-    COST_COLUMNS,
-    FEATURES,
-    MODULO_COLUMNS,
-    SIZES,
-    TILE_COLUMNS,
-    enrich,
-)
+from experiments.reproductions.kaggle.node_features import COST_COLUMNS, FEATURES, MODULO_COLUMNS, TILE_COLUMNS, enrich
 from experiments.reproductions.kaggle.pruning import reduce
 from experiments.reproductions.tpugraphs.columns import (
     LAYOUT,
@@ -36,7 +28,6 @@ from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule, ModuleTuningData
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
-from gst.nn.encoders import signed_log
 from tests.files import FIXTURES, shared_or_fixture
 from tests.relabelling import relabelled_graph
 
@@ -229,31 +220,6 @@ def test_tiles_by_hand() -> None:
     assert columns[f"{SHAPE}_1_modulo_8"].tolist() == [0, 1, 1, 0, -1, -1, 0, -1]
 
 
-# Layouts and sizes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("names", [["layout"], ["layout", "tiles", "padding"]], ids=str)
-def test_the_configuration_alone_speaks_for_the_layout_of_configurable_nodes(names: list[str]) -> None:
-    graph = read_hlo(UNET)
-    without, after = columns_of(graph, *names[1:]), columns_of(graph, *names)
-    configurable = np.isin(np.arange(graph.num_nodes), graph.config_nodes)
-    for column, values in after.items():
-        silent = configurable & (column.startswith(LAYOUT) or column in TILE_COLUMNS)
-        np.testing.assert_array_equal(values, np.where(silent, -1, without[column]), column)
-
-
-def test_log_scales_sizes_and_nothing_else_as_the_encoders_do() -> None:
-    graph = read_hlo(UNET)
-    names = ("costs", "tiles", "padding")
-    before, after = columns_of(graph, *names), columns_of(graph, *names, "log")
-    for column, values in after.items():
-        wanted = signed_log(torch.from_numpy(before[column].copy())).numpy() if column in SIZES else before[column]
-        np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6, err_msg=column)
-    flags = [name for name in NODE_FEATURES if "_is_" in name or "layout" in name or "dim_numbers" in name]
-    assert not set(SIZES) & {*flags, "is_root", "parameter_number", "dimensions_0", TILE_COLUMNS[1]}
-    assert {f"{SHAPE}_product", "window_stride_1", "slice_dims_limit_sum", "flops"} <= set(SIZES) <= after.keys()
-
-
 # One switch for all --------------------------------------------------------------------------------
 
 
@@ -302,7 +268,7 @@ def test_a_source_derives_from_files_and_collections_alike(tmp_path: Path, tile_
 
 def test_unknown_names_are_refused_before_anything_is_read() -> None:
     source = TpuGraphs(["nowhere.npz"])
-    with pytest.raises(ValueError, match=r"no feature 'paddings'; there are costs, modulo, tiles, padding, layout"):
+    with pytest.raises(ValueError, match=r"no feature 'paddings'; there are costs, modulo, tiles, padding$"):
         Derived(source, features=["paddings"])
     with pytest.raises(ValueError, match=r"there are 'none' and 'hops:K'"):
         Derived(source, reduction="hop:1")
@@ -316,10 +282,3 @@ def test_graphs_that_lack_columns_are_refused(name: str, alexnet: Path) -> None:
     twice = enrich(read_hlo(HLO / "unet_3d_part.pb"), ["costs"])
     with pytest.raises(ValueError, match=r"has 143 node features"):
         enrich(twice, [name])
-
-
-def test_tile_configurations_are_no_layouts(tile_kernels: list[Path]) -> None:
-    graph = read(tile_kernels[0])
-    with pytest.raises(ValueError, match=r"configurations of 24 columns, but feature 'layout'.* leave it out"):
-        enrich(graph, ["layout"])
-    enrich(graph, [name for name in FEATURES if name != "layout"])

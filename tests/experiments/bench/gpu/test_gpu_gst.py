@@ -1,4 +1,4 @@
-"""The jobs of GST itself in `make gpu`, done on the CPU; also where packages are absent that GPU machines may lack."""
+"""The jobs of GST itself in `make gpu`, done on the CPU."""
 
 import json
 from typing import Any
