@@ -67,19 +67,6 @@ def test_every_folder_tells_its_content_input_output_and_first_file(name: str) -
     assert (folder / description.first_file).exists()
 
 
-def test_a_docstring_without_input_or_first_file_has_empty_parts(tmp_path: Path) -> None:
-    examples = (
-        ("Cutting: a graph goes in; segments come out.\n\nRead `cut.py`.",
-         ("Cutting", "a graph", "segments", "cut.py")),
-        ("Memory.\n\nKeys go in, with steps; rows come out of a table.", ("Memory", "Keys", "rows", "")),
-        ("Words.", ("Words", "", "", "")),
-    )  # fmt: skip
-    for text, parts in examples:
-        (tmp_path / "__init__.py").write_text(f'"""{text}"""')
-        found = architecture.describe(tmp_path)
-        assert (found.holds, found.goes_in, found.comes_out, found.first_file) == parts
-
-
 def test_every_table_and_picture_is_shown_somewhere() -> None:
     text = {path: path.read_text() for path in ALL}
     assert {name for each in text.values() for _, name, _ in docs.MARKED.findall(each)} == set(TABLES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.reproductions.colocrl.method import ColocRL, PolicyUnits, between, colocrl_training, merged
-from experiments.reproductions.colocrl.reinforce import FAILED, MovingBaseline, rewards_of, sequential_ms, surrogate
+from experiments.reproductions.colocrl.reinforce import FAILED, rewards_of, sequential_ms, surrogate
 from gst.placement.baselines.units import in_order
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.task import Task
@@ -71,16 +71,6 @@ def test_the_gradient_expected_is_that_of_the_expected_reward() -> None:
             loss = surrogate(log_probability, entropy, rewards[number : number + 1] - baseline, entropy=0.0)
             expected += probability * gradient(policy, loss)
         assert torch.allclose(expected, wanted, rtol=1e-8, atol=1e-12)
-
-
-def test_the_baseline_follows_rewards_and_knows_only_earlier_ones() -> None:
-    baseline = MovingBaseline()
-    first = baseline.advantages(torch.tensor([1.0, 3.0]))
-    assert torch.allclose(first, torch.tensor([-1.0, 1.0]))
-    assert torch.allclose(baseline.advantages(torch.tensor([4.0, 4.0])), torch.tensor([2.0, 2.0]))
-    for _ in range(200):
-        baseline.advantages(torch.tensor([10.0, 12.0]))
-    assert abs(baseline.mean - 11) < 1e-3 and abs(baseline.spread - 1) < 1e-3
 
 
 def test_rewards_are_roots_and_failures_the_worst_of_them() -> None:

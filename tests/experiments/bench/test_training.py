@@ -98,16 +98,6 @@ def test_scores_do_not_depend_on_configurations_at_once(monkeypatch: pytest.Monk
     assert 0 < (short - together).expm1().abs().max() < 2e-3
 
 
-def test_sharing_leaves_fewer_rows_the_fewer_nodes_are_configurable() -> None:
-    few, many = (
-        score.rows_share(segment(score.program(score.Setting(2400, configurable, 40)), score.MAX_NODES))
-        for configurable in (10, 100)
-    )
-    for shares in (few, many):
-        assert len(shares) == 1 + score.LAYERS and shares == sorted(shares) and 1 / 40 <= shares[0] <= shares[-1] <= 1
-    assert all(a < b for a, b in zip(few, many, strict=True))
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("slowdown", [0.5, 50.0])
 def test_score(slowdown: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,3 @@ def test_layers_before_fusion_have_one_row_for_each_node_however_many_configurat
     assert rows_into(encoder.after[0], encoder, batch_with(40)) > 24 + 5 * 20
     projected = {rows_into(encoder.fusion.state, encoder, batch_with(n)) for n in (1, 3, 40)}
     assert projected == {5}, "the state of each configurable node, once"
-
-
-@pytest.mark.parametrize("before", [0, 2])
-def test_with_no_layer_after_it_only_configurable_nodes_tell_configurations_apart(before: int) -> None:
-    batch = batch_with(3)
-    hidden = made(before, 0)(batch).dense()
-    varied = (hidden != hidden[:, :1]).any(2).any(1).nonzero().flatten()
-    assert varied.tolist() == batch.config_nodes.sort().values.tolist()

@@ -66,15 +66,6 @@ def test_bounds_of_a_program_hold_for_plans_that_take_its_colocation_groups_apar
     assert max(lower_bound_us(task), branched(task, seconds=2.0).bound) <= times[best] * ROUNDING
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_plan_of_a_larger_graph_beats_the_bound(seed: int) -> None:
-    task = random_task(seed, nodes=60)
-    generator, able = np.random.default_rng(seed), np.isfinite(task.times_us)
-    plans = [task.plan(np.array([generator.choice(np.flatnonzero(column)) for column in able.T])) for _ in range(30)]
-    bound = branched(task, seconds=0.5).bound
-    assert lower_bound_us(task) / ROUNDING <= bound <= task.simulator.makespans(plans).min() * ROUNDING
-
-
 def test_the_table_has_a_row_for_each_graph_and_keeps_the_rows_that_are_there(tmp_path: Path) -> None:
     folder, out = tmp_path / "latency_layer_graphs", tmp_path / "table.json"
     folder.mkdir()

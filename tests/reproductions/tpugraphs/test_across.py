@@ -110,18 +110,6 @@ def test_every_column_means_the_same_in_all_graphs_and_none_is_lost(data: Path) 
     assert not any(kernel.config_features[:, :, :count].any() for kernel in kinds["tile"])
 
 
-@pytest.mark.e2e
-def test_trainings_grow_by_a_kind_and_equal_seeds_give_equal_figures(data: Path) -> None:
-    kinds, unet = common.read_all(data)
-    names = ["alexnet", "alexnet + tile"]
-    assert list(across.trainings(kinds)) == names
-    found = across.run(kinds, unet, 1, 2)
-    assert all(len(each["taus"]) == 1 for row in found.values() for each in row.values())
-    assert found == across.run(kinds, unet, 1, 2), "equal seeds, equal figures"
-    linear = [found[name]["ridge"]["known"][0] for name in names]
-    assert min(linear) > 0.5, linear  # ridge learns AlexNet from 750 of its configurations
-
-
 def test_nobody_learns_from_what_is_held_out(data: Path) -> None:
     kinds, _ = common.read_all(data)
     lessons, held = across.split(kinds, ["layout", "tile"], seed=3)

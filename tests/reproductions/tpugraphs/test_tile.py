@@ -47,14 +47,6 @@ def test_features_of_a_matrix_product_worked_by_hand(kernels: list[tile.Kernel])
     )  # fmt: skip
 
 
-def test_a_kernel_cut_along_its_contraction_takes_more_passes(kernels: list[tile.Kernel]) -> None:
-    graph = kernels[2].graph
-    slowest = int(graph.targets.argmax())
-    assert graph.config_features[slowest, 0, [0, 1, 8, 9]].tolist() == [1, 1, 16, 2]
-    seen = named(graph, slowest)
-    assert (seen["output_tiles"], seen["contraction_tiles"], seen["passes"]) == pytest.approx((8 * 16, 4, 8 * 16 * 4))
-
-
 def test_the_tiled_array_of_a_reduction_is_what_it_reads(kernels: list[tile.Kernel]) -> None:
     """32 x 26 x 26 x 192, minor to major 3 0 2 1: 26 x 26 x 4 x 2 registers."""
     graph = kernels[1].graph
@@ -95,11 +87,6 @@ def test_nobody_learns_from_the_kernel_held_out(kernels: list[tile.Kernel]) -> N
     assert summary["error_at_1_distinct"] == 0
     assert 0 < summary["error_at_1"] < 1e-4  # fusion.232 has one configuration twice: 57,188 and 57,204 ns
     assert summary["error_at_1_deviation"] == 0
-
-
-def test_an_ensemble_is_the_mean_of_seeds_no_other_ensemble_has(kernels: list[tile.Kernel]) -> None:
-    said = tile.ensemble(lambda known, held_out, seed: np.full(3, float(seed)), 4)
-    assert said([], kernels[0], 0).tolist() == [1.5] * 3 and said([], kernels[0], 1).tolist() == [5.5] * 3
 
 
 def test_a_score_depends_on_no_other_configuration_and_on_the_graph_if_it_enters(kernels: list[tile.Kernel]) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from experiments.bench.gpu import child, host_outputs, lines
+from experiments.bench.gpu import child
 from gst.execution.on_accelerator import Run, whole
-from gst.lowering.calls import eager
-from gst.programs import Program, Step, capture
-from tests.execution.tf32 import RoundedConvolutions, on_the_host
+from gst.programs import Program, Step
 
 CPU = torch.device("cpu")
 SMALL_RNNLM = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"
-SHAPES = ((1, 2, 6, 6), (3, 2, 3, 3))  # of an image and of weights
 
 
 def test_what_is_measured_on_an_accelerator_is_measured_on_the_cpu() -> None:
@@ -67,35 +63,6 @@ def test_a_compiler_that_does_not_end_leaves_what_the_modes_before_it_gave(monke
     with pytest.raises(SystemExit):
         rows.extend(child.reports(f"{__name__}:halved", settings, CPU))
     assert rows[-1]["ways"]["compiled, quick"]["median_ms"] > 0 and "pairs" not in rows[-1]
-
-
-def convolved() -> Step:
-    """A step whose output is the difference of numbers a hundred times as large."""
-
-    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
-        return (torch.conv2d(x + 100, w) - 100 * w.sum((1, 2, 3))[:, None, None],)
-
-    generator = torch.Generator().manual_seed(0)
-    return Step("convolved", function, tuple(torch.randn(*shape, generator=generator) for shape in SHAPES))
-
-
-def test_convolutions_that_round_to_tf32_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, whose convolutions round in a mode as those of a GPU do, except where the CPU itself is asked."""
-    exact = on_the_host(eager)
-    monkeypatch.setattr(
-        host_outputs, "eager", lambda program, inputs=None, device=None: (eager if device else exact)(program, inputs)
-    )
-    monkeypatch.setattr(child, "capture", on_the_host(capture))
-    settings = {"repetitions": 1, "lanes": [2], "modes": [], "plans": 0, "seconds": 60}
-    name = f"{__name__}:convolved"
-    with RoundedConvolutions():
-        *_, row = child.reports(name, settings, CPU)
-    assert row["tf32"] and row["wrong"] == ""
-    assert [row["ways"][way]["reason"] for way in ("as written", "2 lanes")] == ["", ""]
-    monkeypatch.setattr(host_outputs, "exact_convolutions", nullcontext)
-    with RoundedConvolutions():
-        *_, row = child.reports(name, settings | {"lanes": []}, CPU)
-    assert "is off by" in row["wrong"] and "failed: output" in lines.line(name, row)
 
 
 def test_simulated_and_measured_plans_are_compared() -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from experiments.bench.__main__ import main
-from experiments.bench.gpu import pytest_runs
 from experiments.bench.gpu import run as gpu
 from experiments.bench.gpu.process import Ended
 from gst.programs import WORKLOADS
@@ -95,27 +94,6 @@ def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
     assert main([*command, "--resume"]) == 0 and asked == ["gpt", "rnnlm", "moe", "rnnlm", "moe"]
     assert set(json.loads(path.read_text())["workloads"]) == {"gpt", "rnnlm", "moe"}
     assert main([*command, "--resume", "--plans", "3"]) == 2  # other settings
-
-
-def test_tests_that_passed_do_not_run_again(
-    with_rows: Callable[[Row], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked = []
-
-    def tests(files: list[Path], limit_s: float, left_out: dict[str, Any], log: Path) -> dict[str, Any]:
-        asked.append(sorted(left_out))
-        new = {"a": {"outcome": "passed"}, "b": {"outcome": "failed"}} if len(asked) == 1 else {}
-        if len(asked) == 2:
-            new = {"c": {"outcome": "unfinished"}}
-        return {"status": 1 if new else 5, "last_line": "some", "outcomes": new}
-
-    monkeypatch.setattr(pytest_runs, "gpu_tests", tests)
-    with_rows(lambda *arguments: {"failed": "no GPU"})
-    command = ["gpu", "--programs", "capped", "--modes", "", "--json", str(tmp_path / "gpu.json")]
-    assert main(command) == 0 and asked == [[], ["a", "b"]]
-    outcomes = json.loads((tmp_path / "gpu.json").read_text())["tests"]["outcomes"]
-    assert [each["outcome"] for each in outcomes.values()] == ["passed", "failed", "unfinished"]
-    assert main([*command, "--resume"]) == 0 and asked[2:] == [["a"], ["a"]]
 
 
 def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
