@@ -28,13 +28,7 @@ PATIENCE_S = 120.0  # before a child that does not answer is ended
 
 @dataclass(frozen=True)
 class Finding:
-    """A case with a reader that did what none may do.
-
-    Args:
-        case: its number.
-        kind: `crash` or `unbounded`.
-        what: what happened, in one line.
-    """
+    """A case by its number in which a reader did what none may do: a `crash`, or it is `unbounded`; and why."""
 
     case: int
     kind: str
@@ -111,16 +105,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def findings(reader: Reader, cases: range, seed: int, directory: Path | None = None) -> Iterator[Finding | None]:
-    """For each case in turn what was found, None where all is well.
+def findings(reader: Reader, cases: range, seed: int) -> Iterator[Finding | None]:
+    """Yield for each case in turn what was found, None where all is well; the same number and seed are the same case.
 
-    Args:
-        reader: it reads a genuine file here first, so that the children have what it loads and compiles.
-        cases: numbers; the same number and seed are the same case.
-        seed: of the damage.
-        directory: where files are written and removed, a temporary one if None.
+    A genuine file is read here first, so that the children have what its reader loads and compiles.
     """
-    with tempfile.TemporaryDirectory(dir=directory) as place:
+    with tempfile.TemporaryDirectory() as place:
         path, files = genuine(reader, Path(place) / "genuine")
         reader.read(Path(place) / "genuine" / path)
         at = cases.start

@@ -32,35 +32,17 @@ LATEST_MS = 5.0  # start of a lane
 PATIENCE_S = 60.0  # for which a lane waits for an event
 
 
-def verify(program: Program, streams: StreamProgram, runs: int = 3, seed: int = 0) -> Checked:
-    """Check a stream program for races, run it by the hostile interpreter, and compare outputs with those of the
-    program run in order.
-
-    Args:
-        program: what was lowered.
-        streams: its lowered form.
-        runs: hostile runs, each with delays of its own.
-        seed: of the delays.
+def verify(program: Program, streams: StreamProgram, runs: int = 3) -> Checked:
+    """Check a stream program for races, run it by the hostile interpreter `runs` times, each with delays of its own,
+    and compare outputs with those of the program run in order, and bytes with those proven.
 
     Raises:
         RaceError: two steps race, or lanes wait for ever.
         ExecutionError: a run fails, its outputs differ, or it takes more memory than proven.
-
-    Examples:
-        >>> import numpy as np
-        >>> from gst.machine.devices import Device
-        >>> from gst.lowering.plan import Plan
-        >>> from gst.lowering.lower import stream_program
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), (torch.zeros(8),))
-        >>> devices = [Device(f"gpu:{number}", "cpu", (), 1, f"gpu:{number}", "example") for number in range(2)]
-        >>> streams = stream_program(program, Plan(("gpu:0", "gpu:1"), np.array([0, 0, 1])), devices)
-        >>> verify(program, streams).peak_bytes
-        {'gpu:0': 32, 'gpu:1': 64}
     """
     checked = check(streams)
     want = eager(program)
-    for number in range(seed, seed + runs):
+    for number in range(runs):
         run = hostile_run(program, streams, number)
         if difference := outputs_differ(run.outputs, want):
             raise ExecutionError(f"hostile run of seed {number}: {difference}")
@@ -83,13 +65,7 @@ class HostileRun:
 def hostile_run(
     program: Program, streams: StreamProgram, seed: int, inputs: Sequence[Tensor] | None = None
 ) -> HostileRun:
-    """Run a stream program once, one thread for each lane.
-
-    Args:
-        program: what was lowered.
-        streams: its lowered form.
-        seed: of the delays.
-        inputs: flat inputs; the examples if None. They are not changed.
+    """Run a stream program once, one thread for each lane; inputs are not changed, and `seed` is of the delays.
 
     Raises:
         ValueError: the inputs do not fit the program.

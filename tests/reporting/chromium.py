@@ -22,11 +22,7 @@ FLAGS = (
 
 
 class Chromium:
-    """Open until `close`.
-
-    Args:
-        profile: an empty directory.
-    """
+    """A browser, open until `close`; its profile is an empty directory."""
 
     def __init__(self, profile: Path) -> None:
         assert PROGRAM is not None
@@ -77,14 +73,7 @@ class Chromium:
 
 
 class Tab:
-    """A page that was loaded.
-
-    Args:
-        width, height: of the window, in CSS pixels.
-        dark: whether the reader prefers dark pages.
-        media: '' or 'print'.
-        scripts: whether scripts run.
-    """
+    """A page loaded in a window of so many CSS pixels; `media` is '' or 'print'."""
 
     def __init__(
         self, browser: Chromium, path: Path, width: int = 1280, height: int = 900, dark: bool = False,
