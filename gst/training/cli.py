@@ -193,6 +193,11 @@ class GstCLI(LightningCLI):
                 f"--trainer.precision {trainer.precision} converts what the table and the metrics keep in float32; "
                 "bf16-mixed and 16-mixed compute in short numbers where that pays"
             )
+        if trainer.world_size > 1 and not self._get(self.config_init, "trainer").get("use_distributed_sampler", True):
+            raise ValueError(
+                "--trainer.use_distributed_sampler false is for samplers that divide graphs among processes by "
+                "themselves; the steps here are divided always: leave it out"
+            )
         limit_waits(trainer, self._get(self.config_init, "collective_timeout"))
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()

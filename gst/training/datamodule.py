@@ -170,8 +170,11 @@ class SegmentDataModule(L.LightningDataModule):
         return directory.name, open_store(directory)
 
     def train_dataloader(self) -> StepLoader:
+        """Return the loader of training steps; in order of the graphs where `overfit_batches` repeats the first ones,
+        for which Lightning turns off shuffling by itself in loaders of PyTorch alone."""
+        shuffle = not getattr(self.trainer, "overfit_batches", 0)
         return StepLoader(
-            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, True, self.seed,
+            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, shuffle, self.seed,
             *self._place(),
         )  # fmt: skip
 

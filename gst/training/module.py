@@ -219,21 +219,26 @@ class SegmentTrainingModule(L.LightningModule):
         return [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
 
     def on_train_start(self) -> None:
-        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead."""
+        """Forget losses of an earlier training, register its graphs, and record its step if that is wanted."""
         self.estimator.keep_frozen_rows()
         self._losses = Arrivals()
+        self.on_train_epoch_start()  # which is not called in an epoch that is being resumed
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
             if loader.world_size > 1:
                 self.estimator.register(graph for graph, _ in loader.selections)
-            loader.set_epoch(self.current_epoch)
-            loader.reader = Reader(self._reading, lambda read: read())
             if self.record_step or (self.record_step is None and self.device.type != "cpu"):
                 from gst.training.recorded_step import PaddedSteps
 
                 self._padded = PaddedSteps.of(
                     self.trainer, self.estimator, self._loss, loader, self.overridden(), is_asked=bool(self.record_step)
                 )
+
+    def on_train_epoch_start(self) -> None:
+        """Set the loader, which may be new in each epoch, to this one, and let it read segments one step ahead."""
+        if isinstance(loader := self.trainer.train_dataloader, StepLoader):
+            loader.set_epoch(self.current_epoch)
+            loader.reader = Reader(self._reading, lambda read: read())
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
