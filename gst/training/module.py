@@ -21,14 +21,14 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.arrivals import Arrivals
 from embedding_cache.sharded import ShardedTable
-from gst.cost.losses import WITHIN_A_GRAPH, check_positive, loss_of
+from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
 from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
 from gst.training.checkpoints import check_built, read
-from gst.training.datamodule import TRAIN, SegmentDataModule
+from gst.training.datamodule import NEEDED, PARTS, TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ class SegmentTrainingModule(L.LightningModule):
         if stage == "fit" and self.loss in WITHIN_A_GRAPH:
             self._check_compared()
         self._build(step, needs_table=stage == "fit" and self.wants_table and self.estimator.table is None)
+        if stage != "predict":
+            self._check_targets(stage, step)
         if stage == "fit" and self.loss == "log_runtime":
             self.offset.fill_(self._data.mean_log_target())
 
@@ -139,6 +141,21 @@ class SegmentTrainingModule(L.LightningModule):
                 f"loss={self.loss!r} compares configurations of a graph, and no step holds two whose targets differ; "
                 "for one target a graph use --model.loss squared_error, or log_runtime for runtimes"
             )
+
+    def _check_targets(self, stage: str, step: Step) -> None:
+        """Refuse parts with targets that the loss cannot take; losses of other packages are not known here."""
+        loss = loss_of(self.loss)
+        outputs = 1
+        if loss is cross_entropy:
+            scores = self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
+            outputs = scores.shape[-1] if scores.dim() > 2 else 1
+        for part in NEEDED[stage] if loss in (cross_entropy, log_runtime) else ():
+            arrays = [graph.targets[configs.numpy()] for graph, configs in self._data.parts[part]]
+            targets = torch.from_numpy(np.concatenate([np.zeros(0), *arrays]))
+            try:
+                check_classes(targets, outputs) if loss is cross_entropy else check_positive(targets)
+            except ValueError as error:
+                raise ValueError(f"{PARTS[part]} part: {error}") from error
 
     def _build(self, step: Step, needs_table: bool) -> None:
         """Initialise lazy layers, and build the estimator with a table if it needs one."""
@@ -174,8 +191,6 @@ class SegmentTrainingModule(L.LightningModule):
         return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
-        if self.loss == "log_runtime":
-            check_positive(step.targets)
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
         if loss is None:
             loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
