@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +27,7 @@ from gst.data.loader import Reader, Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
-from gst.training.checkpoints import check_built, read
+from gst.training.checkpoints import check_built, random_states, read, set_random_states
 from gst.training.datamodule import NEEDED, PARTS, TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
@@ -103,6 +103,7 @@ class SegmentTrainingModule(L.LightningModule):
         self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
         self._ddp_params_and_buffers_to_ignore = ["offset"]  # equal everywhere: not sent with every step
         self._drawn = torch.get_rng_state()  # what lazy layers draw from
+        self._random_states: Sequence[Mapping[str, Any]] = ()  # of the processes, from a checkpoint
         self._evaluated: list[tuple[int, str, Tensor, Tensor]] = []
         self.scored: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -248,6 +249,9 @@ class SegmentTrainingModule(L.LightningModule):
                 self._padded = PaddedSteps.of(
                     self.trainer, self.estimator, self._loss, loader, self.overridden(), is_asked=bool(self.record_step)
                 )
+        if len(self._random_states) == self.trainer.world_size:
+            set_random_states(self._random_states[self.trainer.global_rank], self.device)
+        self._random_states = ()
 
     def on_train_epoch_start(self) -> None:
         """Set the loader, which may be new in each epoch, to this one, and let it read segments one step ahead."""
@@ -347,6 +351,7 @@ class SegmentTrainingModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_losses()
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
+        checkpoint["random_states"] = gathered([random_states(self.device)])
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trusted: Sequence[str] = (), **named: Any) -> Any:
@@ -372,6 +377,8 @@ class SegmentTrainingModule(L.LightningModule):
                 f"the checkpoint has schema {schema}, this version reads {SCHEMA}; train again, or go on with the "
                 "version that wrote it"
             )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self._random_states = checkpoint.get("random_states", ())
         state = checkpoint["state_dict"]
         if self._trainer is not None and self.trainer.state.fn != "fit" and self.estimator.table is None:
             for key in [key for key in state if key.startswith("estimator.table.")]:

@@ -25,6 +25,7 @@ from gst.data import GraphSource
 from gst.nn import Head
 from gst.training import SegmentDataModule, SegmentTrainingModule
 from tests.choices import with_rest
+from tests.outcomes import same
 
 NUM_GRAPHS, HELD_OUT, TOGETHER = 14, 3, 2
 
@@ -46,6 +47,13 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
         return self.layer(x).relu()
+
+
+class Noisy(Net):
+    """With dropout."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(super().forward(x, edge_index), training=self.training)
 
 
 class Plain(L.LightningModule):
@@ -87,7 +95,9 @@ def _numbers(batch: Any) -> list[int]:
     return [int(each.name) for each in batch.graphs] if hasattr(batch, "graphs") else batch[0].flatten().int().tolist()
 
 
-def fit(module: L.LightningModule, folder: Path, together: int = TOGETHER, **options: Any) -> Watch:
+def fit(
+    module: L.LightningModule, folder: Path, together: int = TOGETHER, resume: Path | None = None, **options: Any
+) -> Watch:
     L.seed_everything(0)
     watch, more = Watch(), options.pop("callbacks", [])
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.01)
@@ -102,13 +112,13 @@ def fit(module: L.LightningModule, folder: Path, together: int = TOGETHER, **opt
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(module, datamodule=None if isinstance(module, Plain) else data)
+        trainer.fit(module, datamodule=None if isinstance(module, Plain) else data, ckpt_path=resume, weights_only=True)
     return watch
 
 
-def segmented(**options: Any) -> SegmentTrainingModule:
+def segmented(encoder: type[torch.nn.Module] = Net, **options: Any) -> SegmentTrainingModule:
     torch.manual_seed(0)
-    return SegmentTrainingModule(Net(), Head(8), loss="squared_error", **options)
+    return SegmentTrainingModule(encoder(), Head(8), loss="squared_error", **options)
 
 
 FLAGS: dict[str, dict[str, Any]] = {
@@ -195,3 +205,15 @@ def test_processes_that_would_all_train_on_all_graphs_are_refused(
     flags = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.use_distributed_sampler=false"]
     assert small("fit", *flags) == 2
     assert "--trainer.use_distributed_sampler false is for samplers" in capsys.readouterr().err
+
+
+def test_a_resumed_training_draws_the_random_numbers_of_one_that_never_stopped(tmp_path: Path) -> None:
+    class Save(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+            if trainer.global_step == 6:  # within the second epoch
+                trainer.save_checkpoint(tmp_path / "6.ckpt")
+
+    whole, resumed = segmented(Noisy, table=True), segmented(Noisy, table=True)
+    fit(whole, tmp_path, callbacks=[Save()])
+    fit(resumed, tmp_path, resume=tmp_path / "6.ckpt")
+    assert same(whole.state_dict(), resumed.state_dict())
