@@ -338,13 +338,18 @@ class SegmentTrainingModule(L.LightningModule):
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
         metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
         means = {f"{part}/{key}": value for key, value in metrics.items()}
-        if not self.trainer.sanity_checking and not any(
-            np.isfinite(value) for key, value in means.items() if "slowdown" not in key
-        ):
+        wrong = [repr(name) for name, (scores, _) in self.scored.items() if scores.isnan().any()]
+        known = any(np.isfinite(value) for key, value in means.items() if "slowdown" not in key)
+        if not self.trainer.sanity_checking and not known:
+            where = f"epoch {self.current_epoch}: {{}} the {'validation' if part == 'val' else 'test'} part"
+            if wrong:
+                raise ValueError(
+                    f"{where.format(f'predictions are NaN for {len(wrong)} graphs of')} ({', '.join(wrong[:3])}); look "
+                    "at their features, or lower --optimizer.init_args.lr"
+                )
             raise ValueError(
-                f"epoch {self.current_epoch}: no metric of the {'validation' if part == 'val' else 'test'} part can be "
-                "computed, since no two of its targets of a graph differ or the scores are no numbers; hold out more "
-                "(--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
+                f"{where.format('no metric of')} can be computed, since no two of its targets of a graph differ; hold "
+                "out more (--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
             )
         self.log_dict(means, prog_bar=True)
 

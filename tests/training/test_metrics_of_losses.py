@@ -14,7 +14,7 @@ from made_targets import small
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from gst.cost.losses import LOSSES
-from gst.cost.metrics import METRICS, Metric
+from gst.cost.metrics import METRICS, Metric, evaluate
 from tests.choices import with_rest
 
 TARGETS = "--data.source.init_args.targets"
@@ -113,6 +113,12 @@ def test_targets_of_a_registered_loss_are_its_own_matter(monkeypatch: pytest.Mon
     monkeypatch.setitem(LOSSES, "cross_entropy", lambda scores, targets: scores.square().mean())
     flags = [f"{TARGETS}=[[7, -8, .5, 1, 2, 3, 4, 5]]", "--model.loss=cross_entropy", "--model.head.outputs=3"]
     assert small("fit", *flags, "--trainer.limit_val_batches=0", "--trainer.max_steps=1") == 0
+
+
+def test_predictions_that_are_no_numbers_are_not_left_out_of_a_mean() -> None:
+    right, nothing = (np.arange(3.0), np.arange(3.0)), (np.full(3, np.nan), np.arange(3.0))
+    assert evaluate("pairwise_hinge", [right])["tau"] == 1
+    assert np.isnan([*evaluate("pairwise_hinge", [right, nothing]).values()]).all()
 
 
 def test_a_registered_metric_is_logged_monitored_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
