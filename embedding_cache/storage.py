@@ -274,6 +274,7 @@ class HostRows:
         self._word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
         self._in_lines = row_bytes % LINE == 0
         self._device, self._grow_rows = device, grow_rows
+        self._process = os.getpid() if isinstance(grow_rows, MappedFile) else None
         self._keep(grow_rows(torch.zeros(1, channels, dtype=dtype), 1))
 
     def gather(self, slots: Int32[np.ndarray, " slots"], out: Tensor | None = None) -> Float[Tensor, "slots channels"]:
@@ -282,7 +283,7 @@ class HostRows:
         host = out if out is not None and direct else self._staging(len(slots))
         streams = self._in_lines and host.nbytes >= STREAMED_BYTES and host.data_ptr() % LINE == 0
         copy_rows = gather_streaming if streams else gather
-        copy_rows(self._words, slots, host.view(self._word).numpy())
+        copy_rows(self._words, slots, self._in_words(host))
         if direct:
             return host
         return host.to(self._device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
@@ -295,15 +296,27 @@ class HostRows:
         """Overwrite distinct rows with `rows`, of any dtype and device."""
         streams = self._in_lines and self.rows.data_ptr() % LINE == 0
         copy_rows = scatter_streaming if streams else scatter
-        copy_rows(self._words, slots, self._on_host(rows.detach()).view(self._word).numpy())
+        copy_rows(self._words, slots, self._in_words(self._on_host(rows.detach())))
 
     @torch.inference_mode(False)
     def grow(self, num_rows: int) -> None:
         """Make room; rows keep their slots."""
         self._keep(self._grow_rows(self.rows, num_rows))
 
+    def check_process(self) -> None:
+        """Raise ValueError in a process forked from the one that maps the file: both would write the same memory."""
+        if self._process not in (None, os.getpid()):
+            raise ValueError(
+                f"the rows of this table are in a file of process {self._process}, and this is its fork "
+                f"{os.getpid()}; clear() the table here, make one in each process, or keep rows in tier 'device'"
+            )
+
     def _keep(self, rows: Tensor) -> None:
         self.rows, self._words = rows, rows.view(self._word).numpy()
+
+    def _in_words(self, rows: Tensor) -> np.ndarray:
+        """View contiguous rows as words; the strides of an axis of length 0 or 1 may be anything."""
+        return rows.flatten().view(self._word).numpy().reshape(len(rows), self._words.shape[1])
 
     def _staging(self, num_rows: int) -> Tensor:
         pins = self._device.type == "cuda"

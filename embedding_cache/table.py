@@ -222,7 +222,7 @@ class EmbeddingTable(nn.Module):
             ValueError: a key is out of range or repeated, the rows do not fit, or `step` is negative.
             OSError: the disk is full. After an error the table is as it was.
         """
-        self._settle()
+        self._settle(now=True)
         check_push(keys, rows, step, self.channels)
         rows = rows.detach().to(self.dtype)
         self._write(keys, rows, rows.isfinite().all(1), step)
@@ -238,7 +238,7 @@ class EmbeddingTable(nn.Module):
 
         `refused` gets the positions of rows that are not finite, which are not written."""
         check_push(keys, rows, step, self.channels)
-        self._settle()
+        self._settle(now=True)
         rows = rows.detach().to(self.dtype)
         self._staged = Staged(keys, rows, step, OnHost(rows.isfinite().all(1)), refused)
         return self._staged
@@ -317,11 +317,14 @@ class EmbeddingTable(nn.Module):
         slots, ages, is_known = self._index.look_up(keys.cpu().contiguous().numpy(), now)
         return slots, torch.from_numpy(ages).to(keys.device), torch.from_numpy(is_known).to(keys.device)
 
-    def _settle(self) -> None:
-        """Write what is staged, unless one of its conditions has failed."""
-        staged, self._staged = self._staged, None
-        if staged is None:
+    def _settle(self, now: bool = False) -> None:
+        """Write what is staged, unless one of its conditions has failed, or is still to come and need not be `now`."""
+        if isinstance(self._rows, HostRows):
+            self._rows.check_process()
+        staged = self._staged
+        if staged is None or (staged.is_awaited and not now):
             return
+        self._staged = None
         finite = staged.finite.value()
         if not finite.all():
             staged.refused((~finite).nonzero().squeeze(1))
@@ -368,6 +371,16 @@ class Staged:
     ) -> None:
         self.keys, self.rows, self.step, self.finite, self.refused = keys, rows, step, finite, refused
         self.conditions: list[OnHost] = []
+        self._source: Callable[[], object] = lambda: None
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while there is no condition yet, and the object that is to give it still exists."""
+        return not self.conditions and self._source() is not None
+
+    def await_condition(self, source: object) -> None:
+        """Let the rows wait for `require`, until `source`, such as the hook that calls it, is gone."""
+        self._source = ref(source)
 
     def require(self, condition: Bool[Tensor, ""]) -> None:
         """Write the rows only if `condition` holds."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
+SHOWN = 10  # labels in a message
 PADDING = -100  # the class of targets that are NaN, which cross_entropy leaves out
 WITHIN_A_GRAPH = {"pairwise_hinge", "diff_mat", "list_mle"}
 """Losses that compare configurations of one graph: with one target a graph they are 0."""
@@ -36,6 +37,32 @@ def check_positive(targets: Tensor) -> None:
     """Raise ValueError for targets, in memory of the host, that are not positive and so have no logarithm."""
     if bool((targets <= 0).any()):
         raise ValueError("log_runtime needs positive targets; rank with pairwise_hinge or list_mle instead")
+
+
+def check_classes(targets: Tensor, outputs: int) -> None:
+    """Raise ValueError for targets, in memory of the host, that are no whole numbers from 0 to `outputs` - 1.
+
+    Examples:
+        >>> check_classes(torch.tensor([-1.0, 1.0, torch.nan]), outputs=2)
+        Traceback (most recent call last):
+        ValueError: cross_entropy takes the classes 0..1 of a head with 2 outputs, and targets are -1, 1; number them \
+from 0 in the source, {-1: 0, 1: 1}
+    """
+    labels = targets[~targets.isnan()].unique()
+    if outputs > 1 and bool(((labels == labels.round()) & (labels >= 0) & (labels < outputs)).all()):
+        return
+    names = [f"{label:.10g}" for label in labels.tolist()]
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    advice = f"give the head {len(names)} outputs (--model.head.init_args.outputs)"
+    if names != [str(number) for number in range(len(names))]:
+        numbers = ", ".join(f"{name}: {number}" for number, name in enumerate(names[:SHOWN]))
+        advice = f"number them from 0 in the source, {{{numbers}{', ...' if len(names) > SHOWN else ''}}}"
+        if len(names) > outputs:
+            advice += f", and give the head {len(names)} outputs; numbers to predict have the loss squared_error"
+    raise ValueError(
+        f"cross_entropy takes the classes 0..{max(outputs, 2) - 1} of a head with {outputs} outputs, and targets are "
+        f"{shown}; {advice}"
+    )
 
 
 def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Float[Tensor, ""]:
@@ -109,8 +136,14 @@ def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
 
 
 def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scores) -> Float[Tensor, ""]:
-    """Return the mean negative log likelihood of the classes that the targets number from 0."""
+    """Return the mean negative log likelihood of the classes that the targets number from 0.
+
+    Raises:
+        ValueError: a target on the CPU is no class. As with `log_runtime`, those on an accelerator are not checked.
+    """
     check_shapes(scores, targets, has_classes=True)
+    if targets.device.type == "cpu":
+        check_classes(targets, scores.shape[-1])
     present = ~targets.isnan()
     classes = torch.where(present, targets, PADDING).long()
     scores = torch.where(present[..., None], scores, 0.0)  # a NaN that is not counted would make NaN gradients

@@ -182,7 +182,8 @@ METRICS: dict[str, Metric] = {
 def evaluate(loss: str, scored: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     """Return the metrics that belong to a loss, given the scores and the targets of each graph.
 
-    Graphs of one target each are ranked among each other. A mean over graphs leaves out those without a value.
+    Graphs of one target each are ranked among each other. A mean over graphs leaves out those without a value. Every
+    metric is NaN if a score is.
 
     Examples:
         >>> evaluate("pairwise_hinge", [(np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0]))])["tau"]
@@ -190,6 +191,8 @@ def evaluate(loss: str, scored: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict
     """
     if not scored:
         return {}
+    if any(np.isnan(scores).any() for scores, _ in scored):  # no metric of the other graphs stands for all
+        return {name: float("nan") for name, metric in METRICS.items() if metric.belongs_to(loss)}
     together = tuple(np.concatenate(each) for each in zip(*scored, strict=True))
     graphs = [together] if all(len(targets) == 1 for _, targets in scored) else scored
     return {

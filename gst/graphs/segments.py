@@ -203,7 +203,8 @@ def collect(cut: Cutting) -> SegmentedGraph:
 
 
 def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> SegmentedGraph:
-    """A graph from its arrays under the names that they have in a store."""
+    """A graph from its arrays, under the names that they have in a store. Rows of tables stand for them: read-only."""
+    arrays = {name: _read_only(array) for name, array in arrays.items()}
     data: dict[str, Any] = {
         prefix: {name.removeprefix(f"{prefix}_"): arrays[name] for name in arrays if name.startswith(f"{prefix}_")}
         for prefix in DATA
@@ -211,12 +212,21 @@ def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> Segmen
     return SegmentedGraph(**scalars, **{name: arrays[name] for name in ARRAYS}, **data)
 
 
+def _read_only(array: np.ndarray | PackedArray) -> np.ndarray | PackedArray:
+    if isinstance(array, PackedArray) or not array.flags.writeable:
+        return array
+    array = array.view()  # the caller's own stays as it is
+    array.flags.writeable = False
+    return array
+
+
 def _check_parts(parts: Assignment, num_nodes: int) -> None:
     if parts.dtype.kind not in "iu":
         raise ValueError(f"parts is {parts.dtype}, want whole numbers, the segment of each node")
-    if parts.shape != (num_nodes,) or parts.min(initial=0) < 0 or not np.bincount(parts).all():
+    within = parts.shape == (num_nodes,) and parts.min(initial=0) >= 0 and parts.max(initial=0) < max(num_nodes, 1)
+    if not within or not np.bincount(parts).all():
         raise ValueError(
-            f"parts has shape {parts.shape} and names {len(np.unique(parts))} segments up to {parts.max(initial=-1)}; "
+            f"parts has shape {parts.shape} and names {len(np.unique(parts))} segments up to {parts.max(initial=0)}; "
             f"want one segment for each of {num_nodes} nodes, counted from 0, none of them empty"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -244,13 +245,25 @@ def parameter_of(module: nn.Module, otherwise: Tensor) -> Tensor:
 
 
 def version(module: object) -> tuple[Any, ...]:
-    """Return a value that changes once a parameter or buffer is replaced or written to; constant for FSDP's shards."""
+    """Return a value that changes with a parameter, buffer, plain tensor or number of a module; constant for FSDP's
+    shards. On accelerators, for which the host would wait, it misses writes through `data`."""
     if not isinstance(module, nn.Module):
         return (0,)
-    tensors = [*module.parameters(), *module.buffers()]
+    own = [(name, value) for layer in module.modules() for name, value in vars(layer).items()]
+    tensors = [*module.parameters(), *module.buffers(), *(value for _, value in own if isinstance(value, Tensor))]
     if any(hasattr(tensor, "to_local") or tensor.is_inference() for tensor in tensors):
         return (0,)
-    return tuple((id(each), each.dtype, 0 if nn.parameter.is_lazy(each) else each._version) for each in tensors)
+    plain = tuple(each for each in own if each[0] != "training" and isinstance(each[1], bool | int | float | str))
+    return *map(_identity, tensors), *plain
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    if nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+        return id(tensor), tensor.dtype
+    content = 0
+    if tensor.device.type == "cpu":
+        content = zlib.crc32(tensor.detach().resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy())
+    return id(tensor), tensor.dtype, tensor._version, tensor.data_ptr(), content
 
 
 @contextmanager

@@ -128,6 +128,8 @@ class GraphSegmentTraining(nn.Module):
     def _begin(self, graphs: Any, configs: Tensor | None, prefetched: PrefetchedStep | None) -> PrefetchedStep:
         """Return a step whose segments are read."""
         step = prefetched or self.load(self.draw(graphs, configs))
+        if self.encoder_frozen and step.batch is not None:  # read before freeze_encoder(): for other rows
+            step = self.load(step.draw)
         self.step = step.draw.number
         if step.batch is None:
             state.make_table_of(self, step.draw.catalogue.graphs[0])
@@ -153,7 +155,7 @@ class GraphSegmentTraining(nn.Module):
         fresh = draw.fresh.nonzero().squeeze(1)
         pooled = combine(self.estimate, sample, fresh, embedded, self.pooling, source)
         if rows is not None:
-            require_finite_gradients(embedded, self.encoder, rows.push(embedded, fresh).require)
+            require_finite_gradients(embedded, self.encoder, rows.push(embedded, fresh))
         return pooled
 
     def _predict(

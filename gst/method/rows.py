@@ -170,14 +170,20 @@ def parts_of(rows: StepRows, is_read: Bool[Tensor, " segments"], num_configs: in
     return ((chunk, rows.of(chunk)) for chunk in segments.split(max(1, PULL_ROWS // num_configs)))
 
 
-def require_finite_gradients(embedded: Tensor, encoder: object, require: Callable[[Tensor], None]) -> None:
-    """Call `require` in the backward pass with a flag: the gradient of the embeddings is finite.
+def require_finite_gradients(embedded: Tensor, encoder: object, pushed: Staged | Pushed) -> None:
+    """Require in the backward pass that the gradient of the embeddings is finite; rows of one table wait for that.
 
     Under autocast in float16, whose range gradients may leave inside the encoder, the gradients of all of its
     parameters count too."""
     if not embedded.requires_grad:
         return
-    embedded.register_hook(lambda gradient: require(gradient.isfinite().all()))
+
+    def hook(gradient: Tensor) -> None:
+        pushed.require(gradient.isfinite().all())
+
+    embedded.register_hook(hook)
+    if isinstance(pushed, Staged):
+        pushed.await_condition(hook)
     device = embedded.device.type
     half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
     if not (half and isinstance(encoder, nn.Module)):
@@ -185,7 +191,7 @@ def require_finite_gradients(embedded: Tensor, encoder: object, require: Callabl
 
     def check(gradients: Sequence[Tensor | None]) -> None:
         handle.remove()
-        require(torch.stack([each.isfinite().all() for each in gradients if each is not None]).all())
+        pushed.require(torch.stack([each.isfinite().all() for each in gradients if each is not None]).all())
 
     parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     handle = torch.autograd.graph.register_multi_grad_hook(parameters, check)

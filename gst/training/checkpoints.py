@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -212,6 +214,26 @@ def copied(value: Any, name: str = "") -> Any:
             made[key] = copied(entry, str(key))
         return made
     return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of the generators of torch, NumPy and Python, and of `device`, of plain types and tensors."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (of the global generator, by which users draw)
+    states = {
+        "torch": torch.get_rng_state(), "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+    }  # fmt: skip
+    return states if device.type == "cpu" else states | {"device": torch.get_device_module(device).get_rng_state()}
+
+
+def set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Set the generators to what `random_states` returned."""
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if device.type != "cpu" and "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"])
 
 
 @contextmanager

@@ -178,6 +178,17 @@ class GstCLI(LightningCLI):
         if path := section.get("ckpt_path"):
             check_readable(str(path), section["model"].as_dict())
 
+    def _parse_ckpt_path(self) -> None:
+        """Take the settings of the model from the checkpoint of an evaluation, but for those of the command line. A
+        training goes on with its own settings, from a file as from `last`."""
+        if (name := self.config.subcommand) == "fit":
+            return
+        before = self.config[name]["model"].clone()
+        super()._parse_ckpt_path()
+        flags = [re.split(r"[.=+]", each)[1] for each in sys.argv if each.startswith("--model.")]
+        for option in flags:
+            self.config[name]["model"][option] = before[option]
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         strategy = self._get(self.config_init, "trainer", default={}).get("strategy")
         by_layers = isinstance(strategy, FSDPStrategy | ModelParallelStrategy)
@@ -192,6 +203,11 @@ class GstCLI(LightningCLI):
             raise ValueError(
                 f"--trainer.precision {trainer.precision} converts what the table and the metrics keep in float32; "
                 "bf16-mixed and 16-mixed compute in short numbers where that pays"
+            )
+        if trainer.world_size > 1 and not self._get(self.config_init, "trainer").get("use_distributed_sampler", True):
+            raise ValueError(
+                "--trainer.use_distributed_sampler false is for samplers that divide graphs among processes by "
+                "themselves; the steps here are divided always: leave it out"
             )
         limit_waits(trainer, self._get(self.config_init, "collective_timeout"))
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody asked for another
@@ -278,6 +294,13 @@ def run(arguments: list[str]) -> dict[str, Any]:
         if "dot import path" in error.message:
             more = "; a class is named by its module, such as gst.data.SyntheticPrograms or gst.nn.SAGE"
         raise ValueError(f"{error.message}{more} (see gst {arguments[0]} --help)") from error
+    except RuntimeError as error:
+        if "Error(s) in loading state_dict" not in str(error):
+            raise
+        first = next((line.strip() for line in str(error).splitlines()[1:]), "")
+        raise ValueError(
+            f"the checkpoint is of another model: {first} Give the --model options of its training"
+        ) from error
     except MisconfigurationException as error:
         more = " Without --trainer.accelerator the trainer takes what there is" if "backend found" in str(error) else ""
         raise ValueError(f"{error}{more}") from error

@@ -20,8 +20,9 @@ from partitioners import METHODS, UNSEEDED
 
 TRAIN, VALID, TEST = range(3)
 NAMED = 3  # graphs in a message
+PARTS = ("training", "validation", "test")
 _NAMES = {VALID: "valid_source", TEST: "test_source"}
-_NEEDED = {"fit": (TRAIN, VALID), "validate": (VALID,), "test": (TEST,), "predict": (TEST,)}
+NEEDED = {"fit": (TRAIN, VALID), "validate": (VALID,), "test": (TEST,), "predict": (TEST,)}
 _SCORED = {"fit": VALID, "validate": VALID, "test": TEST}
 
 
@@ -98,7 +99,7 @@ class SegmentDataModule(L.LightningDataModule):
         if self.trainer is not None and self.trainer.world_size > 1:
             cuts = {
                 (id(self._source(part)), cut): self._source(part)
-                for part in _NEEDED.get(self.trainer.state.fn or "", ())
+                for part in NEEDED.get(self.trainer.state.fn or "", ())
                 for cut in range(1 if part == TRAIN else self.eval_cuts)
             }
             for (_, cut), source in cuts.items():
@@ -110,12 +111,12 @@ class SegmentDataModule(L.LightningDataModule):
         Raises:
             ValueError: sources, features or targets of a part cannot be used.
         """
-        for part in _NEEDED[stage]:
+        for part in NEEDED[stage]:
             if part not in self.parts:
                 self._read(part)
         if stage in _SCORED and self.missing_targets == "refuse":
-            _check_measured([selection for part in _NEEDED[stage] for selection in self.parts[part]])
-        for part in _NEEDED[stage]:
+            _check_measured([selection for part in NEEDED[stage] for selection in self.parts[part]])
+        for part in NEEDED[stage]:
             if stage in _SCORED:
                 self.parts[part] = _labelled(self.parts[part])
             if part != TRAIN and self.eval_cuts > 1:
@@ -156,7 +157,7 @@ class SegmentDataModule(L.LightningDataModule):
 
     def source_of(self, stage: str) -> GraphSource:
         """Return the source of the part that a stage evaluates."""
-        return self._source(_NEEDED[stage][-1])
+        return self._source(NEEDED[stage][-1])
 
     def _source(self, part: int) -> GraphSource:
         return self.published.get(part, self.source)
@@ -170,8 +171,11 @@ class SegmentDataModule(L.LightningDataModule):
         return directory.name, open_store(directory)
 
     def train_dataloader(self) -> StepLoader:
+        """Return the loader of training steps; in order of the graphs where `overfit_batches` repeats the first ones,
+        for which Lightning turns off shuffling by itself in loaders of PyTorch alone."""
+        shuffle = not getattr(self.trainer, "overfit_batches", 0)
         return StepLoader(
-            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, True, self.seed,
+            self._part(TRAIN), self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, shuffle, self.seed,
             *self._place(),
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -21,14 +21,14 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.arrivals import Arrivals
 from embedding_cache.sharded import ShardedTable
-from gst.cost.losses import WITHIN_A_GRAPH, check_positive, loss_of
+from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
 from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
-from gst.training.checkpoints import check_built, read
-from gst.training.datamodule import TRAIN, SegmentDataModule
+from gst.training.checkpoints import check_built, random_states, read, set_random_states
+from gst.training.datamodule import NEEDED, PARTS, TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class SegmentTrainingModule(L.LightningModule):
         self.register_buffer("offset", torch.zeros((), dtype=torch.float64))
         self._ddp_params_and_buffers_to_ignore = ["offset"]  # equal everywhere: not sent with every step
         self._drawn = torch.get_rng_state()  # what lazy layers draw from
+        self._random_states: Sequence[Mapping[str, Any]] = ()  # of the processes, from a checkpoint
         self._evaluated: list[tuple[int, str, Tensor, Tensor]] = []
         self.scored: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -127,6 +128,8 @@ class SegmentTrainingModule(L.LightningModule):
         if stage == "fit" and self.loss in WITHIN_A_GRAPH:
             self._check_compared()
         self._build(step, needs_table=stage == "fit" and self.wants_table and self.estimator.table is None)
+        if stage != "predict":
+            self._check_targets(stage, step)
         if stage == "fit" and self.loss == "log_runtime":
             self.offset.fill_(self._data.mean_log_target())
 
@@ -139,6 +142,21 @@ class SegmentTrainingModule(L.LightningModule):
                 f"loss={self.loss!r} compares configurations of a graph, and no step holds two whose targets differ; "
                 "for one target a graph use --model.loss squared_error, or log_runtime for runtimes"
             )
+
+    def _check_targets(self, stage: str, step: Step) -> None:
+        """Refuse parts with targets that the loss cannot take; losses of other packages are not known here."""
+        loss = loss_of(self.loss)
+        outputs = 1
+        if loss is cross_entropy:
+            scores = self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
+            outputs = scores.shape[-1] if scores.dim() > 2 else 1
+        for part in NEEDED[stage] if loss in (cross_entropy, log_runtime) else ():
+            arrays = [graph.targets[configs.numpy()] for graph, configs in self._data.parts[part]]
+            targets = torch.from_numpy(np.concatenate([np.zeros(0), *arrays]))
+            try:
+                check_classes(targets, outputs) if loss is cross_entropy else check_positive(targets)
+            except ValueError as error:
+                raise ValueError(f"{PARTS[part]} part: {error}") from error
 
     def _build(self, step: Step, needs_table: bool) -> None:
         """Initialise lazy layers, and build the estimator with a table if it needs one."""
@@ -174,8 +192,6 @@ class SegmentTrainingModule(L.LightningModule):
         return self.estimator(step.graphs, step.configs, step.prefetched) + self.offset.float()
 
     def training_step(self, step: Step, index: int) -> Tensor:
-        if self.loss == "log_runtime":
-            check_positive(step.targets)
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
         if loss is None:
             loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
@@ -219,21 +235,29 @@ class SegmentTrainingModule(L.LightningModule):
         return [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
 
     def on_train_start(self) -> None:
-        """Set the loader to the epoch of a resumed training, and let it read segments one step ahead."""
+        """Forget losses of an earlier training, register its graphs, and record its step if that is wanted."""
         self.estimator.keep_frozen_rows()
         self._losses = Arrivals()
+        self.on_train_epoch_start()  # which is not called in an epoch that is being resumed
         loader = self.trainer.train_dataloader
         if isinstance(loader, StepLoader):
             if loader.world_size > 1:
                 self.estimator.register(graph for graph, _ in loader.selections)
-            loader.set_epoch(self.current_epoch)
-            loader.reader = Reader(self._reading, lambda read: read())
             if self.record_step or (self.record_step is None and self.device.type != "cpu"):
                 from gst.training.recorded_step import PaddedSteps
 
                 self._padded = PaddedSteps.of(
                     self.trainer, self.estimator, self._loss, loader, self.overridden(), is_asked=bool(self.record_step)
                 )
+        if len(self._random_states) == self.trainer.world_size:
+            set_random_states(self._random_states[self.trainer.global_rank], self.device)
+        self._random_states = ()
+
+    def on_train_epoch_start(self) -> None:
+        """Set the loader, which may be new in each epoch, to this one, and let it read segments one step ahead."""
+        if isinstance(loader := self.trainer.train_dataloader, StepLoader):
+            loader.set_epoch(self.current_epoch)
+            loader.reader = Reader(self._reading, lambda read: read())
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
@@ -314,19 +338,25 @@ class SegmentTrainingModule(L.LightningModule):
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
         metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
         means = {f"{part}/{key}": value for key, value in metrics.items()}
-        if not self.trainer.sanity_checking and not any(
-            np.isfinite(value) for key, value in means.items() if "slowdown" not in key
-        ):
+        wrong = [repr(name) for name, (scores, _) in self.scored.items() if scores.isnan().any()]
+        known = any(np.isfinite(value) for key, value in means.items() if "slowdown" not in key)
+        if not self.trainer.sanity_checking and not known:
+            where = f"epoch {self.current_epoch}: {{}} the {'validation' if part == 'val' else 'test'} part"
+            if wrong:
+                raise ValueError(
+                    f"{where.format(f'predictions are NaN for {len(wrong)} graphs of')} ({', '.join(wrong[:3])}); look "
+                    "at their features, or lower --optimizer.init_args.lr"
+                )
             raise ValueError(
-                f"epoch {self.current_epoch}: no metric of the {'validation' if part == 'val' else 'test'} part can be "
-                "computed, since no two of its targets of a graph differ or the scores are no numbers; hold out more "
-                "(--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
+                f"{where.format('no metric of')} can be computed, since no two of its targets of a graph differ; hold "
+                "out more (--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
             )
         self.log_dict(means, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_losses()
         checkpoint |= {"schema": SCHEMA, "segmentation": self._data.segmentation}
+        checkpoint["random_states"] = gathered([random_states(self.device)])
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trusted: Sequence[str] = (), **named: Any) -> Any:
@@ -352,6 +382,8 @@ class SegmentTrainingModule(L.LightningModule):
                 f"the checkpoint has schema {schema}, this version reads {SCHEMA}; train again, or go on with the "
                 "version that wrote it"
             )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self._random_states = checkpoint.get("random_states", ())
         state = checkpoint["state_dict"]
         if self._trainer is not None and self.trainer.state.fn != "fit" and self.estimator.table is None:
             for key in [key for key in state if key.startswith("estimator.table.")]:

@@ -6,6 +6,7 @@ The parameters of a trial depend on the seed and on earlier results, so that a k
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,11 @@ NUMBERS = ("min", "max", "mu", "sigma", "q")
 """Keys of a parameter in a sweep file that hold a number."""
 METHODS = ("grid", "random", "bayes")
 Goal = Literal["minimize", "maximize"]
-MACROS = ("${args}", "${interpreter}", "${env}")
+MACROS = ("${args}", "${interpreter}", "${env}", "${program}")
+KEYS = {
+    "method", "metric", "parameters", "command", "run_cap", "name", "program",
+    "description", "entity", "project", "early_terminate",  # for the service
+}  # fmt: skip
 MISSING = "Optuna is not installed; pip install 'graph-segment-training[sweep]'"
 
 
@@ -45,6 +50,8 @@ class Sweep:
         command: with `${args}`, and other macros of W&B, where flags go.
         most: trials, or None if the file does not say.
         early_terminate: True if W&B is to end poor trials early.
+        program: for `${program}` in the command.
+        target: value of the metric after which no trial begins.
     """
 
     name: str
@@ -55,6 +62,8 @@ class Sweep:
     command: tuple[str, ...]
     most: int | None
     early_terminate: bool
+    program: str = ""
+    target: float | None = None
 
     def words(self, values: Mapping[str, Any]) -> list[str]:
         """The command with these values, as W&B's agent makes it."""
@@ -62,8 +71,15 @@ class Sweep:
             "${args}": [f"--{name}={values[name]}" for name in self.parameters],
             "${interpreter}": ["python"],
             "${env}": ["/usr/bin/env"],
+            "${program}": [self.program],
         }
         return [word for each in self.command for word in macros.get(each, [each])]
+
+    def is_reached(self, value: float | None) -> bool:
+        """True if a value of the metric is as good as the target."""
+        if value is None or self.target is None:
+            return False
+        return value <= self.target if self.goal == "minimize" else value >= self.target
 
     def grid(self) -> list[dict[str, Any]]:
         """Return every combination of values, those of the last parameter fastest; infinitely many are a ValueError."""
@@ -101,11 +117,13 @@ def metric_of(result: Mapping[str, Any], name: str) -> float:
 
 
 def _sweep(path: Path, content: dict[str, Any]) -> Sweep:
+    _refuse_others(content, KEYS, "a sweep file")
     method, metric = content.get("method"), content.get("metric")
     if method not in METHODS:
         raise ValueError(f"method is {shown(method)}; want one of {', '.join(METHODS)}")
     if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
         raise ValueError("metric has no name; want metric: {name: val/tau, goal: maximize}")
+    _refuse_others(metric, {"name", "goal", "target"}, "metric")
     if (goal := metric.get("goal", "minimize")) not in get_args(Goal):
         raise ValueError(f"metric.goal is {shown(goal)}; want one of {', '.join(get_args(Goal))}")
     parameters, command, most = content.get("parameters"), content.get("command"), content.get("run_cap")
@@ -113,11 +131,20 @@ def _sweep(path: Path, content: dict[str, Any]) -> Sweep:
         raise ValueError("there are no parameters to try")
     if most is not None and (not isinstance(most, int) or most < 1):
         raise ValueError(f"run_cap is {shown(most)}; want 1 or more")
+    command, target, program = _command(command, path), metric.get("target"), content.get("program", "")
+    if "${program}" in command and (not isinstance(program, str) or not program):
+        raise ValueError(f"command has ${{program}}, and program is {shown(program)}; name the script")
     return Sweep(
         str(content.get("name", path.stem)), method, metric["name"], goal,
-        {str(name): _distribution(name, each) for name, each in parameters.items()}, _command(command, path), most,
-        "early_terminate" in content,
+        {str(name): _distribution(name, each) for name, each in parameters.items()}, command, most,
+        "early_terminate" in content, program, None if target is None else _number("metric.target", target),
     )  # fmt: skip
+
+
+def _refuse_others(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raise ValueError for a key that would have no effect here."""
+    if others := [str(key) for key in given if key not in known]:
+        raise ValueError(f"{shown(others[0])} has no effect here; {where} has {', '.join(sorted(known))}")
 
 
 def _command(command: Any, path: Path) -> tuple[str, ...]:
@@ -156,6 +183,7 @@ def _distribution(name: Any, given: Any) -> Any:
     }
     if kind not in kinds:
         raise ValueError(f"{name} has distribution {shown(kind)}; known here are {', '.join(kinds)}")
+    _refuse_others(given, inspect.signature(kinds[kind]).parameters, f"{name}, a {kind},")
     try:
         return kinds[kind](**given)
     except (TypeError, ValueError) as error:
@@ -219,7 +247,8 @@ class Trial:
 def run_sweep(
     sweep: Sweep, out: Path, most: int, seed: int, resume: bool, told: Callable[[list[Trial]], None]
 ) -> list[Trial]:
-    """Run trials, one after the other, until `most` have ended; `told` gets all that ended, at first and after each.
+    """Run trials, one after the other, until `most` have ended or one reached the target; `told` gets all that ended,
+    at first and after each.
 
     Each is the command of the file in a child process, with `--json` and, if the command has `--out`, an `--out` of its
     own, and with `WANDB_MODE=offline` unless that is set. `output.log` in its directory has its output, and `sweep.db`
@@ -236,7 +265,7 @@ def run_sweep(
     while True:
         ended = _ended(study)
         told(ended)
-        if len(ended) >= most:
+        if len(ended) >= most or any(sweep.is_reached(each.value) for each in ended):
             return ended
         if grid is None:
             drawn = int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0])

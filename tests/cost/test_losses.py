@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import slow_diff_mat, slow_list_mle, slow_log_runtime, slow_pairwise_hinge
 from torch import Tensor
 
-from gst.cost.losses import LOSSES
+from gst.cost.losses import LOSSES, cross_entropy
 
 TWINS = {
     "pairwise_hinge": slow_pairwise_hinge,
@@ -158,3 +158,19 @@ def test_scores_of_padding_are_as_if_left_out(name: str, garbage: float) -> None
     for one, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(one, other)
         assert one.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0.5, 1.5], "targets are 0.5, 1.5; number them from 0 in the source, {0.5: 0, 1.5: 1}"),
+        ([0.0, -100.0], "targets are -100, 0; number them"),
+        ([0.0, 1.0, 2.0], "targets are 0, 1, 2; give the head 3 outputs"),
+        ([float(2 * number) for number in range(20)], "18 and 10 more; number them .*, ...}, and give the head 20"),
+        ([0.0, torch.inf], "targets are 0, inf"),
+    ],
+)
+def test_targets_that_are_no_classes_are_named(labels: list[float], message: str) -> None:
+    targets = torch.tensor([[*labels, torch.nan]])
+    with pytest.raises(ValueError, match=message):
+        cross_entropy(torch.zeros(1, len(labels) + 1, 2), targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import tempfile
 from collections.abc import Iterator
@@ -158,3 +159,29 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     with pytest.raises(FileExistsError, match="taken"):
         EmbeddingTable(4, 2, tier="disk", path=tmp_path / "taken")
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_rows_of_any_strides_are_pushed(dtype: torch.dtype) -> None:
+    """An axis of length 0 or 1 has any stride."""
+    table, rows = EmbeddingTable(3, 8, dtype), torch.ones(8, 1)
+    table.push(torch.zeros(0, dtype=torch.int64), rows[:, :0].T.to(dtype), 1)
+    table.push(torch.tensor([1]), rows.T.to(dtype), 2)
+    assert (table.step, table.rows_in_use) == (2, 1) and (table.pull(torch.tensor([1]))[0].float() == 1).all()
+
+
+def test_a_fork_neither_reads_nor_writes_the_rows_in_its_parents_file(tmp_path: Path) -> None:
+    table, key = EmbeddingTable(3, 2, tier="disk", path=tmp_path), torch.tensor([1])
+    table.push(key, torch.ones(1, 2), 1)
+    if not (child := os.fork()):
+        try:
+            for use in (lambda: table.push(key, torch.zeros(1, 2), 2), lambda: table.pull(key), table.get_extra_state):
+                with pytest.raises(ValueError, match="is its fork"):
+                    use()
+            table.clear()
+            table.push(key, torch.zeros(1, 2), 2)
+            os._exit(int(table.pull(key)[0].sum()))
+        finally:
+            os._exit(9)
+    assert os.waitpid(child, 0)[1] == 0
+    assert table.pull(key)[0].tolist() == [[1, 1]]

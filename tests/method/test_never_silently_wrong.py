@@ -224,6 +224,80 @@ def test_weights_loaded_after_freezing_are_those_of_the_rows(whole: bool) -> Non
     torch.testing.assert_close(model([graph]).detach(), model.exact([graph]))
 
 
+class Scaled(torch.nn.Module):
+    """An encoder with a plain number, a plain tensor and a count of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.plain, self.calls = torch.nn.Linear(3, 4), 1.0, torch.ones(4), 0
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        rows = self.layer(x[:, :3]).tanh() * self.scale * self.plain
+        return torch.nn.functional.dropout(rows, training=self.training)
+
+
+def tripled(encoder: Scaled) -> None:
+    numbers = torch.nn.utils.parameters_to_vector(encoder.parameters())
+    torch.nn.utils.vector_to_parameters(3 * numbers, encoder.parameters())
+
+
+GRAPH = segment(random_graph(0), 6)
+CHANGES: dict[str, Callable[[Scaled], Any]] = {
+    "data in place": lambda encoder: encoder.layer.weight.data.mul_(3),
+    "data": lambda encoder: setattr(encoder.layer.weight, "data", 3 * encoder.layer.weight.data),
+    "vector": tripled,
+    "number": lambda encoder: setattr(encoder, "scale", 3.0),
+    "plain tensor": lambda encoder: setattr(encoder, "plain", torch.full((4,), 3.0)),
+    "plain tensor in place": lambda encoder: encoder.plain.mul_(3),
+    "layer": lambda encoder: setattr(encoder, "layer", torch.nn.Linear(3, 4)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_changes_in_a_frozen_encoder_changes_its_rows(change: Callable[[Scaled], Any]) -> None:
+    model = GraphSegmentTraining(Scaled(), torch.nn.Linear(4, 1), table=True, check_encoder=False)
+    model([GRAPH])
+    model.freeze_encoder()
+    model([GRAPH])
+    calls = model.encoder.calls
+    model([GRAPH])
+    assert model.encoder.calls == calls, "nothing has changed"
+    change(model.encoder)
+    torch.testing.assert_close(model([GRAPH]), model.exact([GRAPH]))
+
+
+def test_a_step_that_was_read_before_freezing_writes_no_rows_of_training_mode() -> None:
+    model = GraphSegmentTraining(Scaled(), torch.nn.Linear(4, 1), table=True, check_encoder=False)
+    step = model.load(model.draw([GRAPH]))
+    model.freeze_encoder()
+    for given in ({"prefetched": step}, {"graphs": [GRAPH]}):
+        torch.testing.assert_close(model(**given), model.exact([GRAPH]))
+
+
+def test_features_that_rows_stand_for_cannot_be_changed_in_place() -> None:
+    graph = random_graph(0)
+    cut = segment(graph, 6)
+    for array in (cut.node_features, cut.opcodes, cut.edges, cut.config_features):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    graph.node_features[...] = 0  # the user's own
+
+
+def test_a_look_at_the_table_before_the_backward_pass_writes_no_row_of_a_skipped_step() -> None:
+    table = EmbeddingTable(1, 4)
+    model = GraphSegmentTraining(Scaled(), torch.nn.Linear(4, 1), table=table, check_encoder=False)
+    model([GRAPH]).sum().backward()
+    before = table.get_extra_state()
+    prediction = model([GRAPH])
+    assert table.statistics()["rows_in_use"] == len(before["rows"]) and table.step == 1
+    (prediction.sum() * float("inf")).backward()
+    after = table.get_extra_state()
+    assert after["rows"].equal(before["rows"]) and after["written"].equal(before["written"])
+    model([GRAPH])  # nobody can ask for a gradient any more
+    assert table.step == 3
+
+
 def test_rows_of_a_frozen_encoder_survive_saving() -> None:
     graph = segment(random_graph(0), 6)
     model, _ = learnt(graph)

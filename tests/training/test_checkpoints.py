@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -9,13 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from embedding_cache import EmbeddingTable
 from gst.training import checkpoints
-from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, copied, read, write
+from gst.training.checkpoints import (
+    BackgroundCheckpointIO,
+    Stoppable,
+    copied,
+    random_states,
+    read,
+    set_random_states,
+    write,
+)
 
 
 def checkpoint() -> dict[str, Any]:
@@ -184,3 +194,14 @@ def test_what_was_to_be_replaced_stays_where_the_new_one_cannot_be_written(tmp_p
     with pytest.raises(OSError):
         writer.teardown()
     assert read(old)["step"] == 1
+
+
+def test_states_of_random_numbers_are_read_back_from_a_file(tmp_path: Path) -> None:
+    def drawn() -> list[Any]:
+        return [torch.rand(3).tolist(), random.random(), np.random.normal(size=3).tolist()]  # noqa: NPY002
+
+    write({"states": random_states(torch.device("cpu"))}, tmp_path / "a.ckpt")
+    first = drawn()
+    assert drawn() != first
+    set_random_states(copied(read(tmp_path / "a.ckpt"))["states"], torch.device("cpu"))
+    assert drawn() == first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from made_targets import small
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from gst.cost.metrics import METRICS, Metric
+from gst.cost.losses import LOSSES
+from gst.cost.metrics import METRICS, Metric, evaluate
 from tests.choices import with_rest
 
 TARGETS = "--data.source.init_args.targets"
@@ -80,6 +82,43 @@ def test_classification_has_accuracy_and_macro_f1() -> None:
     assert small("fit", classes, "--model.loss=cross_entropy", "--model.head.outputs=3", "--json=fit.json") == 0
     metrics = json.loads(Path("fit.json").read_text())["metrics"]
     assert {"val/accuracy", "val/balanced_accuracy", "val/macro_f1"} <= metrics.keys()
+
+
+VALID = ["--data.valid_source=made_targets.MadeTargets", "--data.valid_source.init_args.targets=[[0, 1, 3, 2]]"]
+WRONG = {
+    "from 1": (
+        ["[[1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]]"],
+        "part: .* targets are 1, 2, 3; number them .*{1: 0, 2: 1, 3: 2}",
+    ),
+    "validation": (["[[0, 1, 2, 0, 1, 2]]", *VALID], r"validation part: .* are 0, 1, 2, 3; give the head 4 outputs"),
+    "one output": (
+        ["[[0, 1, 1, 0, 1, 0]]", *VALID, "--model.head.outputs=1"],
+        "head with 1 outputs.* give the head 2 outputs",
+    ),
+    "runtimes": (["[[1, 2, -3, 4, 5, 6]]", "--model.loss=log_runtime"], "part: log_runtime needs positive targets"),
+}
+
+
+@pytest.mark.parametrize("name", with_rest([*WRONG], ["from 1", "validation"]))
+def test_targets_that_a_loss_cannot_take_end_a_training_before_it_begins(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (targets, *more), message = WRONG[name]
+    assert small("fit", f"{TARGETS}={targets}", "--model.loss=cross_entropy", "--model.head.outputs=3", *more) == 2
+    assert re.search(message, last_error(capsys))
+    assert not Path("run").exists()
+
+
+def test_targets_of_a_registered_loss_are_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "cross_entropy", lambda scores, targets: scores.square().mean())
+    flags = [f"{TARGETS}=[[7, -8, .5, 1, 2, 3, 4, 5]]", "--model.loss=cross_entropy", "--model.head.outputs=3"]
+    assert small("fit", *flags, "--trainer.limit_val_batches=0", "--trainer.max_steps=1") == 0
+
+
+def test_predictions_that_are_no_numbers_are_not_left_out_of_a_mean() -> None:
+    right, nothing = (np.arange(3.0), np.arange(3.0)), (np.full(3, np.nan), np.arange(3.0))
+    assert evaluate("pairwise_hinge", [right])["tau"] == 1
+    assert np.isnan([*evaluate("pairwise_hinge", [right, nothing]).values()]).all()
 
 
 def test_a_registered_metric_is_logged_monitored_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from made_targets import SMALL, small
 
 from gst.cli import main
-from gst.training.cli import _with_config
+from gst.training.cli import GstCLI, _with_config
 from tests.choices import with_rest
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,24 @@ def test_an_evaluation_takes_the_configuration_of_the_run_and_leaves_it() -> Non
     assert main(["predict", named, checkpoint, "--predictions.path=p.csv"]) == 0
     assert Path("run/config.yaml").read_bytes() == saved
     assert len(Path("p.csv").read_text().splitlines()) == 1 + 2 * 2  # two configurations of two graphs
+
+
+def test_options_of_the_model_hold_although_a_checkpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training has its own, as with `last`; an evaluation those of the checkpoint but for the command line's."""
+    checkpoint, seen = "--ckpt_path=run/checkpoints/best.ckpt", []
+
+    def stopped(cli: GstCLI) -> None:
+        model = cli.config[cli.subcommand]["model"]
+        seen.append((model["num_fresh"], model["keep_probability"], model["pooling"]))
+        raise ValueError("seen")
+
+    Path("run/checkpoints").mkdir(parents=True)
+    settings = {"num_fresh": 1, "keep_probability": 0.5, "table": True, "pooling": "mean"}
+    torch.save({"state_dict": {}, "hyper_parameters": settings}, checkpoint[12:])
+    monkeypatch.setattr(GstCLI, "instantiate_classes", stopped)
+    for verb in ("fit", "test"):
+        assert small(verb, checkpoint, "--model.num_fresh=7", "--model.pooling", "sum") == 2
+    assert seen == [(7, 1.0, "sum"), (7, 0.5, "sum")]
 
 
 WRONG = ["--model.encoder.init_args.channels=16", "--data.num_valid=60", "--data.max_nodes=0", "--data.num_test=-1"]

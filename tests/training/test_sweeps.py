@@ -275,6 +275,14 @@ def test_checkpoints_of_a_trial_are_in_its_directory_and_named_in_its_result() -
     assert not Path("run").exists()
 
 
+def test_no_trial_begins_after_one_that_reached_the_target() -> None:
+    grid = {"x": {"values": [0.0, 0.25, 1.0]}, "y": {"values": ["bb", "a"]}}
+    metric, words = {"name": "loss", "target": 1.1}, ["${env}", "${interpreter}", "${program}", "${args}"]
+    file = sweep_file(method="grid", parameters=grid, metric=metric, program="script.py", command=words)
+    assert main(["sweep", "--local", file, "--out", "out"]) == 0
+    assert tried() == ["0.0 bb", "0.0 a"]
+
+
 def test_results_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     file = sweep_file()
     assert main(["sweep", "--local", file, "--trials", "1", "--out", "out"]) == 0
@@ -293,7 +301,7 @@ def test_results_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
         ({"metric": {"name": "loss", "goal": "least"}}, "metric.goal is 'least'"),
         ({"parameters": {}}, "no parameters"),
         ({"parameters": {"x": {"min": 2, "max": 1}}}, "x: "),
-        ({"parameters": {"x": {"min": 1}}}, "x: "),
+        ({"parameters": {"x": {"min": 1}}}, "'min' has no effect here; x, a categorical, has values"),
         ({"parameters": {"x": {"distribution": "beta", "a": 1}}}, "x has distribution 'beta'; known here are"),
         ({"parameters": {"x": {"values": [[1, 2]]}}}, "write lists as text"),
         ({"parameters": {"x": {"min": "low", "max": 1}}}, "x.min is 'low'; want a number"),
@@ -303,7 +311,13 @@ def test_results_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
         ({"command": ["gst", "--config=nowhere.yaml", "${args}"]}, "has --config=nowhere.yaml, and there is no such"),
         ({"method": "grid"}, "x has infinitely many values"),
         ({"command": ["python", "script.py"]}, "command is to be a list of words, '${args}' among them"),
-        ({"command": ["${program}", "${args}"]}, "command has '${program}'"),
+        ({"command": ["${program}", "${args}"]}, "command has ${program}, and program is"),
+        ({"command": ["${args_json}", "${args}"]}, "command has '${args_json}'"),
+        ({"controller": {"type": "local"}}, "'controller' has no effect here; a sweep file has command, "),
+        ({"metric": {"name": "loss", "target": "low"}}, "metric.target is 'low'; want a number"),
+        ({"metric": {"name": "loss", "impute": "worst"}}, "'impute' has no effect here"),
+        ({"parameters": {"x": {"values": [1, 2], "probabilities": [0.9, 0.1]}}}, "'probabilities' has no effect here"),
+        ({"parameters": {"x": {"parameters": {"y": {"value": 1}}}}}, "'parameters' has no effect here; x, a categ"),
         ({"run_cap": 0}, "run_cap is 0"),
     ],
 )
