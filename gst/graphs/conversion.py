@@ -14,7 +14,7 @@ from gst.graphs.graph import Graph
 
 NO_DATA = ("x", "edge_index", "y", "batch", "ptr", "num_nodes", "opcodes")
 OF_EDGES = ("edge_attr", "edge_weight", "edge_type")  # which have a row for each edge, or are wrong
-OF_NODES = ("node_", "pos", "normal", "z", "n_id")  # beginnings of names that PyG uses for data of nodes
+OF_NODES = ("pos", "normal", "z", "n_id")  # names that PyG uses for data of nodes
 
 
 def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
@@ -46,21 +46,22 @@ def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
         ValueError: an attribute is missing or has the wrong shape, is named an index, or may belong to nodes or to
             edges, of which there are equally many; or `data` is a batch.
     """
-    if isinstance(data, list | tuple) and not is_pyg(data):
-        raise ValueError(f"from_pyg takes one Data, not {len(data)} of them: [gst.from_pyg(each) for each in data]")
-    if getattr(data, "num_graphs", 1) != 1:
-        raise ValueError(f"this is a Batch of {data.num_graphs} graphs; convert each of its to_data_list()")
+    graph = converted(data, name, with_target)
     if differentiable := sources_of(data):
         warnings.warn(
             f"{', '.join(differentiable)} requires a gradient, which a Graph does not pass on: give the Data itself to "
             "the model, model([data]), or detach() it",
             stacklevel=2,
         )
-    return converted(data, name, with_target)
+    return graph
 
 
 def converted(data: Any, name: str = "", with_target: bool = True) -> Graph:
     """Convert a PyG `Data` or `HeteroData` as `from_pyg`, without gradients and without a word about them."""
+    if isinstance(data, list | tuple) and not is_pyg(data):
+        raise ValueError(f"from_pyg takes one Data, not {len(data)} of them: [gst.from_pyg(each) for each in data]")
+    if getattr(data, "num_graphs", 1) != 1:
+        raise ValueError(f"this is a Batch of {data.num_graphs} graphs; convert each of its to_data_list()")
     own_name = getattr(data, "name", "")
     arguments = _typed(data) if is_hetero(data) else _plain(data)
     return Graph(
@@ -76,7 +77,8 @@ def _plain(data: Any) -> dict[str, Any]:
     node_data, edge_data, left = {}, {}, []
     for key, tensor in _others(data):
         of_nodes, of_edges = len(tensor) == len(x), len(tensor) == edges.shape[1]
-        if of_nodes and of_edges and "edge" not in key and not key.startswith(OF_NODES) and not key.endswith("_mask"):
+        is_clear = "edge" in key or key in OF_NODES or key.startswith("node_") or key.endswith("_mask")
+        if of_nodes and of_edges and not is_clear:
             raise ValueError(
                 f"{key} has {len(tensor)} rows, and the graph as many edges as nodes: say which it belongs to, by the "
                 f"name node_{key} or edge_{key}"

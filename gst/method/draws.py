@@ -43,6 +43,7 @@ class Entrance:
         self._cut: dict[str, SegmentedGraph] = {}
         self._edges: set[int] = set()
         self._num_bytes = self._num_new = self._num_changed = 0
+        self._has_warned = False
 
     def __call__(self, graphs: Any) -> tuple[SegmentedGraph, ...]:
         """Return segmented graphs; `graphs` is a list, or a batch of PyG's `DataLoader`.
@@ -89,14 +90,16 @@ class Entrance:
         return differentiable
 
     def _remembered(self, graph: Graph) -> SegmentedGraph:
-        key, edges = graph.digest(), hash(graph.edges.tobytes())
+        key = graph.digest()
         if (cut := self._cut.pop(key, None)) is None:
             cut = segment(graph, self.max_nodes)
             self._num_bytes += cut.nbytes()
             self._num_new += 1
+            edges = hash(graph.edges.tobytes())
             self._num_changed += edges in self._edges
             self._edges.add(edges)
-            if self._num_changed == MOST_CHANGED or self._num_new == MOST_NEW:
+            if not self._has_warned and (self._num_changed >= MOST_CHANGED or self._num_new >= MOST_NEW):
+                self._has_warned = True
                 warnings.warn(
                     f"the last {self._num_new} graphs were new, {self._num_changed} of them with the edges of earlier "
                     "ones: a graph that changes in each step (noise, a random transform) is cut anew, and its rows in "

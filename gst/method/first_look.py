@@ -28,8 +28,9 @@ class FirstLook:
 
     @torch.compiler.disable
     def __call__(self, model: Any, catalogue: Catalogue, configs: Tensor) -> None:
-        """Refuse an encoder whose rows are not those of segments by themselves, and warn of data that is not read and
-        of features that are rounded to the dtype of the model."""
+        """Refuse an encoder whose rows are not those of segments by themselves.
+
+        Warn of data that no argument takes, and of features that are rounded to the dtype of the model."""
         mode, like, graph = bool(getattr(model.encoder, "training", True)), model.like(), catalogue.graphs[0]
         if not self._has_names:
             self._has_names = True
@@ -64,8 +65,10 @@ class FirstLook:
 
 
 def check_rows(model: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) -> bool:
-    """Compare the rows of a segment alone with those beside another segment and with its edges in another order; and
-    rows of both with those of one graph made of the two. In evaluation mode, without gradient, on a copy.
+    """Compare the rows of a segment alone with those beside another segment, and with its edges in another order.
+
+    Rows of both are compared with those of one graph that is made of them, too. The encoder is a copy in evaluation
+    mode, without gradient.
 
     Returns:
         True if there was something to compare; False if a later step has to be looked at.

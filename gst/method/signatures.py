@@ -71,7 +71,7 @@ def _takes_graphs(parameters: list[Parameter]) -> bool:
 
 
 def _behind(encoder: object) -> list[Any]:
-    """Return the modules, else the functions, to which a wrapper may hand its arguments on."""
+    """Return the modules, else the functions, that may get the arguments of a wrapper."""
     if isinstance(encoder, nn.Module):
         return list({id(each): each for each in encoder.children()}.values())
     references = list({id(each): each for each in _references(encoder)}.values())
