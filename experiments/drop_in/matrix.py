@@ -378,6 +378,8 @@ def run(name: str, column: str, backend: str = "aot_eager") -> str:
         warnings.simplefilter("always")
         training = Training(row, setting, Path(folder) / "table", backend)
         warned = [str(each.message) for each in caught if str(each.message).startswith("the encoder")]
+        if row.over_segments:
+            warned = [each for each in warned if not each.startswith("the encoder looks at all nodes of a segment")]
         if bool(warned) != bool(row.warns) or not all(each.startswith(row.warns) for each in warned):
             return f"warnings {warned}, want {row.warns!r}"
         before = [parameter.detach().clone() for parameter in training.model.parameters()]

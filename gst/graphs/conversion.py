@@ -14,6 +14,7 @@ from gst.graphs.graph import Graph
 
 NO_DATA = ("x", "edge_index", "y", "batch", "ptr", "num_nodes", "opcodes")
 OF_EDGES = ("edge_attr", "edge_weight", "edge_type")  # which have a row for each edge, or are wrong
+OF_NODES = ("pos", "normal", "z", "n_id")  # names that PyG uses for data of nodes
 
 
 def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
@@ -21,6 +22,7 @@ def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
 
     Features keep their dtype (halves become float32). Other tensors with a row for each edge or node, such as
     `edge_attr` and `pos`, become `edge_data` and `node_data`; a warning names masks and others, which are left out.
+    Numbers of nodes or edges are no data (`parent_index`), since segments number theirs anew.
 
     The nodes of a `HeteroData` are concatenated by type, and features are padded with zeros to the widest. `node_type`
     and `edge_type` hold the types' numbers; `hetero_inputs` separates them again. Other tensors are kept if all types
@@ -41,8 +43,21 @@ def from_pyg(data: Any, name: str = "", with_target: bool = True) -> Graph:
         with_target: False leaves `y` unread.
 
     Raises:
-        ValueError: an attribute is missing or has the wrong shape, or `data` is a batch.
+        ValueError: an attribute is missing or has the wrong shape, is named an index, or may belong to nodes or to
+            edges, of which there are equally many; or `data` is a batch.
     """
+    graph = converted(data, name, with_target)
+    if differentiable := sources_of(data):
+        warnings.warn(
+            f"{', '.join(differentiable)} requires a gradient, which a Graph does not pass on: give the Data itself to "
+            "the model, model([data]), or detach() it",
+            stacklevel=2,
+        )
+    return graph
+
+
+def converted(data: Any, name: str = "", with_target: bool = True) -> Graph:
+    """Convert a PyG `Data` or `HeteroData` as `from_pyg`, without gradients and without a word about them."""
     if isinstance(data, list | tuple) and not is_pyg(data):
         raise ValueError(f"from_pyg takes one Data, not {len(data)} of them: [gst.from_pyg(each) for each in data]")
     if getattr(data, "num_graphs", 1) != 1:
@@ -61,11 +76,18 @@ def _plain(data: Any) -> dict[str, Any]:
     edges = _edges(data)
     node_data, edge_data, left = {}, {}, []
     for key, tensor in _others(data):
-        if len(tensor) == edges.shape[1] and (key.startswith("edge_") or len(tensor) != len(x)):
+        of_nodes, of_edges = len(tensor) == len(x), len(tensor) == edges.shape[1]
+        is_clear = "edge" in key or key in OF_NODES or key.startswith("node_") or key.endswith("_mask")
+        if of_nodes and of_edges and not is_clear:
+            raise ValueError(
+                f"{key} has {len(tensor)} rows, and the graph as many edges as nodes: say which it belongs to, by the "
+                f"name node_{key} or edge_{key}"
+            )
+        if of_edges and ("edge" in key or not of_nodes):  # as PyG's `is_edge_attr`
             edge_data[key] = as_array(tensor)
         elif key in OF_EDGES:
             raise ValueError(f"{key} has {len(tensor)} rows for {edges.shape[1]} edges; want one row for each edge")
-        elif len(tensor) == len(x) and not key.endswith("_mask"):
+        elif of_nodes and not key.endswith("_mask"):
             node_data[key] = as_array(tensor)
         else:
             left.append(f"{key} {tuple(tensor.shape)}")
@@ -99,6 +121,15 @@ def _edges(data: Any, source: int | None = None, target: int | None = None) -> n
         if count is not None and ends.size and not 0 <= ends.min() <= ends.max() < count:
             raise ValueError(f"edge_index names nodes {ends.min()}..{ends.max()}, but nodes are 0..{count - 1}")
     return edges
+
+
+def sources_of(data: Any) -> dict[str, Tensor]:
+    """Return the tensors of `data` that require a gradient, by name; of several types of nodes with their types."""
+    if is_hetero(data):
+        parts = ((kind, data[kind]) for kind in (*data.node_types, *data.edge_types))
+        return {f"{key} of {kind!r}": each for kind, part in parts for key, each in sources_of(part).items()}
+    tensors = {"x": getattr(data, "x", None), **dict(_others(data))}
+    return {key: each for key, each in tensors.items() if isinstance(each, Tensor) and each.requires_grad}
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

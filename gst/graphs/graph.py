@@ -19,6 +19,10 @@ DATA = ("node_data", "edge_data")
 NUMBERS = "biuf"  # kinds of dtype: booleans, integers with and without sign, floats
 NAMES_TAKEN = ("x", "edge_index", "batch", "batch_size", "num_nodes", "num_graphs", "opcodes")
 """What encoders call the other fields (`gst.method.batch.ExpandedBatch`)."""
+NO_INDEX = (
+    "holds numbers of nodes or edges by its name, as in PyG, and segments number theirs anew; find them by edge_index "
+    "in the encoder, mark them by a feature, or rename it if it is a category"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +133,7 @@ class Graph:
                 label, shape, problem = f"{what}_data[{name!r}]", array.shape, trouble_with(array.dtype)
                 require(name.isidentifier(), f"{label} is no name for an argument; want letters, digits and _")
                 require(name not in NAMES_TAKEN, f"{label} has the name of another field; give it a different one")
+                require("index" not in name or array.dtype.kind not in "iu", f"{label} {NO_INDEX}")
                 require(name not in self.node_data or what == "node", f"{label} is in node_data too; rename one")
                 require(shape[:1] == (count,), f"{label} has shape {shape}, want ({count}, ...), a row for each {what}")
                 require(not problem, f"{label} is {array.dtype}, {problem}")

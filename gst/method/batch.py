@@ -60,6 +60,16 @@ class SegmentBatch:
     def num_configs(self) -> int:
         return self.config_features.shape[1]
 
+    @property
+    def has_context(self) -> bool:
+        """True if a segment with nodes of its own has context nodes too; False without a copy on the host."""
+        host = self.on_host
+        if host.owned.device.type != "cpu":
+            return False
+        is_real = torch.zeros(host.num_segments, dtype=torch.bool)
+        is_real[host.segment_of_node[host.owned]] = True  # others are padding
+        return bool((is_real[host.segment_of_node] & ~host.owned).any())
+
     def to(self, device: torch.device, dtype: torch.dtype) -> SegmentBatch:
         """The same batch on `device`, its features as `dtype`. An accelerator gets it by one copy; no host waits."""
 
@@ -326,8 +336,15 @@ def assemble(
     within = np.arange(start) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     segment_of_node = np.repeat(np.arange(len(picks)), lengths)
     tensor = torch.from_numpy
+
+    def data_of(pieces: dict[str, list[np.ndarray]], pointer: str) -> dict[str, Tensor]:
+        return {
+            name: _differentiable(graphs, picks, name, pointer, tensor(np.concatenate(each)))
+            for name, each in pieces.items()
+        }
+
     return SegmentBatch(
-        node_features=_differentiable(graphs, picks, tensor(np.concatenate(parts["x"]))),
+        node_features=data_of({"x": parts["x"]}, "row_ptr")["x"],
         opcodes=tensor(np.concatenate(parts["op"]).astype(np.int64)),
         edge_index=tensor(np.concatenate(parts["edges"], axis=1)),
         segment_of_node=tensor(segment_of_node),
@@ -335,8 +352,8 @@ def assemble(
         node_counts=tensor(owned.astype(np.int64)),
         config_nodes=tensor(np.concatenate(parts["rows"])),
         config_features=tensor(config_features),
-        node_data={name: tensor(np.concatenate(pieces)) for name, pieces in node_data.items()},
-        edge_data={name: tensor(np.concatenate(pieces)) for name, pieces in edge_data.items()},
+        node_data=data_of(node_data, "row_ptr"),
+        edge_data=data_of(edge_data, "edge_ptr"),
     )
 
 
@@ -383,15 +400,23 @@ def _shown(kind: tuple[np.dtype, tuple[int, ...]] | None) -> str:
     return "missing" if kind is None else f"{kind[0]} with rows of shape {kind[1]}"
 
 
-def _differentiable(graphs: Sequence[SegmentedGraph], picks: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
-    """Return the features `x` of a batch, those of graphs with a `source` as rows of it, so that it gets a gradient."""
-    if not any("source" in vars(graph) for graph in graphs):
-        return x
-    parts, start = [], 0
-    for g, j in picks:
-        rows = slice(graphs[g].row_ptr[j], graphs[g].row_ptr[j + 1])
-        count, source = rows.stop - rows.start, vars(graphs[g]).get("source")
-        ids = torch.from_numpy(np.array(graphs[g].node_ids[rows]))
-        parts.append(x[start : start + count] if source is None else source[ids.to(source.device)].to(x))
-        start += count
+def _differentiable(
+    graphs: Sequence[SegmentedGraph], picks: Sequence[tuple[int, int]], name: str, pointer: str, rows: Tensor
+) -> Tensor:
+    """Return `rows` of a batch, those of graphs with a source of that name as rows of it, so that it gets a gradient.
+
+    Args:
+        pointer: the field of a graph with the start of each segment among such rows."""
+    if not any(name in vars(graph).get("sources", ()) for graph in graphs):
+        return rows
+    parts = []
+    for (g, j), part in zip(
+        picks, rows.split([int(np.diff(getattr(graphs[g], pointer))[j]) for g, j in picks]), strict=True
+    ):
+        graph = graphs[g]
+        if (source := vars(graph).get("sources", {}).get(name)) is not None:
+            numbers = graph.node_ids if pointer == "row_ptr" else vars(graph)["edge_ids"]
+            start = getattr(graph, pointer)[j]
+            part = source[torch.from_numpy(np.array(numbers[start : start + len(part)])).to(source.device)].to(part)
+        parts.append(part)
     return torch.cat(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,16 +14,19 @@ from torch import Tensor
 
 from embedding_cache.table import KeyRanges
 from gst.graphs.config_classes import config_classes, with_references
-from gst.graphs.conversion import from_pyg, is_pyg
+from gst.graphs.conversion import converted, is_hetero, is_pyg, sources_of
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble, check_alike
 
-MOST_KEPT = 1 << 16  # graphs
+MOST_BYTES = 1 << 30  # of graphs that are kept
+MOST_NEW, MOST_CHANGED = 5000, 50  # graphs in a row without a known one, before a warning
+EDGE_NUMBER = "_edge_number"
 
 
 class Entrance:
-    """Turns the argument `graphs` of a model into segmented graphs; PyG's `Data` is cut once, and kept by content.
+    """Turns the argument `graphs` of a model into segmented graphs; PyG's `Data` is cut once, and kept by content while
+    all take at most 1 GiB, the last used ones.
 
     Args:
         max_nodes: of `gst.segment`.
@@ -37,6 +41,9 @@ class Entrance:
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes
         self._cut: dict[str, SegmentedGraph] = {}
+        self._edges: set[int] = set()
+        self._num_bytes = self._num_new = self._num_changed = 0
+        self._has_warned = False
 
     def __call__(self, graphs: Any) -> tuple[SegmentedGraph, ...]:
         """Return segmented graphs; `graphs` is a list, or a batch of PyG's `DataLoader`.
@@ -44,6 +51,7 @@ class Entrance:
         Raises:
             ValueError: it is a single graph, or empty.
         """
+        refuse_transforms()
         graphs = graphs.to_data_list() if hasattr(graphs, "to_data_list") else graphs
         if isinstance(graphs, Graph | SegmentedGraph) or is_pyg(graphs):
             raise ValueError(f"the model was given one {type(graphs).__name__}; want a list of graphs: model([graph])")
@@ -54,18 +62,69 @@ class Entrance:
         return tuple(self._cut_of(each) if is_pyg(each) else each for each in graphs)
 
     def _cut_of(self, data: Any) -> SegmentedGraph:
-        graph = from_pyg(data, with_target=False)
-        key = graph.digest()
-        if key not in self._cut:
-            if len(self._cut) >= MOST_KEPT:
-                del self._cut[next(iter(self._cut))]
-            self._cut[key] = segment(graph, self.max_nodes)
-        cut, x = self._cut[key], getattr(data, "x", None)
-        if not isinstance(x, Tensor) or not x.requires_grad:
-            return cut
-        differentiable = replace(cut)
-        differentiable.__dict__["source"] = x  # of the gradient; `assemble` takes rows from it
+        graph, sources = converted(data, with_target=False), sources_of(data)
+        if not sources:
+            return self._remembered(graph)
+        kept = {"x": graph.node_features, **graph.node_data, **graph.edge_data}
+        if is_hetero(data) or not kept.keys() >= sources.keys():
+            names = ", ".join(sources if is_hetero(data) else sources.keys() - kept.keys())
+            raise ValueError(
+                f"{names} requires a gradient, which the model passes on to x and to tensors with a row for each node "
+                "or edge of a Data with one type of nodes; detach() it"
+            )
+        # The cut depends on the rest alone: what is learned outside of the model changes in each step.
+        blank = {name: np.zeros_like(array) if name in sources else array for name, array in kept.items()}
+        cut = self._remembered(
+            replace(
+                graph, name="", node_features=blank["x"], node_data={name: blank[name] for name in graph.node_data},
+                edge_data={EDGE_NUMBER: np.arange(graph.num_edges)} | {name: blank[name] for name in graph.edge_data},
+            )
+        )  # fmt: skip
+        edge_ids = cut.edge_data[EDGE_NUMBER]
+        differentiable = replace(
+            cut, name=graph.name, node_features=graph.node_features[cut.node_ids],
+            node_data={name: array[cut.node_ids] for name, array in graph.node_data.items()},
+            edge_data={name: array[edge_ids] for name, array in graph.edge_data.items()},
+        )  # fmt: skip
+        vars(differentiable).update(sources=sources, edge_ids=edge_ids)  # `assemble` takes rows from the sources
         return differentiable
+
+    def _remembered(self, graph: Graph) -> SegmentedGraph:
+        key = graph.digest()
+        if (cut := self._cut.pop(key, None)) is None:
+            cut = segment(graph, self.max_nodes)
+            self._num_bytes += cut.nbytes()
+            self._num_new += 1
+            edges = hash(graph.edges.tobytes())
+            self._num_changed += edges in self._edges
+            self._edges.add(edges)
+            if not self._has_warned and (self._num_changed >= MOST_CHANGED or self._num_new >= MOST_NEW):
+                self._has_warned = True
+                warnings.warn(
+                    f"the last {self._num_new} graphs were new, {self._num_changed} of them with the edges of earlier "
+                    "ones: a graph that changes in each step (noise, a random transform) is cut anew, and its rows in "
+                    "a table are never read again; change features in the encoder, or cut once: gst.segment(data)",
+                    stacklevel=6,
+                )
+        else:
+            self._num_new = self._num_changed = 0
+        self._cut[key] = cut  # the last one used comes last
+        while len(self._cut) > 1 and self._num_bytes > MOST_BYTES:
+            self._num_bytes -= self._cut.pop(next(iter(self._cut))).nbytes()
+        return cut
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for `copy` and `pickle`, without graphs."""
+        return vars(self) | vars(Entrance(self.max_nodes))
+
+
+def refuse_transforms() -> None:
+    """Raise ValueError inside `torch.func.grad`, `vmap`, `jvp`, ..., and in forward mode: arrays have none of these."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        raise ValueError(
+            "the model reads graphs in NumPy, which torch.func.grad, vmap and jvp and forward mode do not follow: take "
+            "torch.autograd.grad(model(graphs).sum(), inputs), with create_graph=True for second derivatives"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +147,7 @@ class Catalogue:
     @staticmethod
     def of(graphs: Sequence[SegmentedGraph]) -> Catalogue:
         """List the segments of `graphs`; ValueError if one of them is no `SegmentedGraph`."""
+        refuse_transforms()
         for position, graph in enumerate(graphs):
             if not isinstance(graph, SegmentedGraph):
                 given = type(graph).__name__

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from inspect import Parameter
 from typing import Any, Literal
 
 import torch
@@ -19,11 +20,18 @@ from gst.graphs.graph import NAMES_TAKEN
 from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch, assemble
 from gst.method.draws import Catalogue
 from gst.method.readouts import Combination, Rows, pool_nodes
+from gst.method.signatures import CATCHING, parameters_of
 
 Source = str | Callable[[ExpandedBatch], Any]
 
 Inputs = Literal["batch", "data"] | Mapping[str, Source]
 """A whole `SegmentBatch`, a whole `ExpandedBatch`, or a field or function of the batch for each argument by name."""
+
+
+COUNTS_CONTEXT = (
+    "the encoder returned one row for each segment, which counts context nodes of a halo again; return one row for "
+    "each node (pooling=... pools them), take the SegmentBatch and pool its `owned` nodes, or cut with halo=0"
+)
 
 
 @dataclass(frozen=True)
@@ -34,18 +42,26 @@ class Call:
         whole: it takes one argument, a `SegmentBatch` or an `ExpandedBatch`; None if it takes fields.
         positional: fields of an `ExpandedBatch` that it takes by position.
         named: sources of what it takes by name.
-        optional: fields that it takes by name where the graphs have them.
+        optional: fields that it takes by name where the graphs have them, and their defaults.
+        trailing: those that it takes by position, after `positional`.
     """
 
     whole: Literal["batch", "data"] | None
-    positional: tuple[str, ...] = ()
-    named: Mapping[str, Source] | None = None
-    optional: tuple[str, ...] = ()
+    positional: tuple[Source, ...] = ()
+    named: Mapping[str, Source] = field(default_factory=dict)
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    trailing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def takes_segments(self) -> bool:
         """True if the encoder may know the segment of each row."""
-        return self.whole is not None or "batch" in (*self.positional, *self.optional, *(self.named or {}))
+        return self.whole is not None or "batch" in (*self.positional, *self.optional, *self.trailing, *self.named)
+
+    def unread(self, names: Iterable[str]) -> list[str]:
+        """Return the fields among `names` that no argument takes, as far as the arguments say what they take."""
+        sources = (*self.positional, *self.named.values(), *self.optional, *self.trailing)
+        is_open = self.whole is not None or any(map(callable, sources))
+        return [] if is_open else [name for name in names if name not in sources]
 
     @torch.compiler.disable
     def arguments(self, batch: SegmentBatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -53,10 +69,13 @@ class Call:
         if self.whole is not None:
             return (batch if self.whole == "batch" else batch.expanded().complete(),), {}
         copies = batch.expanded()
-        named = {name: _take(source, copies) for name, source in (self.named or {}).items()}
+        named = {name: _take(source, copies) for name, source in self.named.items()}
         named |= {name: getattr(copies, name) for name in self.optional if name in copies}
-        return tuple(_take(name, copies) for name in self.positional), named
+        last = max((place for place, name in enumerate(self.trailing, 1) if name in copies), default=0)
+        trailing = [getattr(copies, name) if name in copies else value for name, value in self.trailing.items()]
+        return (*(_take(source, copies) for source in self.positional), *trailing[:last]), named
 
+    @torch.compiler.disable
     def rows(self, returned: Any, batch: SegmentBatch) -> Any:
         """Reshape rows of all copies to (nodes or segments, configurations, channels)."""
         returned = returned[0] if isinstance(returned, tuple | list) else returned
@@ -66,7 +85,7 @@ class Call:
             return returned
         copies = batch.expanded()
         if isinstance(returned, Mapping):
-            returned = _by_type(returned, copies, self.named or {})
+            returned = _by_type(returned, copies, self.named)
         if not isinstance(returned, Tensor):
             raise ValueError(
                 f"the encoder returned a {type(returned).__name__}; want a tensor with a row for each node"
@@ -85,30 +104,43 @@ def call_of(encoder: Callable[..., Any], inputs: Inputs | None = None) -> Call:
 
     An encoder that requires one argument takes an `ExpandedBatch` if the argument is called `data`, else a
     `SegmentBatch`. One that requires more takes `x` and `edge_index` first, unless the names say otherwise, and others
-    by name: `batch`, `opcodes`, `edge_attr`, ... So do arguments with a default that have the name of a field.
+    by name: `batch`, `opcodes`, `edge_attr`, ... So do arguments with a default that have the name of a field. A
+    wrapper that hands on `*args, **kwargs` has the arguments of the module or function behind it.
 
     Raises:
-        ValueError: `inputs` is neither a mapping nor a name, or holds arguments that the encoder does not take.
+        ValueError: `inputs` is neither a mapping nor a name, or holds arguments that the encoder does not take; or the
+            encoder takes nothing but `*args` and `**kwargs`, and no single module is behind it.
     """
-    parameters = _parameters(encoder)
+    parameters = parameters_of(encoder)
+    kinds = {each.kind for each in parameters}
     if isinstance(inputs, Mapping):
         known = {parameter.name for parameter in parameters}
-        unknown = [name for name in inputs if name not in known]
-        if unknown and all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            raise ValueError(f"inputs names {', '.join(unknown)}, but the encoder takes {', '.join(sorted(known))}")
-        return Call(None, named=inputs)
+        if Parameter.VAR_KEYWORD in kinds or known.issuperset(inputs):
+            return Call(None, named=inputs)
+        if kinds == {Parameter.VAR_POSITIONAL}:
+            return Call(None, tuple(inputs.values()))
+        unknown = ", ".join(name for name in inputs if name not in known)
+        raise ValueError(f"inputs names {unknown}, but the encoder takes {', '.join(sorted(known))}")
     if inputs is not None:
         if inputs not in ("batch", "data"):
             raise ValueError(f"inputs is {inputs!r}; want 'batch', 'data', or a mapping from arguments to fields")
         return Call(inputs)
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [each.name for each in parameters if each.default is each.empty and each.kind in by_position]
-    only_named = [each.name for each in parameters if each.default is each.empty and each.kind is each.KEYWORD_ONLY]
-    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # PyG's Sequential, which names them elsewhere
-        required = list(getattr(getattr(encoder, "signature", None), "param_dict", {})) or ["x", "edge_index"]
-    if len(required) < 2:
+    if kinds and kinds.issubset(CATCHING):
+        stars = ", ".join(str(each).split(":")[0] for each in parameters)
+        raise ValueError(
+            f"the encoder takes {stars}, which hides what it wants; name its arguments and their fields in order, "
+            "inputs={'x': 'x', 'edge_index': 'edge_index', ...}"
+        )
+    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [each for each in parameters if each.default is each.empty]
+    required = [each.name for each in needed if each.kind in by_position]
+    only_named = {each.name: each.name for each in needed if each.kind is each.KEYWORD_ONLY}
+    defaults = {each.name: each.default for each in parameters if each not in needed}
+    trailing = {each.name: each.default for each in parameters if each.kind is each.POSITIONAL_ONLY}
+    trailing = {name: defaults.pop(name) for name in trailing if name in defaults}
+    if len(required) + len(only_named) < 2:
         return Call("data" if required == ["data"] else "batch")
-    if required[0] in ("g", "graph"):
+    if required[:1] in (["g"], ["graph"]):
         raise ValueError(
             f"the encoder takes {', '.join(required)}, as with DGL; say what they are: inputs={{'{required[0]}': "
             f"lambda batch: dgl.graph(tuple(batch.edge_index), num_nodes=batch.num_nodes), '{required[1]}': 'x'}}"
@@ -118,15 +150,7 @@ def call_of(encoder: Callable[..., Any], inputs: Inputs | None = None) -> Call:
     for place, name in enumerate(required):
         is_field = name in NAMES_TAKEN or place > 1 or not roles
         positional.append(name if is_field else roles.pop(0))
-    optional = tuple(each.name for each in parameters if each.default is not each.empty)
-    return Call(None, tuple(positional), {name: name for name in only_named}, optional)
-
-
-def _parameters(encoder: Callable[..., Any]) -> list[inspect.Parameter]:
-    encoder = getattr(encoder, "_orig_mod", encoder)  # of torch.compile
-    if isinstance(encoder, nn.parallel.DistributedDataParallel):
-        encoder = encoder.module
-    return list(inspect.signature(encoder.forward if isinstance(encoder, nn.Module) else encoder).parameters.values())
+    return Call(None, tuple(positional), only_named, defaults, trailing)
 
 
 def _take(source: Source, copies: ExpandedBatch) -> Any:
@@ -169,8 +193,15 @@ def embed_segments(
         phi: of a `Readout`: it changes the rows of nodes before they are pooled.
 
     Raises:
-        ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there.
+        ValueError: it is neither one row for each node nor one for each segment, or names rows that are not there; or
+            it is one for each segment that counts context nodes.
     """
+    return _pooled(encode_rows(encoder, batch, call), batch, call, pooling, phi)
+
+
+@torch.compiler.disable(recursive=False)
+def encode_rows(encoder: Callable[..., Any], batch: SegmentBatch, call: Call) -> NodeStates | Tensor:
+    """Encode `batch`: rows of nodes or segments as `Call.rows` shapes them."""
     positional, named = call.arguments(batch)
     try:
         returned = encoder(*positional, **named)
@@ -182,7 +213,7 @@ def embed_segments(
             f"the encoder uses node features of {kind} in a layer for floats: give data.x = x.float(), or embed them "
             f"first (torch.nn.Embedding); {error}"
         ) from error
-    return _pooled(returned, batch, call, pooling, phi)
+    return call.rows(returned, batch)
 
 
 def encode_segments(
@@ -303,8 +334,9 @@ def check_reducer() -> None:
 
 
 @torch.compiler.disable
-def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Combination, phi: Rows | None) -> Tensor:
-    returned = call.rows(returned, batch)
+def _pooled(
+    returned: NodeStates | Tensor, batch: SegmentBatch, call: Call, pooling: Combination, phi: Rows | None
+) -> Tensor:
     if isinstance(returned, NodeStates):
         row_of = returned.row_of
         if row_of.device.type == "cpu" and not 0 <= int(row_of.min()) <= int(row_of.max()) < len(returned.rows):
@@ -317,6 +349,8 @@ def _pooled(returned: Any, batch: SegmentBatch, call: Call, pooling: Combination
     if len(returned) == batch.num_segments:
         if phi is not None or pooling == "softmax":
             raise ValueError("the readout goes over nodes, and the encoder returned one row for each segment")
+        if call.whole != "batch" and batch.has_context:
+            raise ValueError(COUNTS_CONTEXT)
         return returned.to(torch.promote_types(returned.dtype, torch.float32))
     raise ValueError(
         f"the encoder returned {len(returned)} rows for a batch of {batch.num_nodes} nodes in {batch.num_segments} "

@@ -19,7 +19,7 @@ from gst.method.batch import SegmentBatch
 from gst.method.combination import Part, RowsOfNow, combine, pool_all
 from gst.method.estimates import Estimate, Sample, checked_estimate
 from gst.method.exchange import SharedRows
-from gst.method.forgetting import FirstLook
+from gst.method.first_look import FirstLook
 from gst.method.readouts import ReadoutName, Rows, readout_of
 from gst.method.rows import ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients
 from gst.method.scoring import scores_of
@@ -63,7 +63,8 @@ class GraphSegmentTraining(nn.Module):
         readout: two functions (phi, rho) in place of `pooling`: rho(sum of phi(h)), of `(nodes, channels)` and
             `(graphs, numbers)`; consistent. Rows of a table then hold sums of phi(h).
         max_nodes: of `gst.segment`, for PyG's `Data` that is given in place of segmented graphs.
-        check_encoder: refuse an encoder that remembers a segment, found by seven encodings before the first step.
+        check_encoder: before the first step refuse an encoder that remembers a segment, or whose rows depend on the
+            order of edges or on other segments of a batch; found by some encodings of small segments.
 
     Raises:
         ValueError: an argument is out of range, or two of them exclude each other.
@@ -117,6 +118,7 @@ class GraphSegmentTraining(nn.Module):
         In training mode this is one step of the method and writes the table; in evaluation mode it is `exact`, with a
         gradient if gradients are on. `graphs` are segmented, or PyG's `Data` or a batch of its `DataLoader`. A step
         that is read already, `load(draw(graphs, configs))`, may be given as `prefetched` instead."""
+        draws.refuse_transforms()
         if prefetched is None and not self.training:
             return self._evaluate(graphs, configs, torch.is_grad_enabled())
         step = self._begin(graphs, configs, prefetched)

@@ -148,8 +148,8 @@ class FixedBatch:
             ValueError: the batch is too large; of its plans, `DoesNotFit`.
             NoFixedShapes: node features need a gradient.
         """
-        if batch.node_features.requires_grad:
-            raise NoFixedShapes("a step of fixed shapes copies node features, so they would get no gradient")
+        if any(tensor.requires_grad for tensor in batch.tensors().values()):
+            raise NoFixedShapes("a step of fixed shapes copies features, so they would get no gradient")
         for module in self._checked:
             module.check_batch(batch)
         if self.sizes.plans is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,45 +13,17 @@ from torch import Tensor, nn
 
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import Catalogue
-from gst.method.encoding import embed_segments
+from gst.method.signatures import modules_of
 
 Embed = Callable[[Any, SegmentBatch], Tensor]
 TOLERANCE = 1e-3  # of the largest embedding: rounding stays below it, and below the other in half precision
 HALF_TOLERANCE = 0.05
 
 
-class FirstLook:
-    """Checks of the encoder of a model before its first step in training mode, and in evaluation mode."""
-
-    def __init__(self, is_on: bool) -> None:
-        self._modes = {True, False} if is_on else set()
-
-    @torch.compiler.disable
-    def __call__(self, model: Any, catalogue: Catalogue, configs: Tensor) -> None:
-        """Refuse an encoder that does not forget, and warn of features that are rounded to the dtype of the model."""
-        mode, like = bool(getattr(model.encoder, "training", True)), model.like()
-        if mode not in self._modes:
-            return
-
-        def embed(encoder: Any, batch: SegmentBatch) -> Tensor:
-            return embed_segments(encoder, batch, model.call, model.pooling, model.readout.phi)
-
-        refuse_cached(model.encoder)
-        if not check_forgets(model.encoder, embed, catalogue, configs, like):
-            return
-        self._modes.discard(mode)
-        if (name := catalogue.graphs[0].node_features.dtype.name) == "float64" and like.dtype != torch.float64:
-            warnings.warn(
-                f"node features are {name}, and are rounded to the model's {like.dtype}; model.double() keeps them",
-                stacklevel=2,
-            )
-
-
 def refuse_cached(encoder: object) -> None:
     """Raise ValueError if a layer has the option `cached=True`, by which PyG keeps the edges of the first graph."""
-    cells = [cell.cell_contents for cell in getattr(encoder, "__closure__", None) or ()]
-    for module in [encoder, getattr(encoder, "__self__", None), *cells]:
-        for name, layer in module.named_modules() if isinstance(module, nn.Module) else ():
+    for module in modules_of(encoder):
+        for name, layer in module.named_modules():
             if getattr(layer, "cached", None) is True and any(key.startswith("_cached") for key in vars(layer)):
                 raise ValueError(_refusal(f"{name + '.' if name else ''}cached=True", type(layer).__name__))
 
@@ -71,7 +42,7 @@ def check_forgets(encoder: object, embed: Embed, catalogue: Catalogue, configs: 
         ValueError: the embeddings of a segment depend on the segments before it.
     """
     encoder = getattr(encoder, "_orig_mod", encoder)  # of torch.compile
-    if not isinstance(encoder, nn.Module) or like.is_meta or _is_wrapped(encoder):
+    if not isinstance(encoder, nn.Module) or like.is_meta or is_wrapped(encoder):
         return True
     if any(map(nn.parameter.is_lazy, encoder.parameters())):
         return False
@@ -79,17 +50,17 @@ def check_forgets(encoder: object, embed: Embed, catalogue: Catalogue, configs: 
     if len(probes) < 2:
         return False
     try:
-        fresh = partial(_copy, encoder)
+        fresh = partial(copied, encoder)
         first, last = fresh(), fresh()
     except Exception:  # an attribute cannot be copied: a lock, say
         return True
-    forwards = _outcomes(first, embed, probes, like.device)
-    backwards = _outcomes(last, embed, probes[::-1], like.device)[::-1]
-    if forwards[0] is None or backwards[-1] is None:
+    forwards = outcomes(first, embed, probes, like.device)
+    backwards = outcomes(last, embed, probes[::-1], like.device)[::-1]
+    if isinstance(forwards[0], Exception) or isinstance(backwards[-1], Exception):
         return True  # the encoder refuses a segment by itself, and does so in the step too
     pairs = list(zip(forwards, backwards, strict=True))
-    again = _outcomes(fresh(), embed, probes[:1], like.device)[0]
-    if _differ(forwards[0], again) or not any(_differ(one, other) for one, other in pairs):
+    again = outcomes(fresh(), embed, probes[:1], like.device)[0]
+    if differ(forwards[0], again) or not any(differ(one, other) for one, other in pairs):
         return True  # it has random numbers of its own, or it forgets
     names = _changed(encoder, first) or ["something outside its attributes"]
     raise ValueError(_refusal(", ".join(names[:3]), type(encoder).__name__))
@@ -102,7 +73,7 @@ def _refusal(what: str, encoder: str) -> str:
     )
 
 
-def _is_wrapped(encoder: nn.Module) -> bool:
+def is_wrapped(encoder: nn.Module) -> bool:
     """True for DistributedDataParallel and FSDP, whose calls all processes have to make together."""
     return isinstance(encoder, nn.parallel.DistributedDataParallel) or any(
         hasattr(parameter, "to_local") or hasattr(parameter, "_is_flat_param") for parameter in encoder.parameters()
@@ -121,7 +92,7 @@ def _probes(catalogue: Catalogue, configs: Tensor) -> list[SegmentBatch]:
     return [one, *([doubled] if len(half) > 1 else []), *([other] if smallest != largest else [])]
 
 
-def _copy(encoder: nn.Module) -> nn.Module:
+def copied(encoder: nn.Module) -> nn.Module:
     """Return a copy with the same parameters, and copies of everything else."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in encoder.parameters()}
     for layer in encoder.modules():
@@ -131,27 +102,28 @@ def _copy(encoder: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def _outcomes(
-    encoder: nn.Module, embed: Embed, batches: Sequence[SegmentBatch], device: torch.device
-) -> list[Tensor | None]:
-    """Return the embeddings of each batch, all from the same random numbers; None where the encoder fails."""
-    outcomes: list[Tensor | None] = []
+def outcomes(
+    encoder: Any, embed: Embed, batches: Sequence[SegmentBatch], device: torch.device, seed: int = 0
+) -> list[Tensor | Exception]:
+    """Return the embeddings of each batch, all from the same random numbers; the error where the encoder fails."""
+    results: list[Tensor | Exception] = []
     others = [] if device.type in ("cpu", "mps") else [torch.accelerator.current_device_index()]
     with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
         for batch in batches:
-            torch.random.default_generator.manual_seed(0)
+            torch.random.default_generator.manual_seed(seed)
             if others:
-                torch.get_device_module(device).manual_seed(0)
+                torch.get_device_module(device).manual_seed(seed)
             try:
-                outcomes.append(embed(encoder, batch).detach())
-            except Exception:
-                outcomes.append(None)
-    return outcomes
+                results.append(embed(encoder, batch).detach())
+            except Exception as error:
+                results.append(error)
+    return results
 
 
-def _differ(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is not other
+def differ(one: Tensor | Exception, other: Tensor | Exception) -> bool:
+    """True if two results are not equal up to rounding; an error equals any other error."""
+    if isinstance(one, Exception) or isinstance(other, Exception):
+        return isinstance(one, Tensor) or isinstance(other, Tensor)
     if one.shape != other.shape:
         return True
     half = torch.is_autocast_enabled(one.device.type) or one.dtype.itemsize < 4

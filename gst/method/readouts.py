@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, cast, get_args, no_type_check
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.util.compiled import compiled
@@ -18,6 +18,7 @@ Pooling = Literal["sum", "mean", "max"]
 Combination = Literal["sum", "mean", "max", "softmax"]
 ReadoutName = Literal["sum", "mean", "max", "attention", "softmax", "std"]
 Rows = Callable[[Tensor], Tensor]
+BLOCK = 1024  # nodes that are added one by one
 LEAST_VARIANCE = 1e-5  # as in PyG: a smaller one counts as 0, where the slope of the root has no bound
 
 
@@ -89,9 +90,9 @@ class _Power(nn.Module):
         return rows.pow(1 / power if self.is_root else power)
 
 
-def _with_squares(nodes: Tensor) -> Tensor:
+def _with_squares(nodes: Tensor, semi_grad: bool = False) -> Tensor:
     nodes = nodes.to(torch.promote_types(nodes.dtype, torch.float32))  # of which a difference is taken
-    return torch.cat([nodes, nodes.square()], -1)
+    return torch.cat([nodes, (nodes.detach() if semi_grad else nodes).square()], -1)
 
 
 def _variance(means: Tensor) -> Tensor:
@@ -112,7 +113,8 @@ _OF_PYG: dict[str, Callable[[Any], Readout]] = {
     "AttentionalAggregation": lambda its: Readout("softmax", _Logits(its.gate_mlp or its.gate_nn, its.mlp or its.nn)),
     "SoftmaxAggregation": lambda its: Readout("softmax", _Logits(_Times(its))),
     "PowerMeanAggregation": lambda its: Readout("mean", _Power(its, False), _Power(its, True)),
-    "VarAggregation": lambda its: Readout("mean", _with_squares, _variance),
+    "VarAggregation": lambda its: Readout("mean", partial(_with_squares, semi_grad=its.semi_grad), _variance),
+    "StdAggregation": lambda its: Readout("mean", partial(_with_squares, semi_grad=its.var_aggr.semi_grad), _deviation),
 }
 _ATTENDING = ("Set2Set", "SetTransformerAggregation", "GraphMultisetTransformer")
 _ORDERING = ("SortAggregation", "MedianAggregation", "QuantileAggregation", "LSTMAggregation", "GRUAggregation")
@@ -143,10 +145,14 @@ def readout_of(pooling: object) -> Readout:
     kind = pooling if hasattr(pooling, "__name__") else type(pooling)  # a function or a class; or an object
     name = getattr(kind, "__name__", "")
     if getattr(kind, "__module__", "").startswith("torch_geometric."):
+        if name in _OF_PYG and isinstance(pooling, nn.Module):
+            if any(getattr(each, "supports_norm_batch", False) for each in pooling.modules()):
+                raise ValueError(
+                    f"{name} holds an MLP with a norm over the nodes of a graph; take norm=None or another"
+                )
+            return _OF_PYG[name](pooling)
         if name in _SAME_AS:
             return readout_of(_SAME_AS[name])
-        if name in _OF_PYG and isinstance(pooling, nn.Module):
-            return _OF_PYG[name](pooling)
     reason = "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
     if name in _ATTENDING:
         reason = "weighs every node against all others of its graph, so it does not decompose over segments"
@@ -170,7 +176,17 @@ def pool_nodes(
 def _pool_owned_with_torch(
     states: NodeStates, batch: SegmentBatch, pooling: Combination
 ) -> Float[Tensor, "segments configs channels"]:
-    """A mask as an index would make the host wait for the device: context goes to a segment that is left out."""
+    """A mask as an index would make the host wait for the device: context goes to a segment that is left out.
+
+    Sums of float32 go by blocks of nodes, so that rounding does not grow with their number."""
+    if pooling in ("sum", "mean") and batch.num_nodes > BLOCK:
+        dense = states.rows.to(torch.promote_types(states.rows.dtype, torch.float32))[states.row_of]
+        dense = torch.where(batch.owned[:, None, None], dense, 0.0)
+        segment, blocks = batch.segment_of_node, -(-batch.num_nodes // BLOCK)
+        part = segment + torch.arange(batch.num_nodes, device=segment.device) // BLOCK  # segments are in order
+        parts = dense.new_zeros(batch.num_segments + blocks, *dense.shape[1:]).index_add(0, part, dense)
+        segment_of_part = segment.new_zeros(len(parts)).scatter(0, part, segment)
+        return dense.new_zeros(batch.num_segments, *dense.shape[1:]).index_add(0, segment_of_part, parts)
     segment = torch.where(batch.owned, batch.segment_of_node, batch.num_segments)
     return _pool_with_torch(states.rows, states.row_of, segment, batch.num_segments + 1, pooling)[:-1]
 
@@ -205,9 +221,10 @@ def _weighted_mean(rows: Tensor, group: Int64[Tensor, " rows"], num_groups: int)
     top = _largest(logits.detach(), group, num_groups)
     top = torch.where(top.isneginf(), 0.0, top)  # of an empty group; the largest weight of others is 1
     weights = (logits - top[group]).exp()
-    total = torch.zeros_like(top).index_add(0, group, weights)
+    none = top.new_zeros(top.shape, dtype=top.dtype if top.device.type == "mps" else torch.float64)
+    total = none.index_add(0, group, weights.to(none.dtype)).to(top.dtype)
     least = torch.finfo(total.dtype).tiny
-    mean = torch.zeros_like(top).index_add(0, group, weights * values) / total.clamp(min=least)
+    mean = none.index_add(0, group, (weights * values).to(none.dtype)).to(top.dtype) / total.clamp(min=least)
     return torch.cat([mean, torch.where(total > 0, top + total.clamp(min=least).log(), -torch.inf)], -1)
 
 
@@ -313,15 +330,18 @@ class SegmentSums(torch.autograd.Function):
         ctx.shape, ctx.dtype = rows.shape, rows.dtype
         ctx.save_for_backward(row_of, segment)
         wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
-        once = wide.new_zeros(num_segments, rows.shape[1])
-        out = wide.new_zeros(num_segments, row_of.shape[1], rows.shape[1])
+        once = torch.zeros(num_segments, rows.shape[1], dtype=torch.float64)
+        out = torch.zeros(num_segments, row_of.shape[1], rows.shape[1], dtype=torch.float64)
         _sum_forward(*_arrays(wide, row_of, segment, once, out))
-        return out.add_(once[:, None])
+        return out.add_(once[:, None]).to(wide.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         row_of, segment = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            spread = gradient[segment].flatten(0, 1)
+            every = gradient.new_zeros(ctx.shape).index_add(0, row_of.flatten(), spread)
+            return every.to(ctx.dtype), None, None, None
         rows_gradient = gradient.new_zeros(ctx.shape)
         _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
         return rows_gradient.to(ctx.dtype), None, None, None

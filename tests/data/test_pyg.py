@@ -156,3 +156,18 @@ def test_a_list_is_no_graph_and_a_row_is_several_targets() -> None:
     with pytest.raises(ValueError, match=r"from_pyg takes one Data, not 2 of them: \[gst.from_pyg\(each\)"):
         from_pyg([data(), data()])
     assert from_pyg(data(y=torch.tensor([[1.0, 2.0, 3.0]]))).targets.tolist() == [[1, 2, 3]]
+
+
+def test_a_row_for_each_edge_and_node_is_asked_about() -> None:
+    cycle = {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]])}
+    graph = from_pyg(data(**cycle, pos=torch.ones(3), edge_cost=torch.ones(3), the_edge=torch.ones(3)))
+    assert list(graph.node_data) == ["pos"] and list(graph.edge_data) == ["edge_cost", "the_edge"]
+    with pytest.raises(ValueError, match=r"weight has 3 rows, .* as many edges as nodes.* node_weight or edge_weight"):
+        from_pyg(data(**cycle, weight=torch.ones(3)))
+
+
+@pytest.mark.parametrize(("name", "rows"), [("parent_index", 3), ("edge_reverse_index", 2), ("indexes", 2)])
+def test_numbers_of_nodes_and_edges_are_no_data(name: str, rows: int) -> None:
+    with pytest.raises(ValueError, match=rf"\['{name}'\] holds numbers of nodes or edges by its name"):
+        from_pyg(data(**{name: torch.arange(rows)}))
+    assert from_pyg(data(index_of_price=torch.ones(3))).node_data["index_of_price"].tolist() == [1, 1, 1]

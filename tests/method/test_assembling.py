@@ -86,7 +86,7 @@ def test_a_batch_is_padded_where_it_is_and_a_graph_that_needs_gradients_is_refus
     assert isinstance(there, SegmentBatch) and there.edge_index.device.type == "meta"
     graph = graphs()[0]
     width = graph.node_features.shape[1]
-    vars(graph)["source"] = torch.ones(len(graph.node_features), width, requires_grad=True)
+    vars(graph)["sources"] = {"x": torch.ones(len(graph.node_features), width, requires_grad=True)}
     model = GraphSegmentTraining(Messages(), torch.nn.LazyLinear(1), estimate="fresh")
     step = FixedStep(model, lambda *both: (both[0] - both[1]).mean(), None, Sizes.of([graph], 1, 1, 1))
     with pytest.raises(NoFixedShapes, match="no gradient"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,3 +202,104 @@ def test_gradients_in_evaluation_are_those_of_the_whole_graph(pooling: str) -> N
     torch.testing.assert_close(slope, want[0], rtol=1e-9, atol=1e-9)
     with torch.no_grad():
         assert not model([cut]).requires_grad
+
+
+class Bonds(nn.Module):
+    """Messages weighted by distances of nodes, weights and attributes of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = pyg.GraphConv(4, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor, pos: Tensor, edge_weight: Tensor, edge_attr: Tensor) -> Tensor:
+        distance = (pos[edge_index[0]] - pos[edge_index[1]]).square().sum(1)
+        return self.last(self.conv(x, edge_index, edge_weight * distance * edge_attr[:, 0]).tanh())
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max", "softmax"])
+def test_first_and_second_derivatives_by_inputs_are_those_of_the_whole_graph(pooling: str) -> None:
+    graph = ring(0, pos=torch.randn(30, 3), edge_weight=torch.rand(60), edge_attr=torch.rand(60, 1))
+    leaves = {key: graph[key].double().requires_grad_() for key in ("x", "pos", "edge_weight", "edge_attr")}
+    graph.update(leaves)
+    model = model_of(1, Bonds(), pooling=pooling).double().eval()
+    model._entrance.max_nodes, model.head = 30, nn.Sequential(nn.Tanh(), model.head)
+    hidden = model.encoder(graph.x, graph.edge_index, graph.pos, graph.edge_weight, graph.edge_attr)
+    pooled = {"sum": hidden.sum(0), "mean": hidden.mean(0), "max": hidden.amax(0)}.get(
+        pooling, (hidden.softmax(0) * hidden).sum(0)
+    )
+    every = [*leaves.values(), *model.encoder.parameters()]
+    derivatives = []
+    for energy in (model([graph]).sum(), model.head(pooled).sum()):
+        first = torch.autograd.grad(energy, every, create_graph=True)
+        derivatives.append((first, torch.autograd.grad(sum(each.square().sum() for each in first), every)))
+    torch.testing.assert_close(derivatives[0], derivatives[1], rtol=1e-8, atol=1e-12)
+
+
+def test_gradients_of_a_cut_graph_are_those_of_its_prediction() -> None:
+    graph = ring(0, pos=torch.randn(30, 3).double(), edge_weight=torch.rand(60).double(), edge_attr=torch.ones(60, 1))
+    graph.x, model = graph.x.double(), model_of(1, Bonds()).double().eval()
+    graph.edge_weight.requires_grad_()
+
+    def predict(weights: Tensor) -> Tensor:
+        return model([graph.clone().update({"edge_weight": weights})])
+
+    assert torch.autograd.gradcheck(predict, graph.edge_weight)
+    assert len(model._entrance._cut) == 1  # of all these weights
+
+
+def test_what_gets_no_gradient_is_named() -> None:
+    model, hetero = model_of(1), data.HeteroData()
+    hetero["op"].x = torch.ones(3, 4, requires_grad=True)
+    hetero["op", "feeds", "op"].edge_index = torch.tensor([[0, 1], [1, 2]])
+    with pytest.raises(ValueError, match="x of 'op' requires a gradient, which the model passes on to x and"):
+        model([hetero])
+    with (
+        pytest.raises(ValueError, match="charge requires a gradient"),
+        pytest.warns(UserWarning, match="left out: charge"),
+    ):
+        model([ring(0, charge=torch.ones(1, 2, requires_grad=True))])
+    with pytest.warns(UserWarning, match="x requires a gradient, which a Graph does not pass on: give the Data itself"):
+        gst.segment(ring(0, x=torch.ones(30, 4, requires_grad=True)))
+    with pytest.warns(UserWarning, match="x of the graphs requires a gradient: once it changes, rows of the table"):
+        model_of(1, table=True)([ring(0, x=torch.ones(30, 4, requires_grad=True))])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_transforms_of_functions_are_refused_before_anything_runs(training: bool) -> None:
+    model, graph = model_of(1).train(training), ring(0)
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    uses: dict[str, Any] = {
+        "grad": lambda run: torch.func.grad(run)(weights),
+        "jvp": lambda run: torch.func.jvp(run, (weights,), (weights,)),
+        "vmap": lambda run: torch.func.vmap(run)({name: torch.stack([each, each]) for name, each in weights.items()}),
+    }
+    for given in (graph, gst.segment(graph)):
+        for use in uses.values():
+            with pytest.raises(
+                ValueError, match=r"which torch\.func\.grad, vmap and jvp and forward mode do not follow"
+            ):
+                use(lambda weights, given=given: torch.func.functional_call(model, weights, ([given],)).sum())
+    with pytest.raises(ValueError, match=r"which torch\.func\.grad"):
+        torch.func.grad(lambda x: model([ring(0, x=x)]).sum())(graph.x)
+    assert model.step == 0 and model([graph]).isfinite().all()
+
+
+def test_cuts_take_a_bounded_memory_and_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graphs = model_of(1).eval(), [ring(seed) for seed in range(4)]
+    one_cut = gst.segment(graphs[0], max_nodes=12).nbytes()
+    monkeypatch.setattr("gst.method.draws.MOST_BYTES", 2 * one_cut)
+    want = model(graphs)
+    assert len(model._entrance._cut) == 2 and model(graphs).equal(want)
+    again = copy.deepcopy(model)
+    assert not again._entrance._cut and again(graphs).equal(want)
+
+
+def test_graphs_that_change_in_each_step_are_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gst.method.draws.MOST_CHANGED", 3)
+    model = model_of(1)
+    with pytest.warns(
+        UserWarning, match="the last 4 graphs were new, 3 of them with the edges of earlier ones"
+    ) as caught:
+        for seed in range(8):
+            model([ring(seed)])
+    assert len(caught) == 1

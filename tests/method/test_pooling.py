@@ -152,3 +152,18 @@ def test_rows_that_are_not_there_are_refused(unchecked: None) -> None:
     states = NodeStates(torch.ones(2, 1), torch.tensor([[0, 1], [1, 2]]))
     with pytest.raises(ValueError, match="row_of points outside its 2 rows"):
         embed_segments(lambda batch: states, batch, Call("batch"), "sum")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "softmax"])
+def test_a_million_equal_rows_have_their_mean(pooling: str) -> None:
+    none, everything = torch.zeros(0, dtype=torch.int64), torch.zeros(10**6, dtype=torch.int64)
+    batch = SegmentBatch(
+        torch.zeros(10**6, 1), everything, none.view(2, 0), everything, everything == 0, torch.tensor([10**6]), none,
+        torch.zeros(0, 1, 0),
+    )  # fmt: skip
+    rows = torch.full((10**6, 2), 0.1)
+    states = NodeStates(rows, torch.arange(10**6)[:, None])
+    for pool in (pool_nodes, _pool_owned_with_torch):
+        got = pool(states, batch, pooling)[0, 0, 0]  # type: ignore[arg-type]
+        got = got / 10**6 if pooling == "sum" or (pooling == "mean" and pool is not pool_nodes) else got
+        assert float(got) == pytest.approx(0.1, rel=1e-4)

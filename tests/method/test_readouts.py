@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from gst.graphs.segments import SegmentedGraph
 from tests.choices import with_rest
 
 aggr = pytest.importorskip("torch_geometric.nn.aggr", reason="needs torch-geometric: pip install .[pyg]")
+data = pytest.importorskip("torch_geometric.data")
+MLP = pytest.importorskip("torch_geometric.nn").MLP
 CHANNELS = 3
 
 
@@ -135,3 +138,45 @@ def test_a_readout_of_nodes_wants_nodes() -> None:
     per_segment = lambda x, edge_index, batch: x.new_zeros(int(batch.max()) + 1, CHANNELS)  # noqa: E731
     with pytest.raises(ValueError, match="the readout goes over nodes"):
         gst.GraphSegmentTraining(per_segment, nn.Identity(), "std").exact([graph()[1]])
+
+
+OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "SumAggregation": {}, "MeanAggregation": {}, "MaxAggregation": {},
+    "VarAggregation": {"semi_grad": [True]},
+    "StdAggregation": {"semi_grad": [True]},
+    "SoftmaxAggregation": {"t": [0.5], "learn": [True], "semi_grad": [True], "channels": [CHANNELS]},
+    "PowerMeanAggregation": {
+        "p": [2.0], "learn": [True], "channels": [CHANNELS], "clamp_min": [0.2, None], "clamp_max": [0.5, None],
+    },
+    "AttentionalAggregation": {
+        "gate_nn": [lambda: nn.Linear(CHANNELS, CHANNELS), lambda: MLP([CHANNELS, 1], norm=None)],
+        "nn": [lambda: nn.Linear(CHANNELS, CHANNELS)],
+    },
+}  # fmt: skip
+NEEDED = {"channels": {"learn": True}, "clamp_min": {"p": 2.0}, "clamp_max": {"p": 2.0}}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_of_a_readout_of_pyg_has_its_values_and_gradients(name: str) -> None:
+    parameters = inspect.signature(getattr(aggr, name)).parameters
+    assert list(parameters) == list(OPTIONS[name]), "an option that the table does not know"
+    required = {"gate_nn": lambda: nn.Linear(CHANNELS, 1)} if name == "AttentionalAggregation" else {}
+    choices = [{}, *({key: value} for key, values in OPTIONS[name].items() for value in values)]
+    for choice in choices:
+        torch.manual_seed(0)
+        settings = {**required, **{k: v for key in choice for k, v in NEEDED.get(key, {}).items()}, **choice}
+        readout = getattr(aggr, name)(**{key: each() if callable(each) else each for key, each in settings.items()})
+        model, (x, _) = model_of(readout.double(), max_nodes=40).eval(), graph()
+        x = (x.abs() + 0.1).requires_grad_()
+        given = data.Data(x=x, edge_index=torch.tensor([[0], [1]]))
+        leaves = [x, *readout.parameters()]
+        got, want = model([given])[0], model.head(readout(x))[0]
+        torch.testing.assert_close(got, want, msg=str(choice))
+        slopes = [torch.autograd.grad(each.sum(), leaves, allow_unused=True) for each in (got, want)]
+        torch.testing.assert_close(*slopes, msg=str(choice))
+
+
+def test_a_norm_over_the_nodes_of_a_graph_inside_a_readout_is_refused() -> None:
+    gate = MLP([CHANNELS, CHANNELS, 1], norm="GraphNorm")
+    with pytest.raises(ValueError, match="AttentionalAggregation holds an MLP with a norm over the nodes of a graph"):
+        model_of(aggr.AttentionalAggregation(gate))

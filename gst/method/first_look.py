@@ -1,0 +1,199 @@
+"""Checks of an encoder before its first step: encodings of small segments alone, joined, and with edges reordered."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gst.method.batch import NodeStates, SegmentBatch, assemble
+from gst.method.draws import Catalogue
+from gst.method.encoding import COUNTS_CONTEXT, complaints, embed_segments, encode_rows, evaluating
+from gst.method.forgetting import check_forgets, copied, differ, is_wrapped, outcomes, refuse_cached
+from gst.method.signatures import modules_of
+
+MOST_ROWS = 2000  # of a segment that is encoded, unless all have more
+OFF = "check_encoder=False leaves this check out"
+
+
+class FirstLook:
+    """Checks of the encoder of a model before its first step, and before the first one in the other mode."""
+
+    def __init__(self, is_on: bool) -> None:
+        self._modes = {True, False} if is_on else set()
+        self._has_names, self._has_rows = False, not is_on
+
+    @torch.compiler.disable
+    def __call__(self, model: Any, catalogue: Catalogue, configs: Tensor) -> None:
+        """Refuse an encoder whose rows are not those of segments by themselves.
+
+        Warn of data that no argument takes, and of features that are rounded to the dtype of the model."""
+        mode, like, graph = bool(getattr(model.encoder, "training", True)), model.like(), catalogue.graphs[0]
+        if not self._has_names:
+            self._has_names = True
+            if unread := model.call.unread([*graph.node_data, *graph.edge_data]):
+                warnings.warn(
+                    f"no argument of the encoder takes {', '.join(unread)} of the graphs: name an argument so, say "
+                    f"which one by inputs={{...: {unread[0]!r}}}, or leave {unread[0]} out of the graphs",
+                    stacklevel=2,
+                )
+            if model.training and (model.makes_table or model.keys) and "sources" in vars(graph):
+                warnings.warn(
+                    f"{', '.join(vars(graph)['sources'])} of the graphs requires a gradient: once it changes, rows of "
+                    "the table are not read again; make the model without a table",
+                    stacklevel=2,
+                )
+        if mode not in self._modes:
+            return
+
+        def embed(encoder: Any, batch: SegmentBatch) -> Tensor:
+            return embed_segments(encoder, batch, model.call, model.pooling, model.readout.phi)
+
+        refuse_cached(model.encoder)
+        if not check_forgets(model.encoder, embed, catalogue, configs, like):
+            return
+        self._has_rows = self._has_rows or check_rows(model, catalogue, configs, like)
+        self._modes.discard(mode)
+        if (name := graph.node_features.dtype.name) == "float64" and like.dtype != torch.float64:
+            warnings.warn(
+                f"node features are {name}, and are rounded to the model's {like.dtype}; model.double() keeps them",
+                stacklevel=2,
+            )
+
+
+def check_rows(model: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) -> bool:
+    """Compare the rows of a segment alone with those beside another segment, and with its edges in another order.
+
+    Rows of both are compared with those of one graph that is made of them, too. The encoder is a copy in evaluation
+    mode, without gradient.
+
+    Returns:
+        True if there was something to compare; False if a later step has to be looked at.
+
+    Raises:
+        ValueError: the rows of nodes depend on the order of edges or on other segments, or rows of segments count
+            context nodes.
+    """
+    encoder = getattr(model.encoder, "_orig_mod", model.encoder)  # of torch.compile
+    if isinstance(encoder, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        encoder = encoder.module
+    modules = modules_of(encoder)
+    if like.is_meta or any(map(is_wrapped, modules)):
+        return True
+    if any(nn.parameter.is_lazy(parameter) for module in modules for parameter in module.parameters()):
+        return False
+    try:
+        encoder = copied(encoder) if isinstance(encoder, nn.Module) else encoder
+    except Exception:  # an attribute cannot be copied: a lock, say
+        return True
+    picks = catalogue.picks(torch.tensor(_chosen(catalogue)))
+    one, joined = (assemble(catalogue.graphs, each, configs[:, :1]) for each in (picks[:1], picks[::-1]))
+    if picks[0] == picks[1]:  # a copy with other features
+        first, second = joined.node_features.tensor_split(2)
+        joined = replace(joined, node_features=torch.cat([first[torch.arange(len(first)) // 2], second]))
+    suspects = _suspects(model, joined)
+
+    def rows(batch: SegmentBatch, seed: int = 0) -> Tensor | Exception:
+        with evaluating(encoder, *modules_of(encoder)):
+            return outcomes(encoder, encode, [batch.to(like.device, like.dtype)], like.device, seed)[0]
+
+    def encode(encoder: Any, batch: SegmentBatch) -> Tensor:
+        returned = encode_rows(encoder, batch, model.call)
+        return returned.dense() if isinstance(returned, NodeStates) else returned
+
+    alone = rows(one)
+    if isinstance(alone, IndexError) and suspects:
+        raise ValueError(f"the encoder fails on a segment ({alone}){suspects}; {OFF}") from alone
+    if isinstance(alone, Exception) or differ(alone, rows(one, seed=1)):
+        return True  # the encoder fails in the step too, or draws random numbers in evaluation mode
+
+    def is_right(batch: SegmentBatch) -> bool:
+        both = rows(batch)
+        return isinstance(both, Exception) or not differ(alone, both[-len(alone) :])
+
+    sorted_edges = _reordered(joined, is_sorted=True)
+    reordered = sorted_edges if model.call.whole == "batch" else _reordered(joined, is_sorted=False)
+    reordered = sorted_edges if isinstance(rows(reordered), Exception) else reordered
+    name = getattr(encoder, "__name__", type(encoder).__name__)
+    if not is_right(joined):
+        if complaints(model.encoder, model.inputs):
+            return True  # of which the model has warned
+        raise ValueError(
+            f"rows of {name} for one segment depend on the other segments of its batch{suspects}; keep segments apart "
+            f"by an argument `batch`, the segment of each row, and use no number of a node, nor of all nodes; {OFF}"
+        )
+    if not is_right(reordered):
+        raise ValueError(
+            f"rows of {name} depend on the order of edges{suspects}; segments keep edges sorted by consumer, and not "
+            f"all of them, so that an edge cannot be found by its number: find it by its ends; {OFF}"
+        )
+    both = rows(joined)
+    if isinstance(both, Tensor):
+        _compare_with_one_graph(model, catalogue, joined, both, rows)
+    return True
+
+
+def _compare_with_one_graph(model: Any, catalogue: Catalogue, joined: SegmentBatch, both: Tensor, rows: Any) -> None:
+    """Compare the rows of two segments with those of one graph that is made of them."""
+    is_pooled = len(both) == joined.num_segments != joined.num_nodes
+    if is_pooled and joined.has_context and differ(both, rows(_with_stray(joined))):
+        raise ValueError(COUNTS_CONTEXT)
+    if all(graph.num_segments == 1 for graph in catalogue.graphs):
+        return
+    together = replace(
+        joined, segment_of_node=torch.zeros_like(joined.segment_of_node), node_counts=joined.node_counts.sum()[None]
+    )
+    whole, shares = rows(together), joined.node_counts.to(both) / joined.node_counts.sum()
+    if is_pooled:
+        both = both.view(2, -1, both.shape[-1])
+        pooled = {"sum": both.sum(0), "max": both.amax(0), "mean": (shares[:, None, None] * both).sum(0)}
+        both = pooled.get(model.pooling, both)[None]
+        whole = whole.view(both.shape) if isinstance(whole, Tensor) and whole.numel() == both.numel() else whole
+    if isinstance(whole, Tensor) and differ(whole, both):
+        kind = f"the {model.pooling} of rows of segments is not the row" if is_pooled else "rows are not those"
+        off = float((whole - both).abs().max() / whole.abs().max()) if whole.shape == both.shape else torch.inf
+        warnings.warn(
+            f"the encoder looks at all nodes of a segment: {kind} of the whole graph (off by {off:.0%} for two "
+            "segments); give such graphs one segment (max_nodes), or return rows that depend on edges alone",
+            stacklevel=4,
+        )
+
+
+def _chosen(catalogue: Catalogue) -> list[int]:
+    """Return the largest segment of at most `MOST_ROWS` rows, else the smallest; and another one if there is any."""
+    small = torch.where(catalogue.rows <= MOST_ROWS, catalogue.rows, -catalogue.rows)
+    order = torch.argsort(small, descending=True, stable=True).tolist()
+    return [order[0], next((number for number in reversed(order) if int(small[number]) > 0), order[0])]
+
+
+def _reordered(batch: SegmentBatch, is_sorted: bool) -> SegmentBatch:
+    """Return the batch with its edges in another order: any, or one that is sorted by consumer too."""
+    order = torch.randperm(batch.edge_index.shape[1], generator=torch.Generator().manual_seed(0))
+    if is_sorted:
+        order = order[torch.argsort(batch.edge_index[1, order], stable=True)]
+    edge_data = {name: data[order] for name, data in batch.edge_data.items()}
+    return replace(batch, edge_index=batch.edge_index[:, order], edge_data=edge_data)
+
+
+def _with_stray(batch: SegmentBatch) -> SegmentBatch:
+    """Return the batch with a further context node in its last segment, joined to none: a copy of its last node."""
+    rows = torch.cat([torch.arange(batch.num_nodes), torch.tensor([batch.num_nodes - 1])])
+    return replace(
+        batch, node_features=batch.node_features[rows], opcodes=batch.opcodes[rows],
+        segment_of_node=batch.segment_of_node[rows], owned=torch.cat([batch.owned, torch.tensor([False])]),
+        node_data={name: data[rows] for name, data in batch.node_data.items()},
+    )  # fmt: skip
+
+
+def _suspects(model: Any, batch: SegmentBatch) -> str:
+    """Name the data that an encoder may take for numbers of nodes or edges, as a part of a sentence."""
+    names = [name for name, data in (*batch.node_data.items(), *batch.edge_data.items()) if _is_number(data)]
+    names = [name for name in names if name not in model.call.unread(names)]
+    return f" (it takes {', '.join(names)}: numbers of nodes or edges are not those of a segment)" if names else ""
+
+
+def _is_number(data: Tensor) -> bool:
+    return not data.is_floating_point() and data.dtype != torch.bool
