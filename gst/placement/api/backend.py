@@ -185,7 +185,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
     own = fx.GraphModule(graph, trials.copied(graph.graph))
     # Code for one backward pass alone would write into tensors that the next one reads. The setting `donated_buffer`
     # would have to be off in each backward pass, too.
-    none_donated = patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
+    none_donated: Any = patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
     try:
         with none_donated, torch._functorch.config.patch(enable_autograd_cache=False), compiled_by_threads():
             run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True}, **options)
