@@ -20,7 +20,8 @@ OLD = (
     "{p}.expand(1, 3, 3)[0]", "{p} * torch.ones(3, 3)", "{p} / torch.ones_like({q})", "{p} + torch.zeros_like({p})",
 )  # fmt: skip
 NEW = (
-    "({p} + {q}) / 2", "{p} - 0.1 * x", "0.9 * {p} + 0.5 * {q}", "{p} + x.sum()", "0.9 * torch.where({p} > 0, {p}, {q})",
+    "({p} + {q}) / 2", "{p} - 0.1 * x", "0.9 * {p} + 0.5 * {q}", "{p} + x.sum()",
+    "0.9 * torch.where({p} > 0, {p}, {q})",
     "{p} @ {q} / 9", "{p}.sin()", "{p}.roll(1, 1) + {q}", "{p} * {s}.sin()", "{p}.t() - {p}", "0.5 * {p}", "x.clone()",
     "{p}.clone().mul_(0.5)", "{p}.cumsum(0) / 3", "torch.zeros_like({p})", "new['{p}']", "new['{p}'].t()",
     "{q} + new['{p}']",
