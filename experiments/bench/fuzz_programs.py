@@ -3,7 +3,8 @@
     python -m experiments.bench fuzz_programs --programs 2000 --operators 300 --json runs/fuzz_programs.json
 
 A program (`tests/programs/generator.py`) runs by each of its runners. An operator runs forward and backward by
-`torch.compile(backend="gst")`, on PyTorch's own samples for it (opinfo). A run goes on with a file of the same seed.
+`torch.compile(backend="gst")`, on PyTorch's own samples for it (opinfo). A step with a random state
+(`tests/kernels/states.py`) runs in place, compiled. A run goes on with a file of the same seed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gst.util.writing import write_json
 ROOT = Path(__file__).parents[2]
 KEPT = 20  # findings that are written out
 SAVED_EVERY_S = 10.0
+STATES = 0.15  # steps in place for each program
 OUTCOMES = ("equal", "refused", "wrong", "crashed", "invalid")
 
 
@@ -47,7 +49,11 @@ def run(
     result["command"] = f"python -m experiments.bench fuzz_programs --programs {programs} --operators {operators}"
     result["torch"] = torch.__version__
     saved = time.monotonic()
-    checks = [*_of_programs(programs, seed, runners), *_of_operators(operators)]
+    checks = [
+        *_of_programs(programs, seed, runners),
+        *_of_states(int(STATES * programs), seed),
+        *_of_operators(operators),
+    ]
     done = {name: sum(counts.values()) for name, counts in result["outcomes"].items()}
     with tqdm(total=len(checks), unit=" checks", smoothing=0.05) as bar:
         for runner, what, check in checks:
@@ -94,6 +100,14 @@ def _of_programs(count: int, seed: int, runners: Sequence[str]) -> Iterator[tupl
         for number in range(count):
             trial = source(random.Random(f"{seed} {number}").randrange)
             yield runner, f"program {number}", lambda trial=trial, runner=runner: check(trial, runner)
+
+
+def _of_states(count: int, seed: int) -> Iterator[tuple[str, str, Check]]:
+    from tests.kernels.states import source, step_of, wrong
+
+    for number in range(count):
+        text = source(random.Random(f"{seed} {number}").randrange)
+        yield "states", f"step {number}", lambda text=text: wrong(step_of(text))
 
 
 def _of_operators(count: int) -> Iterator[tuple[str, str, Check]]:

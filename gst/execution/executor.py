@@ -100,7 +100,7 @@ class GraphExecutor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._worker is not None and not sys.is_finalizing():  # the worker goes on no more then
+        if self._worker is not None and self._worker.is_here:
             self._on_worker(self._graphs.clear)
             self._worker.close()
         self._worker = None
@@ -227,6 +227,8 @@ class GraphExecutor:
     def _on_worker(self, function: Callable[[], Result]) -> Result:
         if self._worker is None:
             raise ValueError("the executor is closed; use it inside `with GraphExecutor(program, devices) as run:`")
+        if not self._worker.is_here:
+            raise ValueError("the thread of the executor stayed in the parent of this forked process; open another one")
         return self._worker.submit(function).result()
 
 
@@ -239,7 +241,7 @@ class Worker:
 
     def __init__(self, device: Device) -> None:
         threads = torch.get_num_threads()  # also fixes this thread's own number before the worker sets another
-        self._device = device
+        self._device, self._process = device, os.getpid()
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=device.name, daemon=True)
         self._thread.start()
@@ -252,9 +254,14 @@ class Worker:
         self._jobs.put((job, future))
         return future
 
+    @property
+    def is_here(self) -> bool:
+        """True unless Python ends, or this is a process that was forked from that of the thread."""
+        return self._process == os.getpid() and not sys.is_finalizing()
+
     def close(self) -> None:
         """Finish what was submitted and end the thread."""
-        if not sys.is_finalizing():
+        if self.is_here:
             self._jobs.put(None)
             self._thread.join()
 

@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <sched.h>
 #endif
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -277,9 +278,12 @@ class Machine : public torch::CustomClassHolder {
     for (auto& worker : workers_) worker->thread = std::thread([this, each = worker.get()] { work(*each); });
   }
   void close() {
-    for (auto& worker : workers_) tell(*worker, kClose);
+    if (getpid() != process_)  // after a fork, in the child: the threads stayed in the parent, so none can be joined
+      for (auto& worker : workers_) worker.release();
+    else
+      for (auto& worker : workers_) tell(*worker, kClose);
     for (auto& worker : workers_)
-      if (worker->thread.joinable()) worker->thread.join();
+      if (worker && worker->thread.joinable()) worker->thread.join();
     workers_.clear();
   }
 
@@ -526,6 +530,7 @@ class Machine : public torch::CustomClassHolder {
   Words claimed_;                               // and those that wait for others; of `assign`
   std::vector<size_t> order_;                   // devices with ready operations; of `assign`
   std::atomic<bool> finished_{false};
+  const pid_t process_ = getpid();
   Clock::duration spin_;
   std::shared_ptr<Bytes> bytes_;
   int64_t memory_limit_ = 0;

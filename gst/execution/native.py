@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class NativeExecutor:
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # helpers of the calling thread would be too many, see `gst.util.process`
-        self._machine = machine(self.devices)
+        self._machine, self._process = machine(self.devices), os.getpid()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -121,6 +122,10 @@ class NativeExecutor:
         """
         if self._machine is None:
             raise ValueError("the executor is closed; use it inside `with NativeExecutor(program, devices) as run:`")
+        if self._process != os.getpid():
+            raise ValueError(
+                "the threads of the executor stayed in the parent of this forked process; open another one"
+            )
         self._last = scheduled = self.compile(plan)
         values = [each.detach() if each.requires_grad else each for each in self.program.check_inputs(inputs)]
         if inputs is not None:

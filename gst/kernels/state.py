@@ -1,12 +1,15 @@
 """Training steps that renew their state where it lies: nothing of it is copied from step to step.
 
 The compiled function ends with `old.copy_(new)` for each tensor of the state, and Inductor writes the new value from
-the kernel that computes it.
+the kernel that computes it. A tensor whose old value another one takes over is written after the function instead, as
+Inductor drops copies that it holds needless. Each compiled step is compared with the step as written before its use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,18 +21,22 @@ from gst.kernels.program import KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program
 from gst.kernels.run import Run
 from gst.lowering.calls import HOST
-from gst.programs import Program, Step, kind_for
+from gst.programs import Program, Reference, Step, differ_beyond_rounding, kind_for
+from gst.programs.structures import opened
 from gst.programs.tracing import capture
 
+COMPARED = 4  # calls in which compiled code has to compute what the step as written computes
 Call = Callable[[], list[Any]]
 Plan = Callable[[KernelProgram, Sequence[Tensor]], Call]
+Function = Callable[[Sequence[Tensor]], list[Any]]
 
 
 def state_pairs(step: Step, program: Program) -> list[tuple[int, int]]:
     """Return for each tensor of the state its flat output, where the step returns it renewed, and its flat input.
 
     Raises:
-        ValueError: the first input is no dictionary of tensors that the step returns, with the same keys, at the end.
+        ValueError: the first input is no dictionary of tensors that the step returns, with the same keys, at the end,
+            or a tensor of it gets another shape or dtype.
 
     Examples:
         >>> count = lambda state, x: (x.sum(), {"n": state["n"] + 1})
@@ -46,11 +53,16 @@ def state_pairs(step: Step, program: Program) -> list[tuple[int, int]]:
             f"step {step.name!r} renews no state: its first input has to be a dictionary of tensors, and the last of "
             "its outputs the same dictionary renewed, as gst.programs.training_step makes it"
         )
-    return [
-        (output, number)
-        for key in state
-        for output, number in zip(pytree.tree_leaves(new[key]), pytree.tree_leaves(state[key]), strict=True)
-    ]
+    for key, number in state.items():
+        value = program.outputs[new[key]] if isinstance(new[key], int) else None
+        node = program.operations[value.node] if isinstance(value, Reference) else None
+        then = f"{node.dtypes[0]} {node.shapes[0]}" if node else f"a {type(value).__name__}"
+        if (now := f"{leaves[number].dtype} {tuple(leaves[number].shape)}") != then:
+            raise ValueError(
+                f"step {step.name!r} cannot keep {key!r} of its state in place: it is {now} and becomes {then}; "
+                "keep its shape and dtype, or call placed.module(), which takes and returns the state"
+            )
+    return [(new[key], number) for key, number in state.items()]
 
 
 def in_place(module: fx.GraphModule, program: Program, pairs: Sequence[tuple[int, int]]) -> fx.GraphModule:
@@ -58,42 +70,62 @@ def in_place(module: fx.GraphModule, program: Program, pairs: Sequence[tuple[int
 
     Args:
         module: of the program, as `as_module` makes it; it is changed.
-        pairs: (flat output, flat input).
+        pairs: (flat output, flat input), without those of `late`.
     """
     graph, output = module.graph, module.graph.output_node()
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     values: Any = output.args[0]
-    held, clone, copy = _in_inputs(program), torch.ops.aten.clone.default, torch.ops.aten.copy_.default
     with graph.inserting_before(output):
-        renewed = []
         for one, other in pairs:
-            value, place = values[one], inputs[other]
-            if value is not place:  # what is in an input is read before any input is written
-                renewed.append(
-                    (place, graph.call_function(clone, (value,)) if held[program.outputs[one].node] else value)
-                )
-        for pair in renewed:
-            graph.call_function(copy, pair)
+            if values[one] is not inputs[other]:
+                graph.call_function(torch.ops.aten.copy_.default, (inputs[other], values[one]))
     written = {one for one, _ in pairs}
     output.args = (tuple(value for number, value in enumerate(values) if number not in written),)
     module.recompile()
     return module
 
 
-def _in_inputs(program: Program) -> list[bool]:
-    """Mark nodes whose values are inputs, constants or views of them."""
-    held: list[bool] = []
-    for operation in program.operations:
-        is_view = operation.is_view and any(held[each] for each in operation.producers)
-        held.append(operation.kind != "operation" or is_view)
-    return held
+def late(program: Program, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pairs whose input must keep its value until the outputs are computed, as another output, or other
+    elements of the same one, may hold it unchanged.
+
+    An operation with one tensor that depends on inputs may return this one: views, copies, `x * 1`, and whatever else
+    compilers leave out.
+    """
+    depends: list[bool] = []
+    held: list[dict[int, bool]] = []  # inputs by number; True where elements may have moved
+    for number, operation in enumerate(program.operations):
+        sources = [each for each in operation.producers if depends[each]]
+        is_made = _makes(operation.target)
+        depends.append(operation.kind == "input" or (bool(sources) and not is_made))
+        moves = torch.Tag.pointwise not in getattr(operation.target, "tags", ())
+        result = {number: False} if operation.kind == "input" else {}
+        is_list = any(isinstance(each, list | tuple) for each in operation.args)
+        if not is_made and (len(sources) == 1 or is_list):
+            for each in sources:
+                result |= {key: moved or moves for key, moved in held[each].items()}
+        held.append(result)
+    home = dict(pairs)
+    kept = {
+        source
+        for number, output in enumerate(program.outputs) if isinstance(output, Reference)
+        for source, moved in held[output.node].items() if moved or home.get(number) != source
+    }  # fmt: skip
+    return [(one, other) for one, other in pairs if other in kept]
+
+
+def _makes(target: Any) -> bool:
+    """True for an operator that reads the form of its tensors alone, as `zeros_like`."""
+    name = getattr(getattr(target, "_schema", None), "name", "")
+    return name.endswith("_like") or name.startswith("aten::new_")
 
 
 class StepInPlace:
     """A training step that is called with batches alone: `loss = step(*batch)`. Its state stays where it is.
 
-    Each size of batch is compiled at its first call. A step whose kernels cannot be recorded runs as `torch.compile`
-    runs it, in place too; `reason` says why.
+    Each size of batch is compiled at its first call, and compared with the step as written. A step whose kernels cannot
+    be recorded runs as `torch.compile` runs it, in place too; one that computes something else so has its state written
+    after it, or runs as written, with a warning. `reason` says why.
 
     Args:
         step: `function(state, *batch) -> (loss, new_state)`, with its first state and a batch.
@@ -104,7 +136,7 @@ class StepInPlace:
         state: tensors by name, which each call renews in place.
 
     Raises:
-        ValueError: the step renews no state, or cannot be captured.
+        ValueError: the step renews no state, a tensor of it changes its shape or dtype, or it cannot be captured.
 
     Examples:
         >>> from gst.programs import training_step
@@ -117,13 +149,14 @@ class StepInPlace:
     """
 
     def __init__(self, step: Step, device: torch.device | None = None, plan: Plan | None = None) -> None:
-        if not step.inputs or not isinstance(step.inputs[0], Mapping):
+        first = step.inputs[0] if step.inputs else None
+        if not isinstance(first, Mapping) or not all(isinstance(each, Tensor) for each in first.values()):
             raise ValueError(f"step {step.name!r} has no state: its first input has to be a dictionary of tensors")
         tensors = pytree.tree_leaves(step.inputs)
         home = next((each.device for each in tensors if isinstance(each, Tensor)), HOST)
         self.device = home if device is None else device
         self._step, self._plan = step, plan
-        self.state: dict[str, Tensor] = {key: self._own(value) for key, value in step.inputs[0].items()}
+        self.state: dict[str, Tensor] = {key: self._own(value) for key, value in first.items()}
         self._code: dict[Any, _Code] = {}
         self.reason = ""
         self._of(step.inputs[1:])
@@ -173,24 +206,73 @@ class StepInPlace:
         step = Step(self._step.name, self._step.function, on_host)
         program = capture(step, kind_for([self.device.type]))
         pairs = state_pairs(step, program)
-        module = in_place(module_on(program, self.device), program, pairs)
         own = [self._own(each) for each in pytree.tree_leaves(batch)]
         inputs = [*pytree.tree_leaves(self.state), *own]
+        written = self._written(program, step.inputs, inputs)
+        reason = ""
+        for after in dict.fromkeys((tuple(late(program, pairs)), tuple(pairs))):
+            early = [each for each in pairs if each not in after]
+            call = self._call(in_place(module_on(program, self.device), program, early), inputs)
+            code = _Code(call, own, program, early, [(one, inputs[other]) for one, other in after])
+            if not (reason := self._difference(code, written, inputs, pairs)):
+                return code
+        self.reason = f"compiled it gives other results: {reason}"
+        warnings.warn(f"gst: step {step.name!r} runs as written; {self.reason}", stacklevel=5)
+        return _Code(lambda: written(inputs), own, program, [], [(one, inputs[other]) for one, other in pairs])
+
+    def _call(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
         try:
-            kernels = kernel_program(module, inputs, step.name).without_inputs()
-            call = Run(kernels, given=inputs) if self._plan is None else self._planned(kernels, inputs, self._plan)
+            kernels = kernel_program(module, inputs, self._step.name).without_inputs()
+            return Run(kernels, given=inputs) if self._plan is None else self._planned(kernels, inputs, self._plan)
         except NotUnderstoodError as error:
             self.reason = str(error)
-            call = _compiled_whole(module, inputs)
-        return _Code(call, own, program, pairs)
+            return _compiled_whole(module, inputs)
 
-    def _planned(self, kernels: KernelProgram, inputs: Sequence[Tensor], plan: Plan) -> Call:
-        """Make a plan, which takes steps to time them, and undo these."""
+    def _written(self, program: Program, examples: Any, inputs: Sequence[Tensor]) -> Function:
+        """Return the step as written, of flat inputs; by its operations where it holds tensors of another device."""
+        spec = pytree.tree_structure(examples)
+
+        def written(values: Sequence[Tensor]) -> list[Any]:
+            outputs = pytree.tree_leaves(opened(self._step.function(*pytree.tree_unflatten(list(values), spec))))
+            return [each.detach() if isinstance(each, Tensor) else each for each in outputs]
+
+        try:
+            written([each.clone() for each in inputs])
+        except RuntimeError:
+            if self.device == HOST:
+                raise
+            module = module_on(program, self.device)
+            return lambda values: list(module(*values))
+        return written
+
+    def _difference(
+        self, code: _Code, written: Function, inputs: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> str:
+        """Describe the first difference of a few calls from the step as written; the state is left as it was."""
+        with self._undone():
+            for call in range(COMPARED):
+                given = [each.clone() for each in inputs]
+                got = code.outputs()
+                for one, other in pairs:
+                    got[one] = inputs[other].clone()
+                want = written([each.clone() for each in given])
+                if reason := differ_beyond_rounding(got, want, written, given):
+                    return f"{reason} (call {call + 1})"
+        return ""
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Undo steps that are taken on trial."""
         before = {key: value.clone() for key, value in self.state.items()}
         try:
-            return plan(kernels, inputs)
+            yield
         finally:
             self.load_state_dict(before)
+
+    def _planned(self, kernels: KernelProgram, inputs: Sequence[Tensor], plan: Plan) -> Call:
+        """Make a plan, which takes steps to time them."""
+        with self._undone():
+            return plan(kernels, inputs)
 
 
 def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
@@ -204,21 +286,38 @@ def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
 
 
 class _Code:
-    """Compiled code of a step for batches of one size: `call` reads them from `batch` and renews the state in place."""
+    """Compiled code of a step for batches of one size: it reads them from `batch` and renews the state in place.
 
-    def __init__(self, call: Call, batch: Sequence[Tensor], program: Program, pairs: Sequence[tuple[int, int]]) -> None:
-        self._call, self._batch = call, batch
-        written = {output for output, _ in pairs}
+    Args:
+        call: returns the outputs that are not written `early`.
+        program: the step.
+        early: pairs that the call writes itself.
+        after: outputs, and the tensors of the state into which they are written once all outputs are computed.
+    """
+
+    def __init__(
+        self, call: Call, batch: Sequence[Tensor], program: Program, early: Sequence[tuple[int, int]],
+        after: Sequence[tuple[int, Tensor]],
+    ) -> None:  # fmt: skip
+        self._call, self._batch, self._program, self._after = call, batch, program, after
+        written = {output for output, _ in early}
         self._rest = [number for number in range(len(program.outputs)) if number not in written]
-        self._spec, self._count = program, len(program.outputs)
 
     def __call__(self, batch: Any) -> Any:
         with torch.no_grad():
             for place, value in zip(self._batch, pytree.tree_leaves(batch), strict=True):
                 if place is not value:
                     place.copy_(value, non_blocking=True)
-            outputs: list[Any] = [None] * self._count
-            for number, value in zip(self._rest, self._call(), strict=True):
-                outputs[number] = value.clone() if isinstance(value, Tensor) else value
-        result = self._spec.unflatten(outputs)
+        result = self._program.unflatten(self.outputs())
         return result[0] if len(result) == 2 else result[:-1]
+
+    def outputs(self) -> list[Any]:
+        """Renew the state, and return the flat outputs, in memory of their own; None for those of the state."""
+        outputs: list[Any] = [None] * len(self._program.outputs)
+        for number, value in zip(self._rest, self._call(), strict=True):
+            outputs[number] = value.detach().clone() if isinstance(value, Tensor) else value
+        with torch.no_grad():
+            for number, place in self._after:
+                place.copy_(outputs[number])
+                outputs[number] = None
+        return outputs

@@ -57,18 +57,38 @@ def unseeded() -> Iterator[None]:
 
 
 class _Draws(TorchDispatchMode):
-    """Replaces random operations, which it numbers 0, 1, ... in the order of the calls."""
+    """Replaces random operations, which it numbers 0, 1, ... in the order of the calls.
+
+    The number is the seed of the process's generator, whose state is put back at the end. So code that is run again
+    with the state of before, such as `torch.utils.checkpoint` in a backward pass, draws the same numbers again.
+    """
 
     def __init__(self, seed: Tensor) -> None:
         super().__init__()
-        self.seed, self.number = seed, -1
+        self.seed = seed
+
+    def __enter__(self) -> Any:
+        self._state = torch.get_rng_state()
+        torch.default_generator.manual_seed(0)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        torch.set_rng_state(self._state)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in DRAWS and kwargs.get("generator") is None:
-            self.number += 1
             return DRAWS[func](self, *args, **{key: value for key, value in kwargs.items() if key != "generator"})
-        return func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return func(*args, **kwargs)
+        number = torch.initial_seed()
+        torch.set_rng_state(self._state)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._state = torch.get_rng_state()
+            torch.default_generator.manual_seed(number)
 
     def draw(self, kind: str, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
         """Return uniform or normal numbers of the seed and the number of this draw."""
@@ -78,8 +98,11 @@ class _Draws(TorchDispatchMode):
         if torch._is_functional_tensor(seed):  # operations in place are being taken away above this mode
             torch._sync(seed)
             seed = torch._from_functional_tensor(seed)
-        operator = getattr(torch.ops.gst, kind).default
-        result: Tensor = operator(seed, self.number, list(size), dtype or torch.get_default_dtype())
+        number = torch.initial_seed()
+        torch.default_generator.manual_seed(number + 1)
+        result: Tensor = getattr(torch.ops.gst, kind).default(
+            seed, number, list(size), dtype or torch.get_default_dtype()
+        )
         return result
 
 

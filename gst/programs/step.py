@@ -50,14 +50,17 @@ TrainingStep = Step
 
 
 class _Loss(nn.Module):
-    """A model and its loss as one module, so that `functional_call` reaches the parameters wherever they are used."""
+    """A model, its loss and the backward pass as one module, so that `functional_call` reaches the parameters wherever
+    they are used: a backward pass may run parts of the model again (`torch.utils.checkpoint`)."""
 
     def __init__(self, model: nn.Module, loss_of: Callable[..., Tensor]) -> None:
         super().__init__()
         self.model, self.loss_of = model, loss_of
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        return self.loss_of(self.model, *tensors)
+    def forward(self, leaves: Sequence[Tensor], *tensors: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss, and its gradients for the leaves."""
+        loss = self.loss_of(self.model, *tensors)
+        return loss.detach(), torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
 
 def training_step(
@@ -112,12 +115,11 @@ def training_step(
         constant = {key: state[key] for key in frozen}
         named = {f"model.{key}": value for key, value in (leaves | constant | renewed).items()}
         with drawn_from(state[SEED]) if seeds else nullcontext():
-            loss = functional_call(loss_module, named, tensors)
+            loss, gradients = functional_call(loss_module, named, (list(leaves.values()), *tensors))
         renewed = {key: named[f"model.{key}"] for key in renewed}  # those that it replaced, too
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), state[RATE] if rates else rate)
         new |= constant | renewed | {key: state[key] + 1 for key in seeds} | {key: state[key] for key in rates}
-        return loss.detach(), {key: new[key] for key in state}
+        return loss, {key: new[key] for key in state}
 
     return TrainingStep(name, step, (parameters | frozen | buffers | slots | seeds | rates, *tensors))
 

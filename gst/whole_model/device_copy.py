@@ -90,7 +90,7 @@ class DeviceCopy:
         self._sources: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._own: list[Tensor] = []
-        self._lock, self._is_accelerator = threading.Lock(), is_here(device)
+        self._lock, self._is_accelerator = threading.RLock(), is_here(device)  # a model may call its own placed form
         self._done: torch.Event | None = None  # the end of the previous call
         self._leaves, self._spec = pytree.tree_flatten(tuple(inputs))
         self._residents = [Resident(each, device, True) if isinstance(each, Tensor) else None for each in self._leaves]

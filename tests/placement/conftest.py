@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +17,8 @@ from gst.placement.task import Task
 from gst.whole_model.variants import COMPILED
 from tests.placement.random_tasks import core_sets
 from tests.programs.small import small_program
+
+MOST_S = 60  # of a test
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +41,22 @@ def moldable(task: Task) -> Task:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gst.placement.cost_models.EPOCHS", 3)
     monkeypatch.setattr("gst.placement.cost_models.MORE_EPOCHS", 1)
+
+
+@pytest.fixture(autouse=True)
+def ends(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that has not ended after a minute, or after ten where it compiles: a call that waits for itself."""
+    is_long = any(map(request.node.get_closest_marker, ("slow", "e2e")))
+
+    def fail(*_: object) -> None:
+        faulthandler.dump_traceback(sys.__stderr__)
+        pytest.fail("the test does not end")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, MOST_S * (10 if is_long else 1))
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

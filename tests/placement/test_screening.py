@@ -18,7 +18,7 @@ from gst.placement.cost_models import LinearSurrogate, NetworkSurrogate, PlanCha
 from gst.placement.loop import Loop
 from gst.placement.measured_plans import plans_graph
 from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.reward import Reward, Surrogate
+from gst.placement.reward import DEFAULT_ERROR, Reward, Surrogate
 from gst.placement.search.annealing import anneal
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
@@ -67,7 +67,16 @@ def test_what_does_not_fit_is_told_by_how_much(moldable: Task, plans: list[Plan]
     small = replace(moldable, costs=replace(moldable.costs, devices=tuple(
         replace(device, memory_limit=1) for device in moldable.devices
     )))  # fmt: skip
-    assert Reward(small, LinearSurrogate(small)).excess(plans[0]) == SimulatedObjective(small).excess(plans[0]) > 0
+    reward, excess = Reward(small, LinearSurrogate(small)), SimulatedObjective(small).excess(plans[0])
+    assert reward.excess(plans[0]) == reward.predicted.excess(plans[0]) == excess > 0  # type: ignore[attr-defined]
+
+
+def test_before_measurements_a_plan_may_improve_by_the_error_of_the_simulator(
+    moldable: Task, plans: list[Plan]
+) -> None:
+    """Of one plan the expectation of the positive part of a normal error is its deviation over sqrt(2 pi)."""
+    expected = Reward(moldable, LinearSurrogate(moldable)).expected_improvement(plans[:1])
+    assert expected == pytest.approx(DEFAULT_ERROR / np.sqrt(2 * np.pi))
 
 
 def error(said: np.ndarray, measured: np.ndarray) -> float:

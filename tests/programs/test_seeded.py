@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from gst.execution.executor import executor
 from gst.execution.on_accelerator import whole
 from gst.lowering.calls import HOST, eager
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover
-from gst.programs import Program, Step, TrainingStep, capture, drawn_from, outputs_differ, training_step
+from gst.programs import Program, Step, TrainingStep, as_module, capture, drawn_from, outputs_differ, training_step
 from gst.programs.seeded import unseeded
 from gst.util.compiled import compiler
 
@@ -80,6 +81,49 @@ def test_the_gradient_has_the_mask_of_the_forward_pass() -> None:
     y = drawn(lambda: functional.dropout(x, 0.3), 0)
     (slope,) = torch.autograd.grad(y.sum(), [x])
     torch.testing.assert_close(slope, y.detach())
+
+
+class Block(nn.Module):
+    """A layer with dropout, whose activations the backward pass computes again if `checkpointed`."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.layer, self.checkpointed = nn.Linear(4, 4), checkpointed
+
+    def _inner(self, x: Tensor) -> Tensor:
+        return torch.dropout(self.layer(x).sin(), 0.5, True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + (checkpoint(self._inner, x, use_reentrant=False) if self.checkpointed else self._inner(x))
+        return x
+
+
+def test_a_pass_that_is_computed_again_has_the_masks_and_the_weights_of_the_first() -> None:
+    losses, before = [], torch.get_rng_state()
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        step = training_step("block", Block(checkpointed), _sum, [torch.randn(3, 4)], seed=0)
+        torch.set_rng_state(before)
+        flat, run = capture(step), step.function
+        state, x = step.inputs
+        losses.append([as_module(flat)(*flat.inputs)])
+        for _ in range(3):  # with other weights than those of the model
+            loss, state = run(state, x)
+            losses[-1].append([loss, *state.values()])
+    assert torch.equal(torch.get_rng_state(), before)
+    for plain, again in zip(*losses, strict=True):
+        assert outputs_differ(again, plain) is None
+
+
+def test_draws_without_a_seeded_form_are_those_of_the_process() -> None:
+    torch.manual_seed(5)
+    want = [torch.randperm(9), torch.randperm(9)]
+    torch.manual_seed(5)
+    with drawn_from(torch.tensor(0)):
+        first, mask = torch.randperm(9), torch.rand(3)
+    assert torch.equal(first, want[0]) and torch.equal(torch.randperm(9), want[1])
+    assert torch.equal(mask, drawn(lambda: torch.rand(3), 0))
 
 
 @pytest.mark.parametrize(("draw", "mean", "std"), [

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
@@ -74,12 +75,12 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
         raise ValueError(f"seconds is {seconds:g}; want more than 0")
     if other := [type(each).__name__ for each in example_inputs if not isinstance(each, INPUTS)]:
         log.info("a graph runs as written: an input is a %s", other[0])
-        return graph
+        return trials.with_checkpoints(graph)
     try:
         own, held = trials.lifted(graph)
     except ValueError as error:
         log.info("a graph runs as written: %s", error)
-        return graph
+        return trials.with_checkpoints(graph)
     values = [*example_inputs, *held]
     learns = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in values)
     if learns or any(map(_is_dynamic, values)):
@@ -97,27 +98,33 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
 class _Chosen:
     """A graph whose first call chooses how it runs; without `is_weight` (True for each weight) never as inference.
     `compiled` and `streams` are the graph by Inductor, or the reason if there is none; None = not made yet, not tried.
+
+    Calls of other threads during the choice, and calls under the user's hooks for saved tensors (`torch.utils.
+    checkpoint` has some) or dispatch modes, run as written: a pass and its repetition then save the same tensors.
     """
 
     def __init__(
         self, graph: fx.GraphModule, is_weight: Sequence[bool], seconds: float, compiled: Function | str | None = None,
         streams: Function | str | None = None,
     ) -> None:  # fmt: skip
-        self._graph, self._is_weight, self._seconds = graph, is_weight, seconds
+        self._own, self._graph = graph, trials.with_checkpoints(graph)
+        self._is_weight, self._seconds = is_weight, seconds
         self._compiled, self._streams = compiled, streams
         self._run: Function | None = None
         self._turn = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._run is None:
-            with self._turn:
-                if self._run is None:
-                    try:
-                        self._run = self._chosen(inputs)
-                    except Exception as error:  # any exception of the graph, compiled code or a backward pass
-                        log.info("a graph runs as written: %s: %s", type(error).__name__, error)
-                        self._run = self._graph
-        return self._run(*inputs)
+        if trials.is_watched():
+            return self._graph(*inputs)
+        if self._run is None and self._turn.acquire(blocking=False):  # nothing waits: a pass may call the graph again
+            try:
+                self._run = self._run or self._chosen(inputs)
+            except Exception as error:  # any exception of the graph, compiled code or a backward pass
+                log.info("a graph runs as written: %s: %s", type(error).__name__, error)
+                self._run = self._graph
+            finally:
+                self._turn.release()
+        return (self._run or self._graph)(*inputs)
 
     def _chosen(self, inputs: Sequence[Any]) -> Function:
         want = trials.outcome(self._graph, inputs, SEED)
@@ -127,7 +134,7 @@ class _Chosen:
             except Exception as error:  # any exception of capture, a compiler or a plan
                 log.info("a graph cannot be placed: %s: %s", type(error).__name__, error)
         if self._compiled is None:
-            self._compiled = _by_inductor(self._graph, inputs)
+            self._compiled = _by_inductor(self._own, inputs)
         if reason := "autograd follows its writes to inputs" if want.writes_learned else "":
             self._compiled = reason
         if isinstance(self._compiled, str):
@@ -172,13 +179,15 @@ def _may_use_streams(values: Sequence[Any]) -> bool:
 
 def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Function | str:
     """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails."""
+    from torch._functorch._aot_autograd import graph_compile
     from torch._inductor.compile_fx import compile_fx
 
     own = fx.GraphModule(graph, trials.copied(graph.graph))
-    # Code for one backward pass alone would write into tensors that the next one reads.
-    settings = torch._functorch.config.patch(donated_buffer=False, enable_autograd_cache=False)
+    # Code for one backward pass alone would write into tensors that the next one reads. The setting `donated_buffer`
+    # would have to be off in each backward pass, too.
+    none_donated: Any = patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
     try:
-        with settings, compiled_by_threads():
+        with none_donated, torch._functorch.config.patch(enable_autograd_cache=False), compiled_by_threads():
             run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True}, **options)
     except Exception as error:  # any exception of a compiler
         return first_line(error)

@@ -294,13 +294,16 @@ class PlacedFunction:
         self._turn = threading.Lock()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        with self._turn:
-            if self._module is None:
-                arguments, values = Arguments.of_call(self._function, inputs, keywords)
-                step = Step(getattr(self._function, "__name__", "step"), arguments.by_position(), values)
-                self.placed = replace(place(step, **self._options), arguments=arguments)
-                self._module = self.placed.module()
-        return self._module(*inputs, **keywords)
+        if self._module is None and self._turn.acquire(blocking=False):  # nothing waits: it may call itself
+            try:
+                if self._module is None:
+                    arguments, values = Arguments.of_call(self._function, inputs, keywords)
+                    step = Step(getattr(self._function, "__name__", "step"), arguments.by_position(), values)
+                    self.placed = replace(place(step, **self._options), arguments=arguments)
+                    self._module = self.placed.module()
+            finally:
+                self._turn.release()
+        return (self._module or self._function)(*inputs, **keywords)
 
     def close(self) -> None:
         """End the threads of its plan, if there are any; the next call starts others."""

@@ -7,6 +7,7 @@ example inputs as tensors. It is read with `weights_only=True`, so that nothing 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -166,17 +167,16 @@ class Placed:
 
 
 class PlacedModule(nn.Module):
-    """Runs a placed model, for one caller at a time, by one of `Placed.runs` or by its plan.
+    """Runs a placed model by one of `Placed.runs`, or by its plan for one caller at a time.
 
     Another kind of call (shape, dtype, gradients, autocast, training mode, or new weights where they are constants)
-    runs the model as written, with one warning. Threads of a plan start with the first call, and end with `close` or
-    with this object.
+    runs the model as written, with one warning; so does a plan in a process that was forked. Threads of a plan start
+    with the first call, and end with `close` or with this object.
     """
 
     def __init__(self, placed: Placed, run: str) -> None:
         super().__init__()
         self.run = run
-        self._turn = threading.Lock()
         self._plan: _PlanRun | None = None
         function = placed.model if isinstance(placed.model, nn.Module) else placed.model.function
         self._arguments = placed.arguments or Arguments(function, len(placed.inputs))
@@ -198,18 +198,18 @@ class PlacedModule(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return the outputs of the model or step for these arguments, by position or keyword as it takes them."""
-        with self._turn:
-            values = self._arguments.inputs(inputs, keywords)
-            if values is not None:
-                return self._guarded(*values)
-            self._guarded.warn("other arguments are given than in the example")
-            return self._arguments.function(*inputs, **keywords)
+        reason = "other arguments are given than in the example"
+        if self._plan is not None and not self._plan.is_here:
+            reason = "its threads stayed in the parent of this forked process"
+        elif (values := self._arguments.inputs(inputs, keywords)) is not None:
+            return self._guarded(*values)
+        self._guarded.warn(reason)
+        return self._arguments.function(*inputs, **keywords)
 
     def close(self) -> None:
         """End its threads; the next call starts others."""
-        with self._turn:
-            if self._plan is not None:
-                self._plan.close()
+        if self._plan is not None:
+            self._plan.close()
 
 
 class _PlanRun:
@@ -219,8 +219,18 @@ class _PlanRun:
         self._program, self._plan, self._guard, self._devices = program, plan, guard, placed.devices
         self._parameters, self._home = tuple(placed.parameters.values()), _home(placed)
         self._executor: AnyExecutor | None = None
+        self._turn, self._process = threading.Lock(), os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """True unless this process was forked from the one in which it was made."""
+        return self._process == os.getpid()
 
     def __call__(self, *inputs: Any) -> Any:
+        with self._turn:
+            return self._outputs(inputs)
+
+    def _outputs(self, inputs: tuple[Any, ...]) -> Any:
         values = (*self._parameters, *self._guard.leaves(inputs))
         tensors = [each.detach() if each.requires_grad else each for each in values]
         if self._executor is None:
@@ -238,11 +248,14 @@ class _PlanRun:
         return self._program.unflatten(outputs)
 
     def close(self) -> None:
-        running, self._executor = self._executor, None
-        if running is not None:
-            threads = torch.get_num_threads()
-            running.__exit__(None, None, None)
-            torch.set_num_threads(threads)
+        if not self.is_here:
+            return
+        with self._turn:
+            running, self._executor = self._executor, None
+            if running is not None:
+                threads = torch.get_num_threads()
+                running.__exit__(None, None, None)
+                torch.set_num_threads(threads)
 
 
 def _home(placed: Placed) -> torch.device | None:

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.checkpoint import checkpoint
 
 from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
 
+CALLS = 3  # of a graph that writes to its inputs: an old value that was lost may show in a later call
 Function = Callable[..., Any]
 
 
@@ -24,6 +27,7 @@ class Trial(NamedTuple):
 
     Args:
         values: the outputs, the gradients of the inputs that require one, and all inputs as they are after the call.
+        later: the values of further calls, with the inputs that the first one wrote to; empty if it wrote to none.
         forms: of each output its class, strides and need of a gradient, and the first input or output with its memory.
         reached: for each output that requires a gradient, numbers of the inputs on which it depends.
         mutated: numbers of the inputs that the call wrote to.
@@ -33,6 +37,7 @@ class Trial(NamedTuple):
     """
 
     values: list[Any]
+    later: list[Any]
     forms: list[Any]
     reached: list[frozenset[int]]
     mutated: frozenset[int]
@@ -46,7 +51,7 @@ class Trial(NamedTuple):
             return "its outputs have other classes, strides, gradients or memory"
         if not all(map(torch.equal, self.random, other.random)):
             return "it draws other random numbers"
-        return outputs_differ(self.values, other.values)
+        return outputs_differ([*self.values, *self.later], [*other.values, *other.later])
 
 
 def lifted(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
@@ -86,10 +91,41 @@ def lifted(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
     return fx.GraphModule(own, copied(own.graph)), [value for value, _ in held.values()]
 
 
+def with_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph whose activation checkpoints are those of the user. Dynamo's operator for them, run as it is,
+    forgets the state of the generator, so that the backward pass draws other numbers."""
+    bodies = {node.target: getattr(graph, node.target, None) for node in graph.graph.find_nodes(op="get_attr")}
+    changed = {name: with_checkpoints(each) for name, each in bodies.items() if isinstance(each, fx.GraphModule)}
+    nodes = graph.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+    if not nodes and all(new is bodies[name] for name, new in changed.items()):
+        return graph
+    own = fx.GraphModule(graph, copied(graph.graph))
+    own.meta |= graph.meta
+    for name, each in changed.items():
+        setattr(own, name, each)
+    for node in own.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
+        node.target = _checkpoint
+    own.recompile()
+    return own
+
+
+def _checkpoint(body: fx.GraphModule, *inputs: Any, **options: Any) -> Any:
+    settings, keywords = tag_activation_checkpoint.divide_kwargs(options)
+    if "_checkpoint_context_fn" in body.meta:  # for selective checkpoints
+        settings["context_fn"] = body.meta["_checkpoint_context_fn"]
+    return checkpoint(body, *inputs, **settings | {"use_reentrant": False}, **keywords)
+
+
 def copied(graph: fx.Graph) -> fx.Graph:
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return copy
+
+
+def is_watched() -> bool:
+    """True under hooks of the user for saved tensors, or under a dispatch mode: these see each operation as written."""
+    hooks = torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return hooks or torch._C._len_torch_dispatch_stack() > 0
 
 
 def outcome(run: Function, inputs: Sequence[Any], seed: int) -> Trial:
@@ -108,9 +144,16 @@ def outcome(run: Function, inputs: Sequence[Any], seed: int) -> Trial:
         number for number, pair in enumerate(zip(arguments, before, strict=True))
         if now[number][0] != states[number][0] or not _is_same(*pair)
     ]  # fmt: skip
+    writes_learned = any(new is not old for (_, new), (_, old) in zip(now, states, strict=True))
+    values, form, later = [*outputs, *gradients, *arguments], forms(outputs, arguments), []
+    if mutated and not writes_learned:
+        values = copies_of(values)
+        with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(seed, accelerators(inputs)):
+            for _ in range(CALLS - 1):
+                for part in (*both_passes(run, arguments, copies), arguments):
+                    later += copies_of(part)
     return Trial(
-        [*outputs, *gradients, *arguments], forms(outputs, arguments), [_reached(each, leaves) for each in tops],
-        frozenset(mutated), any(new is not old for (_, new), (_, old) in zip(now, states, strict=True)),
+        values, later, form, [_reached(each, leaves) for each in tops], frozenset(mutated), writes_learned,
         not all(map(torch.equal, random, generators)), random,
     )  # fmt: skip
 
