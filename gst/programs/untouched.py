@@ -7,24 +7,31 @@ caches, weights, gradients, optimizers, hooks, random state and global modes are
 from __future__ import annotations
 
 import functools
+import io
+import itertools
+import operator
 import random
 import sys
-import sysconfig
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
-ATTRIBUTE, VALUE, TRAINING, INPUT = "attribute", "value", "training", "input"
+from gst.programs.users_code import is_own, noted, original, outside_calls
+
+ATTRIBUTE, VALUE, TRAINING, INPUT, OUTSIDE = "attribute", "value", "training", "input", "outside"
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+ITERATORS = (GeneratorType, itertools.count, *(type(iter(each)) for each in ([], (), set(), {}, range(0))))
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.mtrand._rand}  # type: ignore[attr-defined]
 OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
 TABLES = ("_parameters", "_buffers", "_modules")
 MOST_OBJECTS = 10**6
@@ -38,7 +45,7 @@ class Change(NamedTuple):
     """One change that a run made, and that was undone."""
 
     name: str  # of the part that changed, as `layers.0.cache['cpu']`
-    kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or an array) or TRAINING (gradient, optimizer)
+    kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or array), TRAINING (gradient, optimizer) or OUTSIDE
 
 
 class _Watch(NamedTuple):
@@ -61,11 +68,16 @@ class Snapshot:
     def __init__(self, roots: Iterable[Any], inputs: Any = ()) -> None:
         self.changes: list[Change] = []
         self._watches: list[_Watch] = []
+        self._noting: list[_Watch] = []  # those whose functions note their calls
         self._contents: dict[int, tuple[str, str, Any, Any]] = {}
         self._versions: list[tuple[Tensor, int]] = []
+        self._derived: list[str] = []  # names of attributes that PyTorch computes from weights
         self._modes = [(get(), get, put) for get, put in MODES]
-        self._random = _global_random()
+        self._random = _torch_random()
         self._objects: dict[int, Any] = {}  # keeps them, so that no other object gets their ids
+        for name, value in GLOBAL_GENERATORS.items():
+            self._objects[id(value)] = value
+            self._state_of(name, value)
         waiting = [("", each, ATTRIBUTE) for each in (*GLOBAL_HOOKS, *roots)]
         later = [("", inputs, INPUT)]  # and optimizers, so that weights are named as in their module
         while (waiting or later) and len(self._objects) < MOST_OBJECTS:
@@ -82,6 +94,8 @@ class Snapshot:
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
         changes: list[Change] = []
+        for watch in self._noting:
+            watch.put({key: original(each) for key, each in watch.read().items()})
         for watch in self._watches:
             now = watch.read()
             was = watch.before
@@ -102,7 +116,15 @@ class Snapshot:
                 put(mode)
         for state, put in self._random:
             put(state)
-        self.changes = list(dict.fromkeys([*self.changes, *(each for each in changes if each.kind != INPUT)]))
+        named = [each for each in changes if each.kind != INPUT and not each.name.startswith(tuple(self._derived))]
+        self.changes = list(dict.fromkeys([*self.changes, *named]))
+
+    def note_calls(self) -> None:
+        """Let the user's own references to clocks and the like, in globals and attributes, note calls of them."""
+        for watch in self._watches:
+            if others := {key: other for key, each in watch.before.items() if (other := noted(each)) is not None}:
+                watch.put({**watch.before, **others})
+                self._noting.append(watch)
 
     def _watch(
         self, kind: str, read: Callable[[], Parts], put: Callable[[Parts], object], named: Callable[[Any], str] = str
@@ -147,27 +169,40 @@ class Snapshot:
             return self._watch(kind, lambda: dict(enumerate(value)), partial(_refill_list, value), item)
         if isinstance(value, set | bytearray | np.ndarray):
             self._watch_content(name, VALUE if isinstance(value, np.ndarray) else kind, value, id(value))
-        elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
-            self._random.append(_generator_state(value))
+        elif isinstance(value, torch.Generator):
+            self._random.append((value.get_state(), value.set_state))
+        elif isinstance(value, (*GENERATORS, *ITERATORS, io.IOBase)):
+            self._state_of(name, value)
         elif isinstance(value, CellType):
             return self._attributes(value, ["cell_contents"], kind, lambda _: name)
         elif isinstance(value, MethodType):
             return [(name, value.__self__), (name, value.__func__)]
+        elif isinstance(value, BuiltinMethodType):
+            return [(name, value.__self__)]
         elif isinstance(value, FunctionType):
             return self._function(value, kind)
         elif isinstance(value, functools._lru_cache_wrapper):
             size = f"the cache of {value.__name__}"
-            kind = kind if _is_own(value.__module__) else INPUT  # packages remember what is installed, for example
+            kind = kind if is_own(value.__module__) else INPUT  # packages remember what is installed, for example
             self._watch(kind, lambda: {size: value.cache_info().currsize}, lambda _: value.cache_clear())
             return [(name, value.__wrapped__)]
         elif isinstance(value, functools.partial | staticmethod | classmethod | property | functools.cached_property):
             inner = ("func", "args", "keywords", "__func__", "fget")
             return [(name, getattr(value, each, None)) for each in inner]
         elif isinstance(value, type):
-            return self._class(value, kind) if _is_own(value.__module__) else []
+            return self._class(value, kind) if is_own(value.__module__) else []
         elif isinstance(value, nn.Module) or not type(value).__module__.startswith(OPAQUE):
             return self._object(name, value, kind)
         return []
+
+    def _state_of(self, name: str, value: Any) -> None:
+        """Watch the state of a generator of random numbers, of an iterator, or of an open file."""
+        what = "random numbers of" if isinstance(value, GENERATORS) else "values of the iterator"
+        label = f"{'a file,' if isinstance(value, io.IOBase) else what} {name}"
+        with suppress(NotImplementedError, OSError, ValueError):  # of the system's entropy, of a closed file
+            get, put = _state(value)
+            is_checked = value is random._inst and "beartype" in sys.modules  # which draws from it to check arguments
+            self._watch(INPUT if is_checked else OUTSIDE, lambda: {label: get()}, lambda _: put())
 
     def _object(self, name: str, value: Any, kind: str) -> Named:
         inner = [(type(value).__name__, type(value))]
@@ -181,20 +216,31 @@ class Snapshot:
             if isinstance(table, dict) and id(table) not in self._objects:
                 self._objects[id(table)] = table
                 inner += self._watch(kind, partial(dict, table), partial(_refill_dict, table), partial(_joined, name))
+        if isinstance(value, nn.Module):
+            self._derived += [_joined(name, each) for each in derived_attributes(value)]
         return [(label, each) for label, each in inner if id(each) not in map(id, tables)]
 
     def _function(self, function: FunctionType, kind: str) -> Named:
         inner: list[tuple[str, Any]] = [*zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)]
         module = function.__globals__
-        if _is_own(str(function.__module__)) and _is_own(str(module.get("__name__"))):
+        if is_own(str(function.__module__)) and is_own(str(module.get("__name__"))):
             others = (function.__defaults__, function.__kwdefaults__, vars(function))
             inner += [(function.__name__, each) for each in others]
             names = {each for code in _codes(function.__code__) for each in code.co_names}
-            inner += self._watch(
-                kind, lambda: {each: module[each] for each in names if each in module},
-                lambda before: _refill_dict(module, {**{k: v for k, v in module.items() if k not in names}, **before}),
-            )  # fmt: skip
+            inner += self._globals("", module, names, kind)
+            for name in names:
+                if isinstance(other := module.get(name), ModuleType) and is_own(other.__name__):
+                    inner += self._globals(name, vars(other), names, kind)
+            if "datetime" in names and (reads := names & {"now", "today", "utcnow"}):
+                self.changes.append(Change(f"datetime.{min(reads)} in {function.__name__}", OUTSIDE))
         return inner
+
+    def _globals(self, name: str, module: dict[str, Any], names: set[str], kind: str) -> Named:
+        return self._watch(
+            kind, lambda: {each: module[each] for each in names if each in module},
+            lambda before: _refill_dict(module, {**{k: v for k, v in module.items() if k not in names}, **before}),
+            partial(_joined, name),
+        )  # fmt: skip
 
     def _class(self, of: type, kind: str) -> Named:
         def read() -> Parts:
@@ -244,13 +290,14 @@ _active: list[Snapshot] = []  # inner ones use the copies of outer ones
 
 
 @contextmanager
-def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
+def untouched(*roots: Any, inputs: Any = (), notes_calls: bool = False) -> Iterator[Snapshot]:
     """Undo everything that the body changes in the state that `roots` reach: functions, modules, optimizers, tensors,
     containers and other objects; random state and global modes too.
 
     Args:
         roots: objects of the user.
         inputs: further objects, whose changes are undone, and not named in `changes`.
+        notes_calls: True to name clocks, files and the like that the user's code reads among the changes.
 
     Yields:
         The snapshot; its `changes` are complete after the body.
@@ -264,17 +311,38 @@ def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
     """
     snapshot = Snapshot(roots, inputs)
     _active.append(snapshot)
+    calls: list[str] = []
     try:
-        yield snapshot
+        with outside_calls() if notes_calls else nullcontext(calls) as calls:
+            if notes_calls:
+                snapshot.note_calls()
+            yield snapshot
     finally:
         _active.remove(snapshot)
+        snapshot.changes += [Change(each, OUTSIDE) for each in calls]
         snapshot.restore()
 
 
 def words(changes: Sequence[Change]) -> str:
-    """Name the first changes of a run."""
-    names = [each.name for each in changes]
-    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+    """Name the first changes of a run, and what it reads that is no input: "changes a, b and reads c"."""
+    read = [each.name for each in changes if each.kind == OUTSIDE]
+    groups = {"changes": [each.name for each in changes if each.kind != OUTSIDE], "reads": read}
+    parts = [f"{verb} {', '.join(names[:3])}" + f" and {len(names) - 3} more" * (len(names) > 3)
+             for verb, names in groups.items() if names]  # fmt: skip
+    return " and ".join(parts)
+
+
+def derived_attributes(module: nn.Module) -> list[str]:
+    """Return names of attributes that PyTorch itself computes from weights: the list of weights of a recurrent module,
+    and weights under the older `weight_norm` and `spectral_norm`.
+
+    Examples:
+        >>> derived_attributes(nn.LSTM(1, 1)), derived_attributes(nn.Linear(1, 1))
+        (['_flat_weights', '_flat_weight_refs'], [])
+    """
+    own = ["_flat_weights", "_flat_weight_refs"] if isinstance(module, nn.RNNBase) else []
+    hooks = [each for each in module._forward_pre_hooks.values() if type(each).__module__.startswith("torch.nn.utils")]
+    return own + [each.name for each in hooks if hasattr(each, "name")]  # type: ignore[attr-defined]
 
 
 # Parts of objects ----------------------------------------------------------------------------------------------------
@@ -358,19 +426,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(each)
 
 
-@functools.cache
-def _is_own(module: str) -> bool:
-    """True for a module of the user: no installed package, and no part of this one."""
-    if module.partition(".")[0] in ("torch", "gst", "builtins", "None"):
-        return False
-    if module not in sys.modules:  # code that was executed from a text
-        return True
-    file = Path(getattr(sys.modules[module], "__file__", None) or sysconfig.get_path("stdlib")).resolve()
-    places = (sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    installed = [Path(each).resolve() for each in places]  # an environment may be a link
-    return module == "__main__" or not any(map(file.is_relative_to, installed))
-
-
 # Modes and random numbers --------------------------------------------------------------------------------------------
 
 MODES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
@@ -392,20 +447,29 @@ MODES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
 ]
 
 
-def _global_random() -> list[tuple[Any, Callable[[Any], Any]]]:
-    states: list[tuple[Any, Callable[[Any], Any]]] = [
-        (torch.get_rng_state(), torch.set_rng_state),
-        (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (the state that a user may draw from)
-        (random.getstate(), random.setstate),
-    ]
+def _torch_random() -> list[tuple[Any, Callable[[Any], Any]]]:
+    states: list[tuple[Any, Callable[[Any], Any]]] = [(torch.get_rng_state(), torch.set_rng_state)]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append((torch.cuda.get_rng_state_all(), torch.cuda.set_rng_state_all))
     return states
 
 
-def _generator_state(value: Any) -> tuple[Any, Callable[[Any], Any]]:
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state, partial(setattr, value.bit_generator, "state")
+def _state(value: Any) -> tuple[Callable[[], Any], Callable[[], object]]:
+    """Return a function that reads the state of a generator of random numbers, a file or an iterator, as simple values
+    or tuples, and one that puts the present state back; iterators do not go back."""
     if isinstance(value, random.Random):
-        return value.getstate(), value.setstate
-    return value.get_state(), value.set_state
+        return value.getstate, partial(value.setstate, value.getstate())
+    if isinstance(value, io.IOBase):
+        return value.tell, partial(value.seek, value.tell())
+    if isinstance(value, np.random.RandomState):
+        return lambda: _flat(value.get_state(legacy=False)), partial(value.set_state, value.get_state(legacy=False))
+    if isinstance(value, np.random.Generator | np.random.BitGenerator):
+        bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+        return lambda: _flat(bits.state), partial(setattr, bits, "state", bits.state)
+    if isinstance(value, GeneratorType):
+        return lambda: (value.gi_frame and (value.gi_frame.f_lasti, *value.gi_frame.f_locals.values()),), lambda: None
+    return lambda: (operator.length_hint(value, -1), repr(value)), lambda: None
+
+
+def _flat(state: Any) -> tuple[Any, ...]:
+    return tuple(each.tobytes() if isinstance(each, np.ndarray) else each for each in pytree.tree_leaves(state))
