@@ -355,7 +355,7 @@ def _trace(
 def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -> fx.GraphModule:
     tables = {aten.native_batch_norm.default: _batch_norm}
     try:
-        with _without_collection():
+        with _without_collection(), torch.backends.mkldnn.flags(enabled=False):  # whose LSTM Inductor cannot compile
             # Constants that the step closes over are real tensors: allowed, they become 'constant' nodes.
             module = make_fx(function, tables, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except Exception as error:  # whatever the user's code or the tracer raises
