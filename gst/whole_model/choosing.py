@@ -52,16 +52,16 @@ class GuardedRun:
 
     Args:
         model: as written.
-        guard: compares calls with the example.
+        guard: compares calls with the example; None if it is never asked.
         run: the variant, called as the model is.
     """
 
-    def __init__(self, model: Function, guard: Guard, run: Function) -> None:
+    def __init__(self, model: Function, guard: Guard | None, run: Function) -> None:
         self.model, self.guard, self.run = model, guard, run
         self._has_warned = False
 
     def __call__(self, *inputs: Any) -> Any:
-        reason = self.guard.reason(inputs)
+        reason = None if self.guard is None else self.guard.reason(inputs)
         if reason is None:
             return self.run(*inputs)
         self.warn(reason)

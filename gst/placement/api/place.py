@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import sys
 import tempfile
 import threading
 import time
@@ -302,6 +304,16 @@ class PlacedFunction:
                 self.placed = replace(place(step, **self._options), arguments=arguments)
                 self._module = self.placed.module()
         return self._module(*inputs, **keywords)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedFunction:
+        """Return itself, as for any function; for a copy of an object that is called, another one, not placed yet."""
+        function = copy.deepcopy(self._function, memo)
+        return self if function is self._function else PlacedFunction(function, self._options)
+
+    def __reduce__(self) -> Any:
+        name = getattr(self._function, "__qualname__", "")
+        is_global = getattr(sys.modules.get(str(self.__module__)), name, None) is self
+        return name if is_global else (PlacedFunction, (self._function, self._options))
 
     def close(self) -> None:
         """End the threads of its plan, if there are any; the next call starts others."""

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,7 @@ PLAN = "plan"
 SCHEMA = 1  # of files of placed models
 SCALARS = (bool, int, float, str, type(None))
 Result = TypeVar("Result")
+_requires_grad = attrgetter("requires_grad")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,18 +170,19 @@ class Placed:
 class PlacedModule(nn.Module):
     """Runs a placed model, for one caller at a time, by one of `Placed.runs` or by its plan.
 
-    Another kind of call (shape, dtype, gradients, autocast, training mode, or new weights where they are constants)
-    runs the model as written, with one warning. Threads of a plan start with the first call, and end with `close` or
+    Its weights and modes are those of the model, which is its submodule `model`. Another kind of call (shape, dtype,
+    gradients, autocast, training mode, or a model that changed) runs the model as written, with one warning, and so
+    does a copy, by `copy.deepcopy` or `pickle`. Threads of a plan start with the first call, and end with `close` or
     with this object.
     """
 
     def __init__(self, placed: Placed, run: str) -> None:
         super().__init__()
         self.run = run
-        self._turn = threading.Lock()
-        self._plan: _PlanRun | None = None
         function = placed.model if isinstance(placed.model, nn.Module) else placed.model.function
-        self._arguments = placed.arguments or Arguments(function, len(placed.inputs))
+        self._begin(placed.arguments or Arguments(function, len(placed.inputs)))
+        if isinstance(model := self._arguments.function, nn.Module):
+            self.model, self.training = model, model.training
         guarded = placed.runs.get(run)
         if guarded is None:
             if run != PLAN:
@@ -196,13 +199,32 @@ class PlacedModule(nn.Module):
             weakref.finalize(self, self._plan.close)  # also before Python ends, when modules can still be imported
         self._guarded = guarded
 
+    def _begin(self, arguments: Arguments) -> None:
+        self._arguments, self._turn = arguments, threading.Lock()
+        self._plan: _PlanRun | None = None
+        self._guarded = GuardedRun(arguments.function, None, arguments.function)  # of a copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but compiled code and plans, which belong to the weights of the original."""
+        return {key: value for key, value in vars(self).items() if key not in ("_turn", "_plan", "_guarded")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._begin(state["_arguments"])
+
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return the outputs of the model or step for these arguments, by position or keyword as it takes them."""
         with self._turn:
             values = self._arguments.inputs(inputs, keywords)
-            if values is not None:
+            if self._guarded.guard is None:
+                reason = "it is a copy of a placed module"
+            elif values is None:
+                reason = "other arguments are given than in the example"
+            elif self.training and torch.is_grad_enabled() and any(map(_requires_grad, self.parameters())):
+                reason = "it is in training mode, and its weights require gradients"
+            else:
                 return self._guarded(*values)
-            self._guarded.warn("other arguments are given than in the example")
+            self._guarded.warn(reason)
             return self._arguments.function(*inputs, **keywords)
 
     def close(self) -> None:
@@ -400,6 +422,7 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
 
     module, names = placed.module(), placed.arguments.names if placed.arguments else ()
     draws = 0 if isinstance(placed.model, Step) else DRAWS
+    module.training = False  # otherwise weights that require gradients are read by the model as written
     try:
         reason = difference(lambda *inputs: called(module, names, inputs), again, placed.inputs, SEED, draws)
     finally:
