@@ -6,6 +6,7 @@ the kernel that computes it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from gst.kernels.run import Run
 from gst.lowering.calls import HOST
 from gst.programs import Program, Step, kind_for
 from gst.programs.tracing import capture
+from gst.programs.untouched import Watcher
 
 Call = Callable[[], list[Any]]
 Plan = Callable[[KernelProgram, Sequence[Tensor]], Call]
@@ -125,6 +127,7 @@ class StepInPlace:
         self._step, self._plan = step, plan
         self.state: dict[str, Tensor] = {key: self._own(value) for key, value in step.inputs[0].items()}
         self._code: dict[Any, _Code] = {}
+        self._watcher = Watcher(step.function)
         self.reason = ""
         self._of(step.inputs[1:])
 
@@ -134,6 +137,9 @@ class StepInPlace:
         Raises:
             ValueError: the batch has another structure than that of the step.
         """
+        if change := self._watcher.change():
+            warnings.warn(f"gst: {change}; step {self._step.name!r} is compiled anew", stacklevel=2)
+            self._code, self._watcher = {}, Watcher(self._step.function)
         return self._of(batch)(batch)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -355,7 +355,7 @@ def _trace(
 def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -> fx.GraphModule:
     tables = {aten.native_batch_norm.default: _batch_norm}
     try:
-        with _without_collection(), torch.backends.mkldnn.flags(enabled=False):  # whose LSTM Inductor cannot compile
+        with _without_collection(), _without_mkldnn():
             # Constants that the step closes over are real tensors: allowed, they become 'constant' nodes.
             module = make_fx(function, tables, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except Exception as error:  # whatever the user's code or the tracer raises
@@ -394,6 +394,17 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """Trace LSTM as its basic operations: Inductor cannot compile that of MKL-DNN with its backward pass."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _batch_norm(

@@ -162,10 +162,11 @@ def step_candidates(
         inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
     """
 
-    kinds, guard = [Variant(PYTORCH), Variant(COMPILED)], Guard(None, inputs, weights=False)
+    kinds = [Variant(PYTORCH), Variant(COMPILED)]
     subject = Subject(
         step.function, inputs, kinds + on_other_threads(kinds, cores), partial(step_run, step, program, inputs),
-        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0), lambda _: guard,
+        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0),
+        lambda variant: Guard(step.function if variant.kind != PYTORCH else None, inputs, weights=False),
     )  # fmt: skip
     return tried(subject, seconds, compiled, progress)
 

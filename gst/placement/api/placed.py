@@ -76,6 +76,15 @@ class Placed:
     task: Task | None = None
     arguments: Arguments | None = None
 
+    def __post_init__(self) -> None:
+        if self.plan is not None:
+            _ = self.written  # a later change of the model counts as one
+
+    @cached_property
+    def written(self) -> tuple[Callable[..., Any], Guard]:
+        """The model as written, and the guard of its plan."""
+        return guard_of(self.model, self.inputs, any(device.is_accelerator for device in self.devices))
+
     @property
     def winner(self) -> str:
         """Name of the fastest: a variant of `runs` (`pytorch` is the model as written) or `plan`; the simplest where
@@ -190,8 +199,7 @@ class PlacedModule(nn.Module):
                 raise ValueError(f"there is no variant {run!r} of it{reason}; there are {', '.join(placed.runs)}")
             if placed.program is None or placed.plan is None:
                 raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
-            any_device = any(device.is_accelerator for device in placed.devices)
-            written, guard = guard_of(placed.model, placed.inputs, any_device)
+            written, guard = placed.written
             if PYTORCH in placed.runs:  # on an accelerator, where plans also leave their outputs
                 written = placed.runs[PYTORCH].model
             self._plan = _PlanRun(placed, placed.program, placed.plan, guard)
@@ -282,7 +290,7 @@ def guard_of(
 ) -> tuple[Callable[..., Any], Guard]:
     """Return the function of a model or a step as written, and the guard of calls like `inputs`; see `Guard`."""
     function = model.function if isinstance(model, Step) else model
-    return function, Guard(None if isinstance(model, Step) else model, inputs, weights=False, any_device=any_device)
+    return function, Guard(function, inputs, weights=False, any_device=any_device)
 
 
 def description(model: nn.Module | Step) -> dict[str, Any]:

@@ -6,6 +6,7 @@ caches, weights, gradients, optimizers, hooks, random state and global modes are
 
 from __future__ import annotations
 
+import dis
 import functools
 import io
 import itertools
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from gst.programs.users_code import is_own, noted, original, outside_calls
+from gst.programs.untouched.outside import is_own, noted, original, outside_calls
 
 ATTRIBUTE, VALUE, TRAINING, INPUT, OUTSIDE = "attribute", "value", "training", "input", "outside"
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -35,7 +36,8 @@ GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.
 OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
 TABLES = ("_parameters", "_buffers", "_modules")
 MOST_OBJECTS = 10**6
-GLOBAL_HOOKS = [value for name, value in vars(nn.modules.module).items() if name.startswith("_global_")]
+MOST_BYTES = 2**16  # of an array that is compared at each call
+GLOBAL_HOOKS = [(name, each) for name, each in vars(nn.modules.module).items() if name.startswith("_global_")]
 
 Parts = dict[Any, Any]
 Named = Iterable[tuple[str, Any]]
@@ -48,14 +50,21 @@ class Change(NamedTuple):
     kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or array), TRAINING (gradient, optimizer) or OUTSIDE
 
 
-class _Watch(NamedTuple):
-    """Parts of one object by key: as they were, how they are read and put back, their names, the kind of a change."""
+class Watch(NamedTuple):
+    """Parts of one object by key: as they were, how they are read and put back, their names, the kind of a change, and
+    the dictionary that holds them, if there is one."""
 
     before: Parts
     read: Callable[[], Parts]
     put: Callable[[Parts], object]
     named: Callable[[Any], str]
     kind: str
+    table: dict[Any, Any] | None
+
+    def changed(self) -> list[Any]:
+        """Return the keys of parts that are other ones now."""
+        was, now = self.before, self.read()
+        return [key for key in {**was, **now} if not (key in was and key in now and _same(was[key], now[key]))]
 
 
 class Snapshot:
@@ -63,12 +72,15 @@ class Snapshot:
 
     Attributes:
         changes: all that were undone so far.
+        tensors: with their names, if `copies` is False: then state is compared, and never restored.
     """
 
-    def __init__(self, roots: Iterable[Any], inputs: Any = ()) -> None:
+    def __init__(self, roots: Iterable[Any], inputs: Any = (), copies: bool = True) -> None:
         self.changes: list[Change] = []
-        self._watches: list[_Watch] = []
-        self._noting: list[_Watch] = []  # those whose functions note their calls
+        self._copies = copies
+        self.tensors: list[tuple[str, Tensor]] = []
+        self._watches: list[Watch] = []
+        self._noting: list[Watch] = []  # those whose functions note their calls
         self._contents: dict[int, tuple[str, str, Any, Any]] = {}
         self._versions: list[tuple[Tensor, int]] = []
         self._derived: list[str] = []  # names of attributes that PyTorch computes from weights
@@ -78,7 +90,7 @@ class Snapshot:
         for name, value in GLOBAL_GENERATORS.items():
             self._objects[id(value)] = value
             self._state_of(name, value)
-        waiting = [("", each, ATTRIBUTE) for each in (*GLOBAL_HOOKS, *roots)]
+        waiting = [(name, each, ATTRIBUTE) for name, each in (*GLOBAL_HOOKS, *(("", each) for each in roots))]
         later = [("", inputs, INPUT)]  # and optimizers, so that weights are named as in their module
         while (waiting or later) and len(self._objects) < MOST_OBJECTS:
             name, value, kind = (waiting or later).pop()
@@ -97,12 +109,10 @@ class Snapshot:
         for watch in self._noting:
             watch.put({key: original(each) for key, each in watch.read().items()})
         for watch in self._watches:
-            now = watch.read()
-            was = watch.before
-            keys = [key for key in {**was, **now} if not (key in was and key in now and _same(was[key], now[key]))]
-            if keys or list(was) != list(now):
+            keys = watch.changed()
+            if keys or list(watch.before) != list(watch.read()):
                 with suppress(AttributeError, TypeError):  # read-only attributes of extension types
-                    watch.put(was)
+                    watch.put(watch.before)
             changes += [Change(watch.named(key), watch.kind) for key in keys]
         for name, kind, live, copy in self._contents.values():
             if not _equal(live, copy):
@@ -127,11 +137,12 @@ class Snapshot:
                 self._noting.append(watch)
 
     def _watch(
-        self, kind: str, read: Callable[[], Parts], put: Callable[[Parts], object], named: Callable[[Any], str] = str
-    ) -> Named:
+        self, kind: str, read: Callable[[], Parts], put: Callable[[Parts], object], named: Callable[[Any], str] = str,
+        table: dict[Any, Any] | None = None,
+    ) -> Named:  # fmt: skip
         """Watch the parts of an object, and return them with their names."""
         before = read()
-        self._watches.append(_Watch(before, read, put, named, kind))
+        self._watches.append(Watch(before, read, put, named, kind, table))
         return [(named(key), each) for key, each in before.items()]
 
     def _attributes(self, value: Any, names: list[str], kind: str, named: Callable[[Any], str]) -> Named:
@@ -150,6 +161,11 @@ class Snapshot:
     def _watch_content(self, name: str, kind: str, live: Any, home: int) -> None:
         if home in self._contents:
             return
+        if not self._copies:
+            if isinstance(live, set | bytearray) or live.nbytes <= MOST_BYTES:
+                read = live.tobytes if isinstance(live, np.ndarray) else partial(tuple, live)
+                self._watch(kind, lambda: {name: read()}, lambda _: None)
+            return
         outer = [each._contents[home][-1] for each in _active if home in each._contents]
         copy = next((each for each in outer if type(each) is type(live) and _equal(live, each)), None)  # no second copy
         if copy is None:
@@ -164,10 +180,10 @@ class Snapshot:
         if isinstance(value, tuple):
             return [(item(key), each) for key, each in enumerate(value)]
         if isinstance(value, dict):
-            return self._watch(kind, lambda: dict(value), partial(_refill_dict, value), item)
+            return self._watch(kind, lambda: dict(value), partial(_refill_dict, value), item, value)
         if isinstance(value, list | deque):
             return self._watch(kind, lambda: dict(enumerate(value)), partial(_refill_list, value), item)
-        if isinstance(value, set | bytearray | np.ndarray):
+        if isinstance(value, set | bytearray | np.ndarray) and not name.endswith("_non_persistent_buffers_set"):
             self._watch_content(name, VALUE if isinstance(value, np.ndarray) else kind, value, id(value))
         elif isinstance(value, torch.Generator):
             self._random.append((value.get_state(), value.set_state))
@@ -183,7 +199,9 @@ class Snapshot:
             return self._function(value, kind)
         elif isinstance(value, functools._lru_cache_wrapper):
             size = f"the cache of {value.__name__}"
-            kind = kind if is_own(value.__module__) else INPUT  # packages remember what is installed, for example
+            kind = (
+                kind if is_own(value.__module__) and self._copies else INPUT
+            )  # packages remember what is installed, for example
             self._watch(kind, lambda: {size: value.cache_info().currsize}, lambda _: value.cache_clear())
             return [(name, value.__wrapped__)]
         elif isinstance(value, functools.partial | staticmethod | classmethod | property | functools.cached_property):
@@ -197,6 +215,8 @@ class Snapshot:
 
     def _state_of(self, name: str, value: Any) -> None:
         """Watch the state of a generator of random numbers, of an iterator, or of an open file."""
+        if not self._copies:
+            return
         what = "random numbers of" if isinstance(value, GENERATORS) else "values of the iterator"
         label = f"{'a file,' if isinstance(value, io.IOBase) else what} {name}"
         with suppress(NotImplementedError, OSError, ValueError):  # of the system's entropy, of a closed file
@@ -215,7 +235,8 @@ class Snapshot:
         for table in tables:
             if isinstance(table, dict) and id(table) not in self._objects:
                 self._objects[id(table)] = table
-                inner += self._watch(kind, partial(dict, table), partial(_refill_dict, table), partial(_joined, name))
+                put, named = partial(_refill_dict, table), partial(_joined, name)
+                inner += self._watch(kind, partial(dict, table), put, named, table)
         if isinstance(value, nn.Module):
             self._derived += [_joined(name, each) for each in derived_attributes(value)]
         return [(label, each) for label, each in inner if id(each) not in map(id, tables)]
@@ -226,20 +247,20 @@ class Snapshot:
         if is_own(str(function.__module__)) and is_own(str(module.get("__name__"))):
             others = (function.__defaults__, function.__kwdefaults__, vars(function))
             inner += [(function.__name__, each) for each in others]
-            names = {each for code in _codes(function.__code__) for each in code.co_names}
-            inner += self._globals("", module, names, kind)
-            for name in names:
+            names, of_globals = _names(function.__code__)
+            inner += self._globals("", module, of_globals, kind)
+            for name in of_globals:
                 if isinstance(other := module.get(name), ModuleType) and is_own(other.__name__):
                     inner += self._globals(name, vars(other), names, kind)
             if "datetime" in names and (reads := names & {"now", "today", "utcnow"}):
                 self.changes.append(Change(f"datetime.{min(reads)} in {function.__name__}", OUTSIDE))
         return inner
 
-    def _globals(self, name: str, module: dict[str, Any], names: set[str], kind: str) -> Named:
+    def _globals(self, name: str, module: dict[str, Any], names: frozenset[str], kind: str) -> Named:
         return self._watch(
             kind, lambda: {each: module[each] for each in names if each in module},
             lambda before: _refill_dict(module, {**{k: v for k, v in module.items() if k not in names}, **before}),
-            partial(_joined, name),
+            partial(_joined, name), module,
         )  # fmt: skip
 
     def _class(self, of: type, kind: str) -> Named:
@@ -258,6 +279,9 @@ class Snapshot:
 
     def _tensor(self, name: str, value: Tensor, kind: str) -> Named:
         if isinstance(value, FakeTensor) or value.device.type == "meta" or nn.parameter.is_lazy(value):
+            return []
+        if not self._copies:
+            self.tensors.append((name, value))
             return []
         kind = TRAINING if name.startswith("the gradient of") else kind
         alias, was_leaf, place = value.detach(), value.is_leaf, f"the memory of {name}"
@@ -419,11 +443,12 @@ def _joined(name: str, key: Any) -> str:
     return f"{name}.{key}" if name else str(key)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
+@functools.cache
+def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return all names in a function, attributes too, and those of globals alone."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    own = {each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))}
+    return frozenset(code.co_names).union(*(a for a, _ in inner)), frozenset(own).union(*(b for _, b in inner))
 
 
 # Modes and random numbers --------------------------------------------------------------------------------------------
