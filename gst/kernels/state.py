@@ -24,6 +24,7 @@ from gst.lowering.calls import HOST
 from gst.programs import Program, Reference, Step, differ_beyond_rounding, kind_for
 from gst.programs.structures import opened
 from gst.programs.tracing import capture
+from gst.programs.untouched import Watcher
 
 COMPARED = 4  # calls in which compiled code has to compute what the step as written computes
 Call = Callable[[], list[Any]]
@@ -158,6 +159,7 @@ class StepInPlace:
         self._step, self._plan = step, plan
         self.state: dict[str, Tensor] = {key: self._own(value) for key, value in first.items()}
         self._code: dict[Any, _Code] = {}
+        self._watcher = Watcher(step.function)
         self.reason = ""
         self._of(step.inputs[1:])
 
@@ -167,6 +169,9 @@ class StepInPlace:
         Raises:
             ValueError: the batch has another structure than that of the step.
         """
+        if change := self._watcher.change():
+            warnings.warn(f"gst: {change}; step {self._step.name!r} is compiled anew", stacklevel=2)
+            self._code, self._watcher = {}, Watcher(self._step.function)
         return self._of(batch)(batch)
 
     def state_dict(self) -> dict[str, Tensor]:

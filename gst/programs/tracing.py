@@ -33,9 +33,9 @@ from gst.programs.described import DEVICE, is_foreign, run_described
 from gst.programs.features import colocate, node_features, opcode
 from gst.programs.operation import KINDS, Operation, Reference
 from gst.programs.program import Program
-from gst.programs.step import Step, inference_step
+from gst.programs.step import Step, inference_step, training_step
 from gst.programs.structures import PLAIN, opened, special_kind
-from gst.programs.untouched import VALUE, untouched, words
+from gst.programs.untouched import OUTSIDE, VALUE, untouched, words
 from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 from gst.util.untrusted import first_line
 
@@ -160,17 +160,22 @@ def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -
 
 @contextmanager
 def _pure(step: Step) -> Iterator[None]:
-    """Undo what a trace changes in the user's objects, and refuse a step that changes them."""
+    """Undo what a trace changes in the user's objects, and refuse a step that changes them, or that reads clocks, files
+    or random numbers that are not PyTorch's."""
     failure = None
-    with untouched(step.function, inputs=step.inputs) as state:
+    with untouched(step.function, inputs=step.inputs, notes_calls=True) as state:
         try:
             yield
         except ValueError as error:
             failure = error
     if any(each.kind != VALUE or failure is None for each in state.changes):
+        advice = "return new values and leave its objects as they are"
+        if all(each.kind == OUTSIDE for each in state.changes):
+            advice = "the program would keep that for ever, so give it as an input or draw with torch from a seed"
+        elif getattr(step.function, "__module__", "") != training_step.__module__:
+            advice += " (gst.programs.training_step makes such a step of training)"
         raise ValueError(
-            f"step {step.name!r} cannot be captured: it changes {words(state.changes)} when it runs; return new values "
-            "and leave its objects as they are (gst.programs.training_step makes such a step of training)"
+            f"step {step.name!r} cannot be captured: it {words(state.changes)} when it runs; {advice}"
         ) from failure
     if failure is not None:
         raise failure
@@ -350,7 +355,7 @@ def _trace(
 def _traced(function: Callable[..., Any], inputs: Sequence[Tensor], name: str) -> fx.GraphModule:
     tables = {aten.native_batch_norm.default: _batch_norm}
     try:
-        with _without_collection():
+        with _without_collection(), _without_mkldnn():
             # Constants that the step closes over are real tensors: allowed, they become 'constant' nodes.
             module = make_fx(function, tables, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except Exception as error:  # whatever the user's code or the tracer raises
@@ -389,6 +394,17 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """Trace LSTM as its basic operations: Inductor cannot compile that of MKL-DNN with its backward pass."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _batch_norm(

@@ -52,16 +52,16 @@ class GuardedRun:
 
     Args:
         model: as written.
-        guard: compares calls with the example.
+        guard: compares calls with the example; None if it is never asked.
         run: the variant, called as the model is.
     """
 
-    def __init__(self, model: Function, guard: Guard, run: Function) -> None:
+    def __init__(self, model: Function, guard: Guard | None, run: Function) -> None:
         self.model, self.guard, self.run = model, guard, run
         self._has_warned = False
 
     def __call__(self, *inputs: Any) -> Any:
-        reason = self.guard.reason(inputs)
+        reason = None if self.guard is None else self.guard.reason(inputs)
         if reason is None:
             return self.run(*inputs)
         self.warn(reason)
@@ -162,10 +162,11 @@ def step_candidates(
         inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
     """
 
-    kinds, guard = [Variant(PYTORCH), Variant(COMPILED)], Guard(None, inputs, weights=False)
+    kinds = [Variant(PYTORCH), Variant(COMPILED)]
     subject = Subject(
         step.function, inputs, kinds + on_other_threads(kinds, cores), partial(step_run, step, program, inputs),
-        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0), lambda _: guard,
+        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0),
+        lambda variant: Guard(step.function if variant.kind != PYTORCH else None, inputs, weights=False),
     )  # fmt: skip
     return tried(subject, seconds, compiled, progress)
 

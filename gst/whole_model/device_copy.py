@@ -316,7 +316,8 @@ def candidates_on_accelerator(
     on_device = DeviceCopy(model, inputs, device, program, graph, on_streams)
     draws = 0 if isinstance(model, Step) else DRAWS  # random inputs would be no state of an optimiser
     wrong = lambda run: difference(run, on_device.eager, on_device.examples(), SEED, draws)  # noqa: E731
-    guard = Guard(model if isinstance(model, nn.Module) else None, inputs, weights=False, any_device=True)
+    function = model if isinstance(model, nn.Module) else model.function
+    guard = Guard(function, inputs, weights=False, any_device=True)
     kinds = [each for each in VARIANTS if each.kind != KERNELS or (program is not None and on_streams is not None)]
     subject = Subject(on_device.refused(guard), inputs, kinds, on_device.run, wrong, lambda variant: guard)
     return tried(subject, seconds, compiled, progress)

@@ -1,14 +1,14 @@
-"""Guard of a placed model: shapes, dtypes, devices, gradients, expanded inputs, autocast, training mode and weights.
+"""Guard of a placed model: shapes, dtypes, devices, gradients, expanded inputs, autocast, weights and all else that the
+model's code reads.
 
 Expected values are kept as tuples, and the loops are those of C (`map`, `all`), so that a call costs microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,17 +17,17 @@ from torch.utils import _pytree as pytree
 
 from gst.lowering.calls import is_expanded
 from gst.programs.structures import special_kind
+from gst.programs.untouched import Watcher
 
-_training, _version = attrgetter("training"), attrgetter("_version")
-_requires_grad = attrgetter("requires_grad")
-_values: Callable[[Any], Iterable[Any]] = dict.values
+_version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")
+_kind = attrgetter("dtype", "device")
 
 
 class Guard:
     """Compares a call with the one for which a model was placed.
 
     Args:
-        model: a module, or None for a step, which has no state.
+        model: a module, or the function of a step; None if it runs as written.
         inputs: of the call for which it was placed.
         weights: True if weights are constants, so that a new value of one counts as a change.
         any_device: True if inputs may be on any device.
@@ -38,7 +38,9 @@ class Guard:
         'input 0 is torch.float32 (3, 2) on cpu, not torch.float32 (1, 2) on cpu'
     """
 
-    def __init__(self, model: nn.Module | None, inputs: Sequence[Any], weights: bool, any_device: bool = False) -> None:
+    def __init__(
+        self, model: Callable[..., Any] | None, inputs: Sequence[Any], weights: bool, any_device: bool = False
+    ) -> None:
         self._described = partial(_description, with_device=not any_device)
         self._autocast = _autocast()
         leaves, self._spec = pytree.tree_flatten(tuple(inputs))
@@ -46,14 +48,13 @@ class Guard:
         self._wanted = tuple(map(self._described, leaves))
         expanded = [number for number, each in enumerate(leaves) if _is_expanded(each)]
         self._expanded = tuple((number, leaves[number].stride()) for number in expanded)
-        self._modules = () if model is None else tuple(model.modules())
-        self._modes = tuple(map(_training, self._modules))
-        tables = [each for of in self._modules for each in (of._modules, of._parameters, of._buffers) if each]
-        self._tables, self._sizes = tuple(tables), tuple(map(len, tables))
-        self._members = tuple(chain.from_iterable(map(_values, self._tables)))
-        self._parameters = () if model is None else tuple(model.parameters())
+        self._watcher = None if model is None else Watcher(model)
+        module = model if isinstance(model, nn.Module) else nn.Module()
+        self._parameters = tuple(module.parameters())
         self._gradients = tuple(map(_requires_grad, self._parameters))
-        self._constants = () if model is None or not weights else (*self._parameters, *model.buffers())
+        self._ends = (*self._parameters[:1], *self._parameters[-1:])  # `model.to(...)` converts all
+        self._kinds = tuple(map(_kind, self._ends))
+        self._constants = (*self._parameters, *module.buffers()) if weights else ()
         self._versions = tuple(map(_version, self._constants))
         self._addresses = tuple(map(Tensor.data_ptr, self._constants))
 
@@ -76,11 +77,11 @@ class Guard:
 
     def change(self) -> str | None:
         """Say how the model was changed since, apart from values of weights that are no constants; None if not."""
-        if tuple(map(_training, self._modules)) != self._modes:
-            return "a module changed between training and evaluation mode"
-        members = chain.from_iterable(map(_values, self._tables))
-        if tuple(map(len, self._tables)) != self._sizes or not all(map(is_, members, self._members)):
-            return "a module, a parameter or a buffer was replaced"
+        if self._watcher is not None and (change := self._watcher.change()):
+            is_mode = change.split()[0].endswith("training")
+            return f"{change}: a module changed between training and evaluation mode" if is_mode else change
+        if tuple(map(_kind, self._ends)) != self._kinds:
+            return "weights have another dtype or device"
         if torch.is_grad_enabled() and tuple(map(_requires_grad, self._parameters)) != self._gradients:
             return "parameters require other gradients"
         if self._constants and (

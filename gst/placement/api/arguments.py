@@ -33,6 +33,9 @@ class Arguments:
         except (TypeError, ValueError):  # of a function in C
             self._signature = inspect.signature(lambda *inputs, **keywords: None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arguments, (self.function, self._num_positions, self.names)
+
     @staticmethod
     def of_call(
         function: Callable[..., Any], positions: Sequence[Any], keywords: Mapping[str, Any]

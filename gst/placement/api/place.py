@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import sys
 import tempfile
 import threading
 import time
@@ -29,7 +31,7 @@ from gst.placement.planning import Settings
 from gst.programs import Program, Step, inference_step, kind_for
 from gst.programs.structures import special_kind
 from gst.programs.tracing import capture
-from gst.programs.untouched import ATTRIBUTE, TRAINING, Snapshot, untouched, words
+from gst.programs.untouched import ATTRIBUTE, OUTSIDE, TRAINING, Snapshot, untouched, words
 from gst.util.progress import Bars, Progress, notice
 from gst.util.untrusted import plain
 from gst.whole_model.choosing import Candidates, candidates, confirmed, step_candidates, written_alone
@@ -214,10 +216,10 @@ def _captured(call: _Call) -> _Capture:
             return _Capture(None, no_plan, is_as_written=True)
         state, is_pure = _state_changed_by(call.model, call.inputs)
         kinds = {change.kind for change in state.changes}
-        if TRAINING in kinds or (isinstance(call.model, Step) and kinds != {ATTRIBUTE}):
+        if TRAINING in kinds or (isinstance(call.model, Step) and not (kinds and kinds <= {ATTRIBUTE, OUTSIDE})):
             raise
         if kinds and not all(change.name.endswith(BATCH_STATISTICS) for change in state.changes):
-            no_plan = f"it changes {words(state.changes)} when it runs, so it runs as written, whole"
+            no_plan = f"it {words(state.changes)} when it runs, so it runs as written, whole"
             return _Capture(None, no_plan, is_as_written=True)
         if kinds or not is_pure:
             raise
@@ -230,7 +232,8 @@ def _captured(call: _Call) -> _Capture:
 
 def _state_changed_by(model: nn.Module | Step, inputs: Sequence[Any]) -> tuple[Snapshot, bool]:
     """Run a model twice, or a step once, and undo it; return what it changed, and True if it repeats its outputs."""
-    with untouched(model if isinstance(model, nn.Module) else model.function, inputs=inputs) as state:
+    function = model if isinstance(model, nn.Module) else model.function
+    with untouched(function, inputs=inputs, notes_calls=True) as state:
         if isinstance(model, nn.Module):
             return state, repeats(model, inputs)
         model.function(*inputs)
@@ -304,6 +307,16 @@ class PlacedFunction:
             finally:
                 self._turn.release()
         return (self._module or self._function)(*inputs, **keywords)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedFunction:
+        """Return itself, as for any function; for a copy of an object that is called, another one, not placed yet."""
+        function = copy.deepcopy(self._function, memo)
+        return self if function is self._function else PlacedFunction(function, self._options)
+
+    def __reduce__(self) -> Any:
+        name = getattr(self._function, "__qualname__", "")
+        is_global = getattr(sys.modules.get(str(self.__module__)), name, None) is self
+        return name if is_global else (PlacedFunction, (self._function, self._options))
 
     def close(self) -> None:
         """End the threads of its plan, if there are any; the next call starts others."""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ PLAN = "plan"
 SCHEMA = 1  # of files of placed models
 SCALARS = (bool, int, float, str, type(None))
 Result = TypeVar("Result")
+_requires_grad = attrgetter("requires_grad")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,15 @@ class Placed:
     plan: Plan | None = None
     task: Task | None = None
     arguments: Arguments | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan is not None:
+            _ = self.written  # a later change of the model counts as one
+
+    @cached_property
+    def written(self) -> tuple[Callable[..., Any], Guard]:
+        """The model as written, and the guard of its plan."""
+        return guard_of(self.model, self.inputs, any(device.is_accelerator for device in self.devices))
 
     @property
     def winner(self) -> str:
@@ -169,17 +180,19 @@ class Placed:
 class PlacedModule(nn.Module):
     """Runs a placed model by one of `Placed.runs`, or by its plan for one caller at a time.
 
-    Another kind of call (shape, dtype, gradients, autocast, training mode, or new weights where they are constants)
-    runs the model as written, with one warning; so does a plan in a process that was forked. Threads of a plan start
-    with the first call, and end with `close` or with this object.
+    Its weights and modes are those of the model, which is its submodule `model`. Another kind of call (shape, dtype,
+    gradients, autocast, training mode, or a model that changed) runs the model as written, with one warning. So does a
+    copy, by `copy.deepcopy` or `pickle`, and a plan in a process that was forked. Threads of a plan start with the
+    first call, and end with `close` or with this object.
     """
 
     def __init__(self, placed: Placed, run: str) -> None:
         super().__init__()
         self.run = run
-        self._plan: _PlanRun | None = None
         function = placed.model if isinstance(placed.model, nn.Module) else placed.model.function
-        self._arguments = placed.arguments or Arguments(function, len(placed.inputs))
+        self._begin(placed.arguments or Arguments(function, len(placed.inputs)))
+        if isinstance(model := self._arguments.function, nn.Module):
+            self.model, self.training = model, model.training
         guarded = placed.runs.get(run)
         if guarded is None:
             if run != PLAN:
@@ -187,8 +200,7 @@ class PlacedModule(nn.Module):
                 raise ValueError(f"there is no variant {run!r} of it{reason}; there are {', '.join(placed.runs)}")
             if placed.program is None or placed.plan is None:
                 raise ValueError(f"there is no plan of it: {placed.result['no_plan']}; place it with seconds=None")
-            any_device = any(device.is_accelerator for device in placed.devices)
-            written, guard = guard_of(placed.model, placed.inputs, any_device)
+            written, guard = placed.written
             if PYTORCH in placed.runs:  # on an accelerator, where plans also leave their outputs
                 written = placed.runs[PYTORCH].model
             self._plan = _PlanRun(placed, placed.program, placed.plan, guard)
@@ -196,12 +208,31 @@ class PlacedModule(nn.Module):
             weakref.finalize(self, self._plan.close)  # also before Python ends, when modules can still be imported
         self._guarded = guarded
 
+    def _begin(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._plan: _PlanRun | None = None
+        self._guarded = GuardedRun(arguments.function, None, arguments.function)  # of a copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but compiled code and plans, which belong to the weights of the original."""
+        return {key: value for key, value in vars(self).items() if key not in ("_plan", "_guarded")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._begin(state["_arguments"])
+
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return the outputs of the model or step for these arguments, by position or keyword as it takes them."""
-        reason = "other arguments are given than in the example"
-        if self._plan is not None and not self._plan.is_here:
+        values = self._arguments.inputs(inputs, keywords)
+        if self._guarded.guard is None:
+            reason = "it is a copy of a placed module"
+        elif self._plan is not None and not self._plan.is_here:
             reason = "its threads stayed in the parent of this forked process"
-        elif (values := self._arguments.inputs(inputs, keywords)) is not None:
+        elif values is None:
+            reason = "other arguments are given than in the example"
+        elif self.training and torch.is_grad_enabled() and any(map(_requires_grad, self.parameters())):
+            reason = "it is in training mode, and its weights require gradients"
+        else:
             return self._guarded(*values)
         self._guarded.warn(reason)
         return self._arguments.function(*inputs, **keywords)
@@ -273,7 +304,7 @@ def guard_of(
 ) -> tuple[Callable[..., Any], Guard]:
     """Return the function of a model or a step as written, and the guard of calls like `inputs`; see `Guard`."""
     function = model.function if isinstance(model, Step) else model
-    return function, Guard(None if isinstance(model, Step) else model, inputs, weights=False, any_device=any_device)
+    return function, Guard(function, inputs, weights=False, any_device=any_device)
 
 
 def description(model: nn.Module | Step) -> dict[str, Any]:
@@ -413,6 +444,7 @@ def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> 
 
     module, names = placed.module(), placed.arguments.names if placed.arguments else ()
     draws = 0 if isinstance(placed.model, Step) else DRAWS
+    module.training = False  # otherwise weights that require gradients are read by the model as written
     try:
         reason = difference(lambda *inputs: called(module, names, inputs), again, placed.inputs, SEED, draws)
     finally:

@@ -6,29 +6,38 @@ caches, weights, gradients, optimizers, hooks, random state and global modes are
 
 from __future__ import annotations
 
+import dis
 import functools
+import io
+import itertools
+import operator
 import random
 import sys
-import sysconfig
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
-ATTRIBUTE, VALUE, TRAINING, INPUT = "attribute", "value", "training", "input"
+from gst.programs.untouched.outside import is_own, noted, original, outside_calls
+
+ATTRIBUTE, VALUE, TRAINING, INPUT, OUTSIDE = "attribute", "value", "training", "input", "outside"
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+ITERATORS = (GeneratorType, itertools.count, *(type(iter(each)) for each in ([], (), set(), {}, range(0))))
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.mtrand._rand}  # type: ignore[attr-defined]
 OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
 TABLES = ("_parameters", "_buffers", "_modules")
 MOST_OBJECTS = 10**6
-GLOBAL_HOOKS = [value for name, value in vars(nn.modules.module).items() if name.startswith("_global_")]
+MOST_BYTES = 2**16  # of an array that is compared at each call
+GLOBAL_HOOKS = [(name, each) for name, each in vars(nn.modules.module).items() if name.startswith("_global_")]
 
 Parts = dict[Any, Any]
 Named = Iterable[tuple[str, Any]]
@@ -38,17 +47,24 @@ class Change(NamedTuple):
     """One change that a run made, and that was undone."""
 
     name: str  # of the part that changed, as `layers.0.cache['cpu']`
-    kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or an array) or TRAINING (gradient, optimizer)
+    kind: str  # ATTRIBUTE (entry of an object), VALUE (of a tensor or array), TRAINING (gradient, optimizer) or OUTSIDE
 
 
-class _Watch(NamedTuple):
-    """Parts of one object by key: as they were, how they are read and put back, their names, the kind of a change."""
+class Watch(NamedTuple):
+    """Parts of one object by key: as they were, how they are read and put back, their names, the kind of a change, and
+    the dictionary that holds them, if there is one."""
 
     before: Parts
     read: Callable[[], Parts]
     put: Callable[[Parts], object]
     named: Callable[[Any], str]
     kind: str
+    table: dict[Any, Any] | None
+
+    def changed(self) -> list[Any]:
+        """Return the keys of parts that are other ones now."""
+        was, now = self.before, self.read()
+        return [key for key in {**was, **now} if not (key in was and key in now and _same(was[key], now[key]))]
 
 
 class Snapshot:
@@ -56,17 +72,25 @@ class Snapshot:
 
     Attributes:
         changes: all that were undone so far.
+        tensors: with their names, if `copies` is False: then state is compared, and never restored.
     """
 
-    def __init__(self, roots: Iterable[Any], inputs: Any = ()) -> None:
+    def __init__(self, roots: Iterable[Any], inputs: Any = (), copies: bool = True) -> None:
         self.changes: list[Change] = []
-        self._watches: list[_Watch] = []
+        self._copies = copies
+        self.tensors: list[tuple[str, Tensor]] = []
+        self._watches: list[Watch] = []
+        self._noting: list[Watch] = []  # those whose functions note their calls
         self._contents: dict[int, tuple[str, str, Any, Any]] = {}
         self._versions: list[tuple[Tensor, int]] = []
+        self._derived: list[str] = []  # names of attributes that PyTorch computes from weights
         self._modes = [(get(), get, put) for get, put in MODES]
-        self._random = _global_random()
+        self._random = _torch_random()
         self._objects: dict[int, Any] = {}  # keeps them, so that no other object gets their ids
-        waiting = [("", each, ATTRIBUTE) for each in (*GLOBAL_HOOKS, *roots)]
+        for name, value in GLOBAL_GENERATORS.items():
+            self._objects[id(value)] = value
+            self._state_of(name, value)
+        waiting = [(name, each, ATTRIBUTE) for name, each in (*GLOBAL_HOOKS, *(("", each) for each in roots))]
         later = [("", inputs, INPUT)]  # and optimizers, so that weights are named as in their module
         while (waiting or later) and len(self._objects) < MOST_OBJECTS:
             name, value, kind = (waiting or later).pop()
@@ -82,13 +106,13 @@ class Snapshot:
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
         changes: list[Change] = []
+        for watch in self._noting:
+            watch.put({key: original(each) for key, each in watch.read().items()})
         for watch in self._watches:
-            now = watch.read()
-            was = watch.before
-            keys = [key for key in {**was, **now} if not (key in was and key in now and _same(was[key], now[key]))]
-            if keys or list(was) != list(now):
+            keys = watch.changed()
+            if keys or list(watch.before) != list(watch.read()):
                 with suppress(AttributeError, TypeError):  # read-only attributes of extension types
-                    watch.put(was)
+                    watch.put(watch.before)
             changes += [Change(watch.named(key), watch.kind) for key in keys]
         for name, kind, live, copy in self._contents.values():
             if not _equal(live, copy):
@@ -102,14 +126,23 @@ class Snapshot:
                 put(mode)
         for state, put in self._random:
             put(state)
-        self.changes = list(dict.fromkeys([*self.changes, *(each for each in changes if each.kind != INPUT)]))
+        named = [each for each in changes if each.kind != INPUT and not each.name.startswith(tuple(self._derived))]
+        self.changes = list(dict.fromkeys([*self.changes, *named]))
+
+    def note_calls(self) -> None:
+        """Let the user's own references to clocks and the like, in globals and attributes, note calls of them."""
+        for watch in self._watches:
+            if others := {key: other for key, each in watch.before.items() if (other := noted(each)) is not None}:
+                watch.put({**watch.before, **others})
+                self._noting.append(watch)
 
     def _watch(
-        self, kind: str, read: Callable[[], Parts], put: Callable[[Parts], object], named: Callable[[Any], str] = str
-    ) -> Named:
+        self, kind: str, read: Callable[[], Parts], put: Callable[[Parts], object], named: Callable[[Any], str] = str,
+        table: dict[Any, Any] | None = None,
+    ) -> Named:  # fmt: skip
         """Watch the parts of an object, and return them with their names."""
         before = read()
-        self._watches.append(_Watch(before, read, put, named, kind))
+        self._watches.append(Watch(before, read, put, named, kind, table))
         return [(named(key), each) for key, each in before.items()]
 
     def _attributes(self, value: Any, names: list[str], kind: str, named: Callable[[Any], str]) -> Named:
@@ -128,6 +161,11 @@ class Snapshot:
     def _watch_content(self, name: str, kind: str, live: Any, home: int) -> None:
         if home in self._contents:
             return
+        if not self._copies:
+            if isinstance(live, set | bytearray) or live.nbytes <= MOST_BYTES:
+                read = live.tobytes if isinstance(live, np.ndarray) else partial(tuple, live)
+                self._watch(kind, lambda: {name: read()}, lambda _: None)
+            return
         outer = [each._contents[home][-1] for each in _active if home in each._contents]
         copy = next((each for each in outer if type(each) is type(live) and _equal(live, each)), None)  # no second copy
         if copy is None:
@@ -142,32 +180,49 @@ class Snapshot:
         if isinstance(value, tuple):
             return [(item(key), each) for key, each in enumerate(value)]
         if isinstance(value, dict):
-            return self._watch(kind, lambda: dict(value), partial(_refill_dict, value), item)
+            return self._watch(kind, lambda: dict(value), partial(_refill_dict, value), item, value)
         if isinstance(value, list | deque):
             return self._watch(kind, lambda: dict(enumerate(value)), partial(_refill_list, value), item)
-        if isinstance(value, set | bytearray | np.ndarray):
+        if isinstance(value, set | bytearray | np.ndarray) and not name.endswith("_non_persistent_buffers_set"):
             self._watch_content(name, VALUE if isinstance(value, np.ndarray) else kind, value, id(value))
-        elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
-            self._random.append(_generator_state(value))
+        elif isinstance(value, torch.Generator):
+            self._random.append((value.get_state(), value.set_state))
+        elif isinstance(value, (*GENERATORS, *ITERATORS, io.IOBase)):
+            self._state_of(name, value)
         elif isinstance(value, CellType):
             return self._attributes(value, ["cell_contents"], kind, lambda _: name)
         elif isinstance(value, MethodType):
             return [(name, value.__self__), (name, value.__func__)]
+        elif isinstance(value, BuiltinMethodType):
+            return [(name, value.__self__)]
         elif isinstance(value, FunctionType):
             return self._function(value, kind)
         elif isinstance(value, functools._lru_cache_wrapper):
             size = f"the cache of {value.__name__}"
-            kind = kind if _is_own(value.__module__) else INPUT  # packages remember what is installed, for example
+            kind = (
+                kind if is_own(value.__module__) and self._copies else INPUT
+            )  # packages remember what is installed, for example
             self._watch(kind, lambda: {size: value.cache_info().currsize}, lambda _: value.cache_clear())
             return [(name, value.__wrapped__)]
         elif isinstance(value, functools.partial | staticmethod | classmethod | property | functools.cached_property):
             inner = ("func", "args", "keywords", "__func__", "fget")
             return [(name, getattr(value, each, None)) for each in inner]
         elif isinstance(value, type):
-            return self._class(value, kind) if _is_own(value.__module__) else []
+            return self._class(value, kind) if is_own(value.__module__) else []
         elif isinstance(value, nn.Module) or not type(value).__module__.startswith(OPAQUE):
             return self._object(name, value, kind)
         return []
+
+    def _state_of(self, name: str, value: Any) -> None:
+        """Watch the state of a generator of random numbers, of an iterator, or of an open file."""
+        if not self._copies:
+            return
+        what = "random numbers of" if isinstance(value, GENERATORS) else "values of the iterator"
+        label = f"{'a file,' if isinstance(value, io.IOBase) else what} {name}"
+        with suppress(NotImplementedError, OSError, ValueError):  # of the system's entropy, of a closed file
+            get, put = _state(value)
+            is_checked = value is random._inst and "beartype" in sys.modules  # which draws from it to check arguments
+            self._watch(INPUT if is_checked else OUTSIDE, lambda: {label: get()}, lambda _: put())
 
     def _object(self, name: str, value: Any, kind: str) -> Named:
         inner = [(type(value).__name__, type(value))]
@@ -180,21 +235,33 @@ class Snapshot:
         for table in tables:
             if isinstance(table, dict) and id(table) not in self._objects:
                 self._objects[id(table)] = table
-                inner += self._watch(kind, partial(dict, table), partial(_refill_dict, table), partial(_joined, name))
+                put, named = partial(_refill_dict, table), partial(_joined, name)
+                inner += self._watch(kind, partial(dict, table), put, named, table)
+        if isinstance(value, nn.Module):
+            self._derived += [_joined(name, each) for each in derived_attributes(value)]
         return [(label, each) for label, each in inner if id(each) not in map(id, tables)]
 
     def _function(self, function: FunctionType, kind: str) -> Named:
         inner: list[tuple[str, Any]] = [*zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)]
         module = function.__globals__
-        if _is_own(str(function.__module__)) and _is_own(str(module.get("__name__"))):
+        if is_own(str(function.__module__)) and is_own(str(module.get("__name__"))):
             others = (function.__defaults__, function.__kwdefaults__, vars(function))
             inner += [(function.__name__, each) for each in others]
-            names = {each for code in _codes(function.__code__) for each in code.co_names}
-            inner += self._watch(
-                kind, lambda: {each: module[each] for each in names if each in module},
-                lambda before: _refill_dict(module, {**{k: v for k, v in module.items() if k not in names}, **before}),
-            )  # fmt: skip
+            names, of_globals = _names(function.__code__)
+            inner += self._globals("", module, of_globals, kind)
+            for name in of_globals:
+                if isinstance(other := module.get(name), ModuleType) and is_own(other.__name__):
+                    inner += self._globals(name, vars(other), names, kind)
+            if "datetime" in names and (reads := names & {"now", "today", "utcnow"}):
+                self.changes.append(Change(f"datetime.{min(reads)} in {function.__name__}", OUTSIDE))
         return inner
+
+    def _globals(self, name: str, module: dict[str, Any], names: frozenset[str], kind: str) -> Named:
+        return self._watch(
+            kind, lambda: {each: module[each] for each in names if each in module},
+            lambda before: _refill_dict(module, {**{k: v for k, v in module.items() if k not in names}, **before}),
+            partial(_joined, name), module,
+        )  # fmt: skip
 
     def _class(self, of: type, kind: str) -> Named:
         def read() -> Parts:
@@ -212,6 +279,9 @@ class Snapshot:
 
     def _tensor(self, name: str, value: Tensor, kind: str) -> Named:
         if isinstance(value, FakeTensor) or value.device.type == "meta" or nn.parameter.is_lazy(value):
+            return []
+        if not self._copies:
+            self.tensors.append((name, value))
             return []
         kind = TRAINING if name.startswith("the gradient of") else kind
         alias, was_leaf, place = value.detach(), value.is_leaf, f"the memory of {name}"
@@ -244,13 +314,14 @@ _active: list[Snapshot] = []  # inner ones use the copies of outer ones
 
 
 @contextmanager
-def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
+def untouched(*roots: Any, inputs: Any = (), notes_calls: bool = False) -> Iterator[Snapshot]:
     """Undo everything that the body changes in the state that `roots` reach: functions, modules, optimizers, tensors,
     containers and other objects; random state and global modes too.
 
     Args:
         roots: objects of the user.
         inputs: further objects, whose changes are undone, and not named in `changes`.
+        notes_calls: True to name clocks, files and the like that the user's code reads among the changes.
 
     Yields:
         The snapshot; its `changes` are complete after the body.
@@ -264,17 +335,38 @@ def untouched(*roots: Any, inputs: Any = ()) -> Iterator[Snapshot]:
     """
     snapshot = Snapshot(roots, inputs)
     _active.append(snapshot)
+    calls: list[str] = []
     try:
-        yield snapshot
+        with outside_calls() if notes_calls else nullcontext(calls) as calls:
+            if notes_calls:
+                snapshot.note_calls()
+            yield snapshot
     finally:
         _active.remove(snapshot)
+        snapshot.changes += [Change(each, OUTSIDE) for each in calls]
         snapshot.restore()
 
 
 def words(changes: Sequence[Change]) -> str:
-    """Name the first changes of a run."""
-    names = [each.name for each in changes]
-    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+    """Name the first changes of a run, and what it reads that is no input: "changes a, b and reads c"."""
+    read = [each.name for each in changes if each.kind == OUTSIDE]
+    groups = {"changes": [each.name for each in changes if each.kind != OUTSIDE], "reads": read}
+    parts = [f"{verb} {', '.join(names[:3])}" + f" and {len(names) - 3} more" * (len(names) > 3)
+             for verb, names in groups.items() if names]  # fmt: skip
+    return " and ".join(parts)
+
+
+def derived_attributes(module: nn.Module) -> list[str]:
+    """Return names of attributes that PyTorch itself computes from weights: the list of weights of a recurrent module,
+    and weights under the older `weight_norm` and `spectral_norm`.
+
+    Examples:
+        >>> derived_attributes(nn.LSTM(1, 1)), derived_attributes(nn.Linear(1, 1))
+        (['_flat_weights', '_flat_weight_refs'], [])
+    """
+    own = ["_flat_weights", "_flat_weight_refs"] if isinstance(module, nn.RNNBase) else []
+    hooks = [each for each in module._forward_pre_hooks.values() if type(each).__module__.startswith("torch.nn.utils")]
+    return own + [each.name for each in hooks if hasattr(each, "name")]  # type: ignore[attr-defined]
 
 
 # Parts of objects ----------------------------------------------------------------------------------------------------
@@ -351,24 +443,12 @@ def _joined(name: str, key: Any) -> str:
     return f"{name}.{key}" if name else str(key)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
-
-
 @functools.cache
-def _is_own(module: str) -> bool:
-    """True for a module of the user: no installed package, and no part of this one."""
-    if module.partition(".")[0] in ("torch", "gst", "builtins", "None"):
-        return False
-    if module not in sys.modules:  # code that was executed from a text
-        return True
-    file = Path(getattr(sys.modules[module], "__file__", None) or sysconfig.get_path("stdlib")).resolve()
-    places = (sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    installed = [Path(each).resolve() for each in places]  # an environment may be a link
-    return module == "__main__" or not any(map(file.is_relative_to, installed))
+def _names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return all names in a function, attributes too, and those of globals alone."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    own = {each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME"))}
+    return frozenset(code.co_names).union(*(a for a, _ in inner)), frozenset(own).union(*(b for _, b in inner))
 
 
 # Modes and random numbers --------------------------------------------------------------------------------------------
@@ -392,20 +472,29 @@ MODES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
 ]
 
 
-def _global_random() -> list[tuple[Any, Callable[[Any], Any]]]:
-    states: list[tuple[Any, Callable[[Any], Any]]] = [
-        (torch.get_rng_state(), torch.set_rng_state),
-        (np.random.get_state(), np.random.set_state),  # noqa: NPY002 (the state that a user may draw from)
-        (random.getstate(), random.setstate),
-    ]
+def _torch_random() -> list[tuple[Any, Callable[[Any], Any]]]:
+    states: list[tuple[Any, Callable[[Any], Any]]] = [(torch.get_rng_state(), torch.set_rng_state)]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append((torch.cuda.get_rng_state_all(), torch.cuda.set_rng_state_all))
     return states
 
 
-def _generator_state(value: Any) -> tuple[Any, Callable[[Any], Any]]:
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state, partial(setattr, value.bit_generator, "state")
+def _state(value: Any) -> tuple[Callable[[], Any], Callable[[], object]]:
+    """Return a function that reads the state of a generator of random numbers, a file or an iterator, as simple values
+    or tuples, and one that puts the present state back; iterators do not go back."""
     if isinstance(value, random.Random):
-        return value.getstate(), value.setstate
-    return value.get_state(), value.set_state
+        return value.getstate, partial(value.setstate, value.getstate())
+    if isinstance(value, io.IOBase):
+        return value.tell, partial(value.seek, value.tell())
+    if isinstance(value, np.random.RandomState):
+        return lambda: _flat(value.get_state(legacy=False)), partial(value.set_state, value.get_state(legacy=False))
+    if isinstance(value, np.random.Generator | np.random.BitGenerator):
+        bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+        return lambda: _flat(bits.state), partial(setattr, bits, "state", bits.state)
+    if isinstance(value, GeneratorType):
+        return lambda: (value.gi_frame and (value.gi_frame.f_lasti, *value.gi_frame.f_locals.values()),), lambda: None
+    return lambda: (operator.length_hint(value, -1), repr(value)), lambda: None
+
+
+def _flat(state: Any) -> tuple[Any, ...]:
+    return tuple(each.tobytes() if isinstance(each, np.ndarray) else each for each in pytree.tree_leaves(state))
