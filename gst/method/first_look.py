@@ -53,9 +53,18 @@ class FirstLook:
             return embed_segments(encoder, batch, model.call, model.pooling, model.readout.phi)
 
         refuse_cached(model.encoder)
-        if not check_forgets(model.encoder, embed, catalogue, configs, like):
-            return
-        self._has_rows = self._has_rows or check_rows(model, catalogue, configs, like)
+        encoder = getattr(model.encoder, "_orig_mod", model.encoder)  # of torch.compile
+        if isinstance(encoder, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            encoder = encoder.module
+        modules = modules_of(encoder)
+        if not like.is_meta and not any(map(is_wrapped, modules)):
+            if any(nn.parameter.is_lazy(parameter) for module in modules for parameter in module.parameters()):
+                return  # a later step is looked at
+            if isinstance(encoder, nn.Module) and not check_forgets(encoder, embed, catalogue, configs, like):
+                return
+            if not self._has_rows:
+                check_rows(model, encoder, catalogue, configs, like)
+                self._has_rows = True
         self._modes.discard(mode)
         if (name := graph.node_features.dtype.name) == "float64" and like.dtype != torch.float64:
             warnings.warn(
@@ -64,31 +73,20 @@ class FirstLook:
             )
 
 
-def check_rows(model: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) -> bool:
+def check_rows(model: Any, encoder: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) -> None:
     """Compare the rows of a segment alone with those beside another segment, and with its edges in another order.
 
     Rows of both are compared with those of one graph that is made of them, too. The encoder is a copy in evaluation
     mode, without gradient.
 
-    Returns:
-        True if there was something to compare; False if a later step has to be looked at.
-
     Raises:
         ValueError: the rows of nodes depend on the order of edges or on other segments, or rows of segments count
             context nodes.
     """
-    encoder = getattr(model.encoder, "_orig_mod", model.encoder)  # of torch.compile
-    if isinstance(encoder, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        encoder = encoder.module
-    modules = modules_of(encoder)
-    if like.is_meta or any(map(is_wrapped, modules)):
-        return True
-    if any(nn.parameter.is_lazy(parameter) for module in modules for parameter in module.parameters()):
-        return False
     try:
         encoder = copied(encoder) if isinstance(encoder, nn.Module) else encoder
     except Exception:  # an attribute cannot be copied: a lock, say
-        return True
+        return
     picks = catalogue.picks(torch.tensor(_chosen(catalogue)))
     one, joined = (assemble(catalogue.graphs, each, configs[:, :1]) for each in (picks[:1], picks[::-1]))
     if picks[0] == picks[1]:  # a copy with other features
@@ -108,7 +106,7 @@ def check_rows(model: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) 
     if isinstance(alone, IndexError) and suspects:
         raise ValueError(f"the encoder fails on a segment ({alone}){suspects}; {OFF}") from alone
     if isinstance(alone, Exception) or differ(alone, rows(one, seed=1)):
-        return True  # the encoder fails in the step too, or draws random numbers in evaluation mode
+        return  # the encoder fails in the step too, or draws random numbers in evaluation mode
 
     def is_right(batch: SegmentBatch) -> bool:
         both = rows(batch)
@@ -120,7 +118,7 @@ def check_rows(model: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) 
     name = getattr(encoder, "__name__", type(encoder).__name__)
     if not is_right(joined):
         if complaints(model.encoder, model.inputs):
-            return True  # of which the model has warned
+            return  # of which the model has warned
         raise ValueError(
             f"rows of {name} for one segment depend on the other segments of its batch{suspects}; keep segments apart "
             f"by an argument `batch`, the segment of each row, and use no number of a node, nor of all nodes; {OFF}"
@@ -133,7 +131,6 @@ def check_rows(model: Any, catalogue: Catalogue, configs: Tensor, like: Tensor) 
     both = rows(joined)
     if isinstance(both, Tensor):
         _compare_with_one_graph(model, catalogue, joined, both, rows)
-    return True
 
 
 def _compare_with_one_graph(model: Any, catalogue: Catalogue, joined: SegmentBatch, both: Tensor, rows: Any) -> None:
@@ -190,10 +187,7 @@ def _with_stray(batch: SegmentBatch) -> SegmentBatch:
 
 def _suspects(model: Any, batch: SegmentBatch) -> str:
     """Name the data that an encoder may take for numbers of nodes or edges, as a part of a sentence."""
-    names = [name for name, data in (*batch.node_data.items(), *batch.edge_data.items()) if _is_number(data)]
+    data = {**batch.node_data, **batch.edge_data}.items()
+    names = [name for name, each in data if not each.is_floating_point() and each.dtype != torch.bool]
     names = [name for name in names if name not in model.call.unread(names)]
     return f" (it takes {', '.join(names)}: numbers of nodes or edges are not those of a segment)" if names else ""
-
-
-def _is_number(data: Tensor) -> bool:
-    return not data.is_floating_point() and data.dtype != torch.bool
