@@ -70,6 +70,13 @@ def test_users_of_a_table_keep_their_keys_after_a_checkpoint_and_share_none() ->
     assert resumed.slot(user, slot) == slot and [resumed.first_key(slot, name, 3) for name in "ab"] == keys
     another = resumed.slot(other, slot)  # whose checkpoint says the same, of another table
     assert another != slot and resumed.first_key(another, "a", 3) == 6
+    resumed.load(ranges.state())
+    assert resumed.slot(User()) not in (slot, another), "a slot whose user is not there yet is taken, too"
+    empty = KeyRanges()
+    empty.load(ranges.state())
+    assert empty.slot(other) != slot
+    given = KeyRanges()
+    assert given.slot(user, 0) != given.slot(other)
 
 
 def test_a_checkpoint_holds_the_rows_in_use_alone() -> None:

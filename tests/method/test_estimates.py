@@ -304,6 +304,22 @@ def test_the_share_that_residuals_have_in_common_is_estimated(common: float) -> 
     assert regression.common == pytest.approx(common, abs=0.04)
 
 
+def test_old_steps_are_forgotten() -> None:
+    regression, rows = RowRegression(), torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    for factor, products in ((4.0, [1.0, 1.0]), (-1.0, [0.0, 1.0])):
+        for _ in range(30):
+            regression.observe(moments(rows, factor * rows), torch.tensor(products).double())
+    assert (regression(rows) * rows).sum() < -0.8 * rows.square().sum(), "the ridge shrinks the last map"
+    assert regression.common < 0.01
+
+
+def test_residuals_count_by_the_shares_of_their_segments() -> None:
+    regression, ones = RowRegression(), torch.ones(2, 1, 1)
+    shares, graph = torch.tensor([1.0, 3.0]).double(), torch.zeros(2, dtype=torch.int64)
+    regression.learn(0 * ones, ones, shares, torch.ones(2, 1, dtype=torch.bool), graph, 1, lambda values: values)
+    assert regression.common == pytest.approx(1 * 3 / ((1 + 9) / 2))
+
+
 def test_residuals_and_rows_that_are_unknown_or_not_finite_say_nothing() -> None:
     residuals, graph = torch.tensor([3.0, 2.0, 5.0]).view(3, 1, 1), torch.zeros(3, dtype=torch.int64)
     is_known = torch.tensor([[True], [True], [False]])

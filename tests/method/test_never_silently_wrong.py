@@ -77,8 +77,9 @@ def rows_read(model: GraphSegmentTraining, graph: SegmentedGraph) -> int:
         segment(plain(), 11),
         segment(plain(), 6, halo=1),
         segment(replace(plain(), edges=plain().edges[:, ::-1][::-1].copy()), 6),
+        segment(replace(plain(), opcodes=np.ones(20, np.int32)), 6),
     ],
-    ids=["features", "method", "size", "halo", "edges"],
+    ids=["features", "method", "size", "halo", "edges", "opcodes"],
 )
 def test_graphs_of_one_name_share_no_rows(other: SegmentedGraph) -> None:
     table = EmbeddingTable(1, 3)

@@ -20,8 +20,10 @@ from lightning.pytorch.callbacks import (
 from made_targets import small
 from torch.utils.data import DataLoader, TensorDataset
 
-from gst import Graph
+from gst import Graph, segment
 from gst.data import GraphSource
+from gst.data.loader import Step
+from gst.method.draws import Peers
 from gst.nn import Head
 from gst.training import SegmentDataModule, SegmentTrainingModule
 from tests.choices import with_rest
@@ -217,3 +219,14 @@ def test_a_resumed_training_draws_the_random_numbers_of_one_that_never_stopped(t
     fit(whole, tmp_path, callbacks=[Save()])
     fit(resumed, tmp_path, resume=tmp_path / "6.ckpt")
     assert same(whole.state_dict(), resumed.state_dict())
+
+
+def test_a_process_counts_by_its_share_of_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, graphs = segmented(num_fresh=9), tuple(segment(graph, 5) for graph, _ in zip(Chains(), "123", strict=False))
+    configs, targets = torch.zeros(3, 1, dtype=torch.int64), torch.arange(3.0).double()[:, None]
+    monkeypatch.setattr(module, "log", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda together: None)
+    losses = []
+    for peers in (None, Peers(0, 2, graphs, configs, targets)):
+        losses.append(module.training_step(Step(graphs[::2], configs[::2], targets[::2], peers=peers), 0).item())
+    assert losses[1] == pytest.approx(losses[0] * 2 * 2 / 3)
