@@ -30,7 +30,7 @@ from gst.programs.untouched.outside import is_own, noted, original, outside_call
 
 ATTRIBUTE, VALUE, TRAINING, INPUT, OUTSIDE = "attribute", "value", "training", "input", "outside"
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-ITERATORS: tuple[type, ...] = (GeneratorType, itertools.count, *map(type, map(iter, ([], (), set(), {}, range(0)))))  # type: ignore[arg-type]
+ITERATORS: tuple[type, ...] = (GeneratorType, itertools.count, *map(type, map(iter, ([], (), set(), {}, range(0)))))
 GENERATORS: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.mtrand._rand}
 OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
