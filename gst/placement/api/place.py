@@ -64,9 +64,9 @@ def place(
     outputs is left out. Plans are searched for where they could be faster.
 
     If the devices hold an accelerator, plans are compared with variants on the first one: as written, recorded as one
-    graph, and compiled. A model that is elsewhere is copied to it; the copy follows its weights, but no attribute or
-    hook that changes later. Outputs stay there. Where a model cannot run there as a whole, plans are compared with
-    variants where it is.
+    graph, and compiled. A model that is elsewhere is copied to it; the copy follows its weights, and the model itself
+    runs where an attribute or hook changes later. Outputs stay there. Where a model cannot run there as a whole, plans
+    are compared with variants where it is.
 
     Args:
         model: for inference (call `model.eval().requires_grad_(False)` first, if it is not to be trained), or a `Step`

@@ -208,9 +208,10 @@ class PlacedModule(nn.Module):
             weakref.finalize(self, self._plan.close)  # also before Python ends, when modules can still be imported
         self._guarded = guarded
 
+    _plan: _PlanRun | None
+
     def _begin(self, arguments: Arguments) -> None:
-        self._arguments = arguments
-        self._plan: _PlanRun | None = None
+        self._arguments, self._plan = arguments, None
         self._guarded = GuardedRun(arguments.function, None, arguments.function)  # of a copy
 
     def __getstate__(self) -> dict[str, Any]:
@@ -218,7 +219,7 @@ class PlacedModule(nn.Module):
         return {key: value for key, value in vars(self).items() if key not in ("_plan", "_guarded")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._begin(state["_arguments"])
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:

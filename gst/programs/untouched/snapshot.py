@@ -30,9 +30,9 @@ from gst.programs.untouched.outside import is_own, noted, original, outside_call
 
 ATTRIBUTE, VALUE, TRAINING, INPUT, OUTSIDE = "attribute", "value", "training", "input", "outside"
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-ITERATORS = (GeneratorType, itertools.count, *(type(iter(each)) for each in ([], (), set(), {}, range(0))))
-GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.mtrand._rand}  # type: ignore[attr-defined]
+ITERATORS: tuple[type, ...] = (GeneratorType, itertools.count, *map(type, map(iter, ([], (), set(), {}, range(0)))))
+GENERATORS: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.mtrand._rand}
 OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
 TABLES = ("_parameters", "_buffers", "_modules")
 MOST_OBJECTS = 10**6
@@ -366,7 +366,7 @@ def derived_attributes(module: nn.Module) -> list[str]:
     """
     own = ["_flat_weights", "_flat_weight_refs"] if isinstance(module, nn.RNNBase) else []
     hooks = [each for each in module._forward_pre_hooks.values() if type(each).__module__.startswith("torch.nn.utils")]
-    return own + [each.name for each in hooks if hasattr(each, "name")]  # type: ignore[attr-defined]
+    return own + [each.name for each in hooks if hasattr(each, "name")]
 
 
 # Parts of objects ----------------------------------------------------------------------------------------------------
@@ -480,8 +480,10 @@ def _torch_random() -> list[tuple[Any, Callable[[Any], Any]]]:
 
 
 def _state(value: Any) -> tuple[Callable[[], Any], Callable[[], object]]:
-    """Return a function that reads the state of a generator of random numbers, a file or an iterator, as simple values
-    or tuples, and one that puts the present state back; iterators do not go back."""
+    """Return functions that read the state of a random generator, a file or an iterator, and put it back.
+
+    States are simple values or tuples; iterators do not go back.
+    """
     if isinstance(value, random.Random):
         return value.getstate, partial(value.setstate, value.getstate())
     if isinstance(value, io.IOBase):

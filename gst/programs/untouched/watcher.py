@@ -14,7 +14,7 @@ try:
     from torch._C._dynamo.guards import dict_version
 except ImportError:  # of another version of PyTorch
 
-    def dict_version(table: dict[Any, Any]) -> Any:
+    def dict_version(d: dict[Any, Any]) -> Any:  # type: ignore[misc]
         return object()  # unlike any other: the content is compared
 
 
