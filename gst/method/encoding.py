@@ -293,7 +293,7 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
         return id(tensor), tensor.dtype
     content = 0
     if tensor.device.type == "cpu":
-        content = zlib.crc32(tensor.detach().resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy())
+        content = zlib.crc32(tensor.detach().resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return id(tensor), tensor.dtype, tensor._version, tensor.data_ptr(), content
 
 
