@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -57,8 +58,9 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss_of = model, loss_of
 
-    def forward(self, leaves: Sequence[Tensor], *tensors: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss, and its gradients for the leaves."""
+    def forward(self, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss, and its gradients for the parameters of these names."""
+        leaves = [attrgetter(name)(self.model) for name in names]  # before the model may replace some
         loss = self.loss_of(self.model, *tensors)
         return loss.detach(), torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
@@ -115,7 +117,7 @@ def training_step(
         constant = {key: state[key] for key in frozen}
         named = {f"model.{key}": value for key, value in (leaves | constant | renewed).items()}
         with drawn_from(state[SEED]) if seeds else nullcontext():
-            loss, gradients = functional_call(loss_module, named, (list(leaves.values()), *tensors))
+            loss, gradients = functional_call(loss_module, named, (list(leaves), *tensors))
         renewed = {key: named[f"model.{key}"] for key in renewed}  # those that it replaced, too
         new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), state[RATE] if rates else rate)
         new |= constant | renewed | {key: state[key] + 1 for key in seeds} | {key: state[key] for key in rates}

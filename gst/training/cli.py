@@ -299,7 +299,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
             raise
         first = next((line.strip() for line in str(error).splitlines()[1:]), "")
         raise ValueError(
-            f"the checkpoint is of another model: {first} Give the --model options of its training"
+            f"--ckpt_path: the checkpoint is of another model: {first} Give the --model options of its training"
         ) from error
     except MisconfigurationException as error:
         more = " Without --trainer.accelerator the trainer takes what there is" if "backend found" in str(error) else ""
