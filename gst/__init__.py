@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = dict.fromkeys(
-    ("cost", "data", "execution", "lowering", "machine", "nn", "placement", "programs", "simulation", "whole_model"), ""
-) | {
+_HOMES = {
     "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
     "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
     "collate": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",

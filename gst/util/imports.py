@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ UNUSED = ("PIL", "matplotlib", "scienceplots", "scipy", "transformers")
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `package` that imports the module in which a name is defined.
+    """Return a `__getattr__` for `package` that imports a submodule, or the module in which a name is defined.
 
     Args:
-        homes: the module of each name; an empty one stands for a submodule of that name.
+        homes: the module of each name.
 
     Examples:
         >>> lazy_names("gst", {"segment": "gst.graphs.segments"})("segment").__name__
@@ -24,9 +26,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """
 
     def find(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(homes)}")
-        return getattr(import_module(homes[name]), name) if homes[name] else import_module(f"{package}.{name}")
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        module = None
+        with suppress(ModuleNotFoundError):  # where `package` is a module
+            module = None if name.startswith("_") else find_spec(f"{package}.{name}")
+        if module is not None:
+            return import_module(module.name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(homes)}")
 
     return find
 
