@@ -77,7 +77,7 @@ class Rescorer:
         self._bounds = cut.config_ptr
         self._weights = cut.owned_counts / cut.num_nodes
         self._pieces = [_piece(cut, number) for number in range(cut.num_segments)]
-        self._base = np.ascontiguousarray(cut.config_features[0], np.float32)
+        self._base = np.array(cut.config_features[0], np.float32)  # `rebase` writes to it
         first_rows = np.repeat(cut.row_ptr[:-1], np.diff(cut.config_ptr))
         self._column = np.full(cut.num_nodes, -1)
         self._column[cut.node_ids[first_rows + cut.config_rows]] = cut.config_columns

@@ -291,10 +291,10 @@ def version(module: object) -> tuple[Any, ...]:
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
     if nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_quantized:
         return id(tensor), tensor.dtype
-    content = 0
-    if tensor.device.type == "cpu":
-        content = zlib.crc32(tensor.detach().resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-    return id(tensor), tensor.dtype, tensor._version, tensor.data_ptr(), content
+    if tensor.device.type != "cpu":
+        return id(tensor), tensor.dtype, tensor._version, tensor.data_ptr()
+    values = tensor.detach().resolve_conj().flatten().clone()  # NumPy would fix the size of memory that FSDP frees
+    return id(tensor), tensor.dtype, zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
 @contextmanager
