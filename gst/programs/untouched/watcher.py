@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
 from gst.programs.untouched.snapshot import ATTRIBUTE, Snapshot, Watch
 
-try:
-    from torch._C._dynamo.guards import dict_version
-except ImportError:  # of another version of PyTorch
-
-    def dict_version(d: dict[Any, Any]) -> Any:  # type: ignore[misc]
-        return object()  # unlike any other: the content is compared
+_number: Callable[[dict[Any, Any]], int] | None = None  # of a dictionary, which each write changes
+if sys.version_info < (3, 12):  # later some writes of attributes do not
+    with suppress(ImportError):  # of another version of PyTorch
+        from torch._C._dynamo.guards import dict_version as _number
 
 
 class Watcher:
     """State that code reads, compared at each call: attributes, containers, globals and closures by identity, and
     tensors that are neither parameters nor buffers by version, too.
 
-    A dictionary has a number that each write changes, so that an unchanged module takes one comparison.
+    Up to Python 3.11 a dictionary has a number that each write changes, so that an unchanged module takes one
+    comparison; later each attribute is compared by identity.
 
     Examples:
         >>> model = nn.Softplus()
@@ -53,8 +54,14 @@ class Watcher:
         ]
         self._names = [name for name, _ in plain if not derived or not name.startswith(derived)]
         self._tensors = [each for name, each in plain if not derived or not name.startswith(derived)]
-        self._counts = tuple(map(dict_version, self._tables))
+        self._counts = self._versions()
         self._values = self._now()
+
+    def _versions(self) -> tuple[int, ...]:
+        if _number is not None:
+            return tuple(map(_number, self._tables))
+        values: Callable[[Any], Iterable[Any]] = dict.values
+        return (*map(len, self._tables), *map(id, chain.from_iterable(map(values, self._tables))))
 
     def _now(self) -> list[tuple[int, int]]:
         return [(each._version, _address(each)) for each in self._tensors]
@@ -64,7 +71,7 @@ class Watcher:
         if self._tensors and (now := self._now()) != self._values:
             pairs = zip(self._names, now, self._values, strict=True)
             return next(f"{name} was written to" for name, new, old in pairs if new != old)
-        counts = tuple(map(dict_version, self._tables))
+        counts = self._versions()
         if counts == self._counts and not any(self._empty):
             return self._first(self._others)
         change = self._first(self._watches)
