@@ -108,15 +108,14 @@ def check_rows(model: Any, encoder: Any, catalogue: Catalogue, configs: Tensor, 
     if isinstance(alone, Exception) or differ(alone, rows(one, seed=1)):
         return  # the encoder fails in the step too, or draws random numbers in evaluation mode
 
-    def is_right(batch: SegmentBatch) -> bool:
-        both = rows(batch)
+    def is_right(both: Tensor | Exception) -> bool:
         return isinstance(both, Exception) or not differ(alone, both[-len(alone) :])
 
-    sorted_edges = _reordered(joined, is_sorted=True)
-    reordered = sorted_edges if model.call.whole == "batch" else _reordered(joined, is_sorted=False)
-    reordered = sorted_edges if isinstance(rows(reordered), Exception) else reordered
+    both, reordered = rows(joined), rows(_reordered(joined, is_sorted=model.call.whole == "batch"))
+    if isinstance(reordered, Exception):
+        reordered = rows(_reordered(joined, is_sorted=True))
     name = getattr(encoder, "__name__", type(encoder).__name__)
-    if not is_right(joined):
+    if not is_right(both):
         if complaints(model.encoder, model.inputs):
             return  # of which the model has warned
         raise ValueError(
@@ -128,7 +127,6 @@ def check_rows(model: Any, encoder: Any, catalogue: Catalogue, configs: Tensor, 
             f"rows of {name} depend on the order of edges{suspects}; segments keep edges sorted by consumer, and not "
             f"all of them, so that an edge cannot be found by its number: find it by its ends; {OFF}"
         )
-    both = rows(joined)
     if isinstance(both, Tensor):
         _compare_with_one_graph(model, catalogue, joined, both, rows)
 

@@ -77,7 +77,8 @@ def embed_frozen(model: Any, step: PrefetchedStep) -> Float[Tensor, "graphs conf
         pooled = pool_all(catalogue, num_configs, parts, model.pooling, like.device)
         # After others were pulled: a full table evicts them.
         rows.push_missing([each for _, each in encoded], everything[is_missing])
-    model.rows_version.renew(weights_before_rows(model))  # a number that the encoder itself counts up changes no row
+    if encoded:  # a number that the encoder itself counts up changes no row
+        model.rows_version.renew(weights_before_rows(model))
     return pooled
 
 

@@ -199,9 +199,8 @@ class Snapshot:
             return self._function(value, kind)
         elif isinstance(value, functools._lru_cache_wrapper):
             size = f"the cache of {value.__name__}"
-            kind = (
-                kind if is_own(value.__module__) and self._copies else INPUT
-            )  # packages remember what is installed, for example
+            is_named = is_own(value.__module__) and self._copies  # packages remember what is installed, for example
+            kind = kind if is_named else INPUT
             self._watch(kind, lambda: {size: value.cache_info().currsize}, lambda _: value.cache_clear())
             return [(name, value.__wrapped__)]
         elif isinstance(value, functools.partial | staticmethod | classmethod | property | functools.cached_property):

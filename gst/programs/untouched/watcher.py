@@ -50,10 +50,10 @@ class Watcher:
         self._tables = [each for each in tables if each]
         self._others = [each for each in self._watches if each.table is None]
         plain = [
-            (name, each) for name, each in snapshot.tensors if _address(each) not in weights and not each.is_inference()
-        ]
-        self._names = [name for name, _ in plain if not derived or not name.startswith(derived)]
-        self._tensors = [each for name, each in plain if not derived or not name.startswith(derived)]
+            (name, each) for name, each in snapshot.tensors
+            if _address(each) not in weights and not each.is_inference() and not name.startswith(derived)
+        ]  # fmt: skip
+        self._names, self._tensors = [name for name, _ in plain], [each for _, each in plain]
         self._counts = self._versions()
         self._values = self._now()
 
