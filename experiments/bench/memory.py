@@ -95,7 +95,8 @@ def _measure(task: str, num_nodes: int, place: Path, evaluated: int) -> dict[str
 def prepare_in_child(num_nodes: int, place: str) -> dict[str, Any]:
     say()
     started = time.perf_counter()
-    store = prepare(SyntheticPrograms(num_nodes=num_nodes, scratch=place), Path(place), MAX_NODES)
+    programs = SyntheticPrograms(num_nodes=num_nodes, num_configs=128, num_regions=20, configurable=0.1, scratch=place)
+    store = prepare(programs, Path(place), MAX_NODES)
     seconds = time.perf_counter() - started
     (graph,) = open_store(store)
     store_bytes = sum(file.stat().st_size for file in store.iterdir())
@@ -124,7 +125,7 @@ def eval_in_child(place: str, evaluated: int) -> dict[str, Any]:
 
 
 def _small() -> SegmentedGraph:
-    return segment(synthetic_program(2 * MAX_NODES, CONFIGS), MAX_NODES)
+    return segment(synthetic_program(2 * MAX_NODES, CONFIGS, configurable=0.1), MAX_NODES)
 
 
 def _stored(place: Path) -> SegmentedGraph:

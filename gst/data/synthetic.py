@@ -14,21 +14,25 @@ from gst.data.source import GraphSource
 from gst.graphs.graph import CHUNK, Graph, chunks, empty_array
 
 NUM_OPCODES = 8
-NUM_CHOICES = 4
-VERSION = 1  # of what is drawn
+NUM_LAYOUTS = 2
+COPY = 16.0  # cost of a copy, times the size of the value
+EVENNESS = 5.0  # of the two layouts in a region: parameter of a beta distribution
+RUNS = 30.0  # mean number of neighbouring nodes with one layout, at most
+VERSION = 2  # of what is drawn
 IN_MEMORY = 1_000_000  # nodes; the arrays of a larger program are files while it is read
 
 
 def synthetic_program(
-    num_nodes: int = 200_000, num_configs: int = 128, num_regions: int = 20, configurable: float = 0.1, seed: int = 0,
+    num_nodes: int = 50_000, num_configs: int = 256, num_regions: int = 4, configurable: float = 0.5, seed: int = 0,
     scratch: Path | None = None, chunk: int = CHUNK,
 ) -> Graph:  # fmt: skip
-    """Generate a directed acyclic graph in which every configurable node chooses one of four implementations.
+    """Generate a directed acyclic graph in which every configurable node has one of two layouts.
 
-    The runtime of a configuration, in ns, is the sum over configurable nodes of size x cost[opcode, choice] plus, for
-    every edge between two configurable nodes that choose differently, the size of the producer (a layout copy). Each
-    configuration draws the choices of each region from its own distribution, so that a model needs the whole graph.
-    Less than one node raises ValueError.
+    The runtime of a configuration, in ns, is the sum over configurable nodes of size x cost[opcode, layout] plus, for
+    every edge between two configurable nodes of different layouts, `COPY` times the size of the producer. In each
+    region of each configuration neighbours share a layout in runs of another mean length. Counts of layouts do not show
+    these lengths, on which the number of copies depends: a model needs messages along the edges, and all regions. Less
+    than one node raises ValueError.
 
     Examples:
         >>> graph = synthetic_program(num_nodes=100, num_configs=4, seed=0)
@@ -56,19 +60,19 @@ def synthetic_program(
     for part in chunks(num_nodes, chunk):
         node_features[part, 0] = np.log(sizes[part])
 
-    cost = generator.uniform(0.5, 4.0, (NUM_OPCODES, NUM_CHOICES))
-    choices = _choices(generator, (num_configs, num_regions), config_nodes * num_regions // num_nodes, scratch, chunk)
+    cost = generator.uniform(0.5, 4.0, (NUM_OPCODES, NUM_LAYOUTS))
+    layouts = _layouts(generator, (num_configs, num_regions), config_nodes * num_regions // num_nodes, scratch, chunk)
     work, kinds = sizes[config_nodes], opcodes[config_nodes]
     producers, consumers = _edges_between(edges, config_nodes, num_nodes, scratch, chunk)
     copied = work[producers]
-    runtimes = np.array([(work * cost[kinds, chosen]).sum() for chosen in choices])
-    runtimes += np.array([(copied * (chosen[producers] != chosen[consumers])).sum() for chosen in choices])
+    runtimes = np.array([(work * cost[kinds, chosen]).sum() for chosen in layouts])
+    runtimes += COPY * np.array([(copied * (chosen[producers] != chosen[consumers])).sum() for chosen in layouts])
     return Graph(
         node_features=node_features,
         edges=edges,
         opcodes=opcodes,
         config_nodes=config_nodes,
-        config_features=choices[..., None],
+        config_features=layouts[..., None],
         targets=np.round(runtimes * 1000),
         name=f"synthetic-{num_nodes}-{seed}",
     )
@@ -104,17 +108,21 @@ def _edges(
     return edges
 
 
-def _choices(
-    generator: np.random.Generator, mixes: tuple[int, int], region: np.ndarray, scratch: Path | None, chunk: int
+def _layouts(
+    generator: np.random.Generator, regions: tuple[int, int], region: np.ndarray, scratch: Path | None, chunk: int
 ) -> Int8[np.ndarray, "configs configurable"]:
-    """Draw the choice of each configurable node from the distribution of its region."""
-    bounds = generator.dirichlet(np.full(NUM_CHOICES, 0.5), mixes).cumsum(-1)
-    choices = empty_array(scratch, "choices", (len(bounds), len(region)), np.int8)
-    for row, bound in zip(choices, bounds, strict=True):
+    """Draw runs of equal layouts, whose mean length and share of the second layout are those of a region."""
+    is_second = generator.beta(EVENNESS, EVENNESS, regions)
+    begins = np.exp(generator.uniform(-np.log(RUNS), 0.0, regions))
+    layouts = empty_array(scratch, "layouts", (len(begins), len(region)), np.int8)
+    for row, second, begin in zip(layouts, is_second, begins, strict=True):
+        last = np.int8(0)
         for part in chunks(len(region), chunk):
-            draws = generator.random(part.stop - part.start)
-            row[part] = sum(draws > limit[region[part]] for limit in bound.T[:-1])
-    return choices
+            draws = generator.random(part.stop - part.start) / begin[region[part]]  # below 1 where a run begins
+            latest = np.maximum.accumulate(np.where(draws < 1, np.arange(len(draws)), -1))
+            row[part] = np.where(latest < 0, last, (draws < second[region[part]])[latest])
+            last = row[part][-1]
+    return layouts
 
 
 def _edges_between(
@@ -139,10 +147,10 @@ class SyntheticPrograms(GraphSource):
     """
 
     num_graphs: int = 1
-    num_nodes: int = 200_000
-    num_configs: int = 128
-    num_regions: int = 20
-    configurable: float = 0.1
+    num_nodes: int = 50_000
+    num_configs: int = 256
+    num_regions: int = 4
+    configurable: float = 0.5
     seed: int = 0
     scratch: str | None = None
 

@@ -13,7 +13,7 @@ from gst.graphs.graph import Graph
 
 
 def drawn_at_once(
-    num_nodes: int, num_configs: int, num_regions: int = 20, configurable: float = 0.1, seed: int = 0
+    num_nodes: int, num_configs: int, num_regions: int = 4, configurable: float = 0.5, seed: int = 0
 ) -> Graph:
     """Slow twin: every array whole, every draw a single call, every sum over all configurations at once."""
     generator = np.random.default_rng(seed)
@@ -22,25 +22,30 @@ def drawn_at_once(
     edges = np.stack([np.concatenate([nodes - reach[0], nodes - reach[1]]), np.tile(nodes, 2)])
     opcodes = generator.integers(8, size=num_nodes)
     sizes = np.exp(generator.normal(3.0, 1.0, num_nodes))
-    cost = generator.uniform(0.5, 4.0, (8, 4))
+    cost = generator.uniform(0.5, 4.0, (8, 2))
 
     first = np.arange(1, num_nodes - 1, max(2, round(2 / configurable)))
     config_nodes = np.sort(np.concatenate([first, first + 1])) if num_nodes > 2 else np.arange(num_nodes)
     edges = np.unique(np.concatenate([edges, np.stack([first, first + 1])], axis=1), axis=1)
     region = config_nodes * num_regions // num_nodes
-    mixes = generator.dirichlet(np.full(4, 0.5), (num_configs, num_regions)).cumsum(-1)
-    draws = generator.random((num_configs, len(config_nodes)))
-    choices = np.minimum((draws[..., None] > mixes[:, region]).sum(-1), 3)
+    is_second = generator.beta(5.0, 5.0, (num_configs, num_regions))
+    begins = np.exp(generator.uniform(-np.log(30.0), 0.0, (num_configs, num_regions)))
+    draws = generator.random((num_configs, len(config_nodes))) / begins[:, region]
+    layouts = np.zeros(draws.shape, np.int8)
+    for config, node in np.ndindex(*draws.shape):
+        if draws[config, node] < 1:
+            layouts[config, node] = draws[config, node] < is_second[config, region[node]]
+        elif node:
+            layouts[config, node] = layouts[config, node - 1]
 
     column = np.full(num_nodes, -1)
     column[config_nodes] = np.arange(len(config_nodes))
     between = edges[:, (column[edges] >= 0).all(0)]
-    runtimes = (sizes[config_nodes] * cost[opcodes[config_nodes], choices]).sum(1)
-    differs = choices[:, column[between[0]]] != choices[:, column[between[1]]]
-    runtimes += (differs * sizes[between[0]]).sum(1)
+    runtimes = (sizes[config_nodes] * cost[opcodes[config_nodes], layouts]).sum(1)
+    differs = layouts[:, column[between[0]]] != layouts[:, column[between[1]]]
+    runtimes += 16 * (differs * sizes[between[0]]).sum(1)
     features = np.log(sizes)[:, None].astype(np.float32)
-    given = choices[..., None].astype(np.int8)
-    return Graph(features, edges, opcodes, config_nodes, given, np.round(runtimes * 1000), name="twin")
+    return Graph(features, edges, opcodes, config_nodes, layouts[..., None], np.round(runtimes * 1000), name="twin")
 
 
 @pytest.mark.parametrize(
@@ -100,15 +105,25 @@ def test_a_program_depends_on_its_arguments_alone() -> None:
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-def test_no_region_tells_the_runtime() -> None:
-    """Best linear guess of the runtime from the choices made in one region of ten."""
-    graph = synthetic_program(4000, 1500, 10, 0.1, seed=0)
-    region = graph.config_nodes * 10 // graph.num_nodes
-    half = graph.num_configs // 2
-    for r in range(10):
-        mix = np.stack([(graph.config_features[:, region == r, 0] == c).mean(1) for c in range(4)], 1)
-        coefficients = np.linalg.lstsq(mix[:half], graph.targets[:half], rcond=None)[0]
-        assert np.corrcoef(mix[half:] @ coefficients, graph.targets[half:])[0, 1] < 0.7
+def test_sums_and_single_regions_do_not_show_the_runtime_and_copies_do() -> None:
+    """Correlation of the runtime with its best linear prediction from counts of layouts by opcode, from the copies in
+    one region, and from all copies."""
+    graph = synthetic_program(4000, 1000)
+    layouts, region = graph.config_features[..., 0], graph.config_nodes * 4 // graph.num_nodes
+    column = np.full(graph.num_nodes, -1)
+    column[graph.config_nodes] = np.arange(len(graph.config_nodes))
+    producers, consumers = column[graph.edges[:, (column[graph.edges] >= 0).all(0)]]
+    copies = layouts[:, producers] != layouts[:, consumers]
+    kinds = graph.opcodes[graph.config_nodes]
+
+    def correlation(features: np.ndarray) -> float:
+        design = np.column_stack([features, np.ones(len(features))])
+        fitted = np.linalg.lstsq(design[:500], graph.targets[:500], rcond=None)[0]
+        return float(np.corrcoef(design[500:] @ fitted, graph.targets[500:])[0, 1])
+
+    assert correlation(np.stack([layouts[:, kinds == kind].sum(1) for kind in range(8)], 1)) < 0.4
+    assert all(correlation(copies[:, region[producers] == number].sum(1)) < 0.75 for number in range(4))
+    assert correlation(copies.sum(1)) > 0.95
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 4, 10, 1000])

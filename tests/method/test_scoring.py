@@ -27,7 +27,7 @@ ENCODERS = {name: partial(encoder, 8, 2, 8, config_symbols=7) for name, encoder 
 
 @pytest.fixture
 def graph() -> SegmentedGraph:
-    return segment(synthetic_program(400, CONFIGS, num_regions=5), 60)
+    return segment(synthetic_program(400, CONFIGS, 5, configurable=0.1), 60)
 
 
 def model(graph: SegmentedGraph, encoder: nn.Module, pooling: Any = "sum") -> GraphSegmentTraining:
