@@ -29,7 +29,9 @@ class Task:
             configurations), a `number` (tau over held-out graphs) or a `class` (accuracy on held-out graphs).
         encoder: arguments of the encoder.
         num_fresh: segments with gradient per graph and step.
-        held_out: configurations of each graph that are held out, of a `runtime`; of others a quarter of the groups.
+        held_out: configurations of each graph, of a `runtime`, in the validation and in the test part each; of others
+            a fifth of the groups.
+        steps: of a training; more do not raise the validation score of whole graphs.
         least_configs: graphs with fewer are left out.
     """
 
@@ -42,6 +44,7 @@ class Task:
     graphs_per_step: int
     configs_per_graph: int
     learning_rate: float
+    steps: int
     lists_per_graph: int | None = None
     classes: int = 1
     held_out: int = 0
@@ -55,22 +58,21 @@ class Task:
         if self.name == "circuits":
             return Circuits()
         if self.name == "synthetic":
-            return SyntheticPrograms(num_nodes=100_000, num_configs=128)
+            return SyntheticPrograms(num_nodes=100_000, num_configs=256)
         label: Any = self.name.removeprefix("elf-")
         return ElfBinaries("/usr", label=label, limit=96)
 
-    def loaders(self, whole: bool, seed: int, halo: int = 0) -> tuple[StepLoader, list[Selection]]:
-        """Training steps and what is held out; which it is depends on the seed alone."""
-        max_nodes = 1_000_000 if whole else self.max_nodes
-        graphs = open_store(prepare(self.source(), STORES, max_nodes, halo=halo))
+    def loaders(self, whole: bool, seed: int) -> tuple[StepLoader, list[Selection], list[Selection]]:
+        """Return training steps, the validation part and the test part; the seed alone decides the parts."""
+        graphs = open_store(prepare(self.source(), STORES, 1_000_000 if whole else self.max_nodes))
         graphs = [graph for graph in graphs if graph.num_configs >= self.least_configs]
         if self.kind == "runtime":
-            training, validation, _ = split(graphs, "configs", self.held_out, 0, seed)
+            training, validation, test = split(graphs, "configs", self.held_out, self.held_out, seed)
         else:
-            groups = len({group_of(graph.name) for graph in graphs})
-            training, validation, _ = split(graphs, "groups", groups // 4, 0, seed)
+            groups = len({group_of(graph.name) for graph in graphs}) // 5
+            training, validation, test = split(graphs, "groups", groups, groups, seed)
         loader = StepLoader(training, self.graphs_per_step, self.configs_per_graph, self.lists_per_graph, seed=seed)
-        return loader, validation
+        return loader, validation, test
 
 
 def mean_and_deviation(selections: list[Selection]) -> tuple[float, float]:
@@ -82,13 +84,14 @@ TASKS = {
     task.name: task
     for task in (
         Task("alexnet", "runtime", 64, "sum", {"channels": 64, "num_layers": 3, "config_symbols": 7}, 2, 1, 64, 1e-3,
-             lists_per_graph=100, held_out=500),
-        Task("tile", "runtime", 8, "sum", {"channels": 64, "num_layers": 3}, 1, 2, 32, 1e-3, lists_per_graph=16,
-             held_out=20, least_configs=60),
-        Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3),
-        Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
-             1e-2, classes=3),
+             1500, lists_per_graph=100, held_out=500),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
-             "config_symbols": 7}, 2, 1, 8, 1e-2, held_out=32),
+             "config_symbols": 7}, 4, 1, 16, 1e-2, 240, held_out=32),
+        Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3,
+             600),
+        Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
+             1e-2, 600, classes=3),
+        Task("tile", "runtime", 8, "sum", {"channels": 64, "num_layers": 3}, 1, 2, 32, 1e-3, 3000, lists_per_graph=16,
+             held_out=20, least_configs=60),
     )
 }  # fmt: skip

@@ -1,0 +1,147 @@
+"""Control of a learned model: ridge regression on features summed over each graph, which a network should beat.
+
+The features of a configuration are sums over nodes: node features, counts of opcodes, and counts of the values of each
+configuration feature, by opcode where opcodes and values are few. None of them shows an edge.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.stats import rankdata
+from torch import Tensor
+
+from gst.cost.losses import CLASSES
+from gst.cost.metrics import evaluate
+from gst.graphs.segments import SegmentedGraph
+
+Part = Sequence[tuple[SegmentedGraph, Tensor]]
+"""Graphs, each with the numbers of some of its configurations."""
+
+Features = Float64[np.ndarray, "configs features"]
+Goals = Float64[np.ndarray, "configs outputs"]
+Regress = Callable[[Features, Goals], Callable[[Features], Goals]]
+VALUES = 16  # of whole-numbered configuration features, -1 (padding) and more; greater ones count as the greatest
+BY_OPCODE = 1024  # most columns of counts by opcode
+AT_ONCE = 1 << 22  # values of configuration features
+PENALTIES = 10.0 ** np.arange(-3, 4)  # of ridge regression, times the number of configurations
+
+
+def control_metrics(
+    loss: str, training: Part, held_out: Part, seconds: float = inf, regress: Regress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:  # fmt: skip
+    """Fit a regression on the training part, and return its metrics on another part (`gst.cost.metrics.evaluate`).
+
+    It predicts classes with `cross_entropy`, logarithms with `log_runtime`, values with `squared_error`, and with every
+    other loss the place of a configuration among those of its graph.
+
+    Args:
+        seconds: the result is empty if the features take longer.
+        regress: `ridge` unless given.
+
+    Examples:
+        >>> import gst
+        >>> from gst.data.synthetic import synthetic_program
+        >>> graph, configs = gst.segment(synthetic_program(100, 60, num_regions=1), max_nodes=50), torch.arange(60)
+        >>> sorted(control_metrics("log_runtime", [(graph, configs[:40])], [(graph, configs[40:])]))[:2]
+        ['median_error', 'ordered_pairs']
+    """
+    ends = clock() + seconds
+    is_late = lambda: clock() > ends  # noqa: E731
+    opcodes = 1 + max(int(graph.opcodes.max(initial=0)) for graph, _ in [*training, *held_out])
+    sums: list[list[Features]] = []
+    for part in (training, held_out):
+        sums.append([])
+        for graph, configs in part:
+            features = summed_features(graph, configs.numpy(), opcodes, is_late)
+            if features is None:
+                return {}
+            sums[-1].append(features)
+    known, unseen = ([graph.targets[configs.numpy()] for graph, configs in part] for part in (training, held_out))
+    predict = (regress or ridge)(np.concatenate(sums[0]), _goals(loss, known))
+    scored = []
+    for features, targets in zip(sums[1], unseen, strict=True):
+        real, scores = ~np.isnan(targets), predict(features)
+        if real.any():
+            scored.append((scores[real] if loss in CLASSES else scores[real, 0], targets[real]))
+    return evaluate(loss, scored)
+
+
+def summed_features(
+    graph: SegmentedGraph, configs: np.ndarray, opcodes: int, is_late: Callable[[], bool] = lambda: False
+) -> Features | None:
+    """Return the features of configurations of a graph, None once it `is_late`.
+
+    Args:
+        opcodes: number of opcodes, equal for graphs that are compared.
+    """
+    rows = np.concatenate([
+        np.arange(first, first + owned) for first, owned in zip(graph.row_ptr[:-1], graph.owned_counts, strict=True)
+    ])  # fmt: skip
+    of_graph = [np.asarray(graph.node_features[rows], np.float64).sum(0)]
+    of_graph.append(np.bincount(graph.opcodes[rows], minlength=opcodes).astype(np.float64))
+    columns, channels = graph.config_features.shape[1:]
+    groups = np.zeros(columns, np.int64)
+    if opcodes * channels * VALUES <= BY_OPCODE:
+        owners = np.repeat(graph.row_ptr[:-1], np.diff(graph.config_ptr))
+        groups[graph.config_columns] = graph.opcodes[graph.config_rows + owners]
+    counts = []
+    for part in np.array_split(configs, max(1, len(configs) * columns * channels // AT_ONCE)):
+        if is_late():
+            return None
+        counts.append(_counts(np.asarray(graph.config_features[part]), groups, opcodes if groups.any() else 1))
+    return np.concatenate([np.tile(np.concatenate(of_graph), (len(configs), 1)), np.concatenate(counts)], axis=1)
+
+
+def _counts(values: np.ndarray, groups: np.ndarray, num_groups: int) -> Features:
+    """Count values (configs, columns, channels) by channel and group of columns; sum them if they are fractions."""
+    configs, _, channels = values.shape
+    is_whole = values.dtype.kind in "iub"
+    bins = num_groups * (VALUES if is_whole else 1)
+    result = np.zeros((configs, channels, bins))
+    offsets = np.arange(configs)[:, None] * bins
+    for channel in range(channels):
+        each = values[:, :, channel]
+        keys = offsets + (groups * VALUES + np.clip(each, -1, VALUES - 2) + 1 if is_whole else groups)
+        weights = None if is_whole else each.astype(np.float64).ravel()
+        result[:, channel] = np.bincount(keys.ravel(), weights, configs * bins).reshape(configs, bins)
+    return result.reshape(configs, -1)
+
+
+def _goals(loss: str, targets: Sequence[np.ndarray]) -> Goals:
+    """Return the values to regress on: see `control_metrics`."""
+    together = np.concatenate(targets)
+    if loss in CLASSES:
+        return (together[:, None] == np.arange(np.nanmax(together, initial=0) + 1)).astype(np.float64)
+    if loss == "log_runtime":
+        return np.log(together)[:, None]
+    if loss == "squared_error" or all(len(each) == 1 for each in targets):
+        return together[:, None]
+    places = [rankdata(each, nan_policy="omit") / max(len(each), 1) for each in targets]
+    return np.concatenate([each - np.nanmean(each) for each in places])[:, None]
+
+
+def ridge(features: Features, goals: Goals) -> Callable[[Features], Goals]:
+    """Return the ridge regression of goals on standardised features; goals that are NaN are left out.
+
+    The penalty has the least generalised cross-validation error (Golub, Heath and Wahba 1979)."""
+    real = ~np.isnan(goals).any(1)
+    features, goals = features[real], goals[real]
+    center, scale = features.mean(0), features.std(0)
+    scale[scale <= 1e-9 * (1 + np.abs(center))] = inf  # a constant column
+    design, middle = (features - center) / scale, goals.mean(0)
+    squares, vectors = np.linalg.eigh(design.T @ design)
+    squares, projected = squares.clip(0), vectors.T @ (design.T @ (goals - middle))
+    best, weights = inf, np.zeros((features.shape[1], goals.shape[1]))
+    for penalty in PENALTIES * len(goals):
+        tried = vectors @ (projected / (squares + penalty)[:, None])
+        left = 1 - (squares / (squares + penalty)).sum() / len(goals)
+        error = np.square(goals - middle - design @ tried).mean() / max(left, 1e-9) ** 2
+        if error < best:
+            best, weights = error, tried
+    return lambda each: ((each - center) / scale) @ weights + middle
