@@ -41,9 +41,10 @@ SAMPLE = Path(__file__).parent.parent / "data" / "samples" / "alexnet.npz"
 SEGMENT = 1000  # nodes
 ROWS = 1 << 14  # (node, configuration) pairs encoded at once without gradient: the smallest graph has as many
 CONFIGS = 8  # configurations of a training step, and of a growing graph
-GROWING_STEPS = 16  # on each graph; the whole one takes a quarter of them
+COMPARED_CONFIGS = 16  # of a training step on the graph on which errors are compared
+GROWING_STEPS = 16  # on each graph; a whole one takes a quarter of them
 MORE_STEPS = 4  # on segments, which take less time than one on the whole graph
-COMPARED, HELD_OUT = 128, 32  # configurations of the graph on which errors are compared, and those held out of them
+COMPARED, HELD_OUT = 256, 32  # configurations of the graph on which errors are compared, and those held out of them
 LAYOUTS = 300  # held out of the measured layouts of AlexNet
 Record = dict[str, Any]
 Values = Float64[np.ndarray, " configs"]
@@ -55,8 +56,8 @@ class Sizes:
     """Sizes of the three parts.
 
     Args:
-        nodes: of the graphs that GST trains on; the first is trained on whole too.
-        compared: nodes of the graph on which errors are compared, more than the first of `nodes`.
+        nodes: of the graphs that GST trains on; the first two are trained on whole too.
+        compared: nodes of the graph on which errors are compared.
         compared_steps: training steps on that graph as a whole; segments take `MORE_STEPS` times as many.
         ranking_steps: training steps of the cost model.
         program: that is placed, see `gst.programs.traced`.
@@ -65,15 +66,15 @@ class Sizes:
     """
 
     nodes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    compared: int = 100_000
-    compared_steps: int = 30
+    compared: int = 20_000
+    compared_steps: int = 70
     ranking_steps: int = 450
     program: str = "inception:modules=2"
     budget: int = 14
     compile_s: float = 40.0
 
 
-QUICK = Sizes((2_000, 20_000, 200_000), 50_000, 24, 250, "inception:modules=1", 6, 12.0)
+QUICK = Sizes((2_000, 20_000, 200_000), 10_000, 50, 250, "inception:modules=1", 6, 12.0)
 
 
 # 1. Training on a graph that grows -----------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
     """
     largest = sizes.compared // 20  # nodes of a segment
     tasks = [("segments", nodes, SEGMENT, GROWING_STEPS, 0) for nodes in sizes.nodes]
-    tasks.append(("whole", sizes.nodes[0], sizes.nodes[0], GROWING_STEPS // 4, 0))
+    tasks += [("whole", nodes, nodes, GROWING_STEPS // 4, 0) for nodes in sizes.nodes[:2]]
     tasks.append(("segments", sizes.compared, largest, MORE_STEPS * sizes.compared_steps, HELD_OUT))
     tasks.append(("whole", sizes.compared, sizes.compared, sizes.compared_steps, HELD_OUT))
     entries: list[Record] = []
@@ -105,15 +106,16 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
             child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             entries.append({"prepare_s": prepare_s, **json.loads(child.stdout)})
     progress("training on segments and whole graphs", len(tasks), len(tasks))
-    *growing, small_whole, segments, whole = entries
-    return {"segments": growing, "whole": [small_whole, whole], "compared": {"segments": segments, "whole": whole}}
+    growing, (segments, whole), count = entries[:-2], entries[-2:], len(sizes.nodes)
+    compared = {"segments": segments, "whole": whole}
+    return {"segments": growing[:count], "whole": growing[count:], "compared": compared}
 
 
 def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: int) -> Record:
     """Train on the graph of a store in this process, which should do nothing else.
 
     Args:
-        mode: `segments`, with GST+ED and 2 fresh segments, or `whole`.
+        mode: `segments`, with a table and 4 fresh segments, or `whole`.
         held_out: configurations to hold out.
 
     Returns:
@@ -123,12 +125,13 @@ def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: in
     graph = open_store(store)[0]
     training, unseen, _ = split([graph], "configs", held_out, 0, seed)
     torch.manual_seed(seed)
-    table: Record = {"table": EmbeddingTable(1, 32), "num_fresh": 2, "keep_probability": 0.5}
+    table: Record = {"table": EmbeddingTable(1, 32), "num_fresh": 4}
     encoder, head = SAGE(32, 2, num_opcodes=8, config_symbols=7), Head(32)
     model = GraphSegmentTraining(
         encoder, head, "mean", max_rows=ROWS, seed=seed, **(table if mode == "segments" else {})
     )
-    *_, train_s = train(model, StepLoader(training, 1, CONFIGS, seed=seed), steps, 1e-2)
+    loader = StepLoader(training, 1, COMPARED_CONFIGS if held_out else CONFIGS, seed=seed)
+    *_, train_s = train(model, loader, steps, 5e-3)
     entry: Record = {"nodes": graph.num_nodes, "segments": graph.num_segments, "steps": steps}
     entry |= {"step_ms": 1e3 * train_s / steps, "train_s": train_s, "peak_mib": own_peak_mib()}
     if held_out:

@@ -22,10 +22,11 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
     rank = command(
         commands, "rank", _rank, "order the configurations of a program with a trained model",
-        "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv",
+        "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv\n"
+        "gst rank runs/giant_synthetic/checkpoints/best.ckpt synthetic:50000",
     )  # fmt: skip
     rank.add_argument("checkpoint", type=Path, help="what gst fit wrote, such as best.ckpt")
-    rank.add_argument("file", type=Path, help="a TpuGraphs npz file")
+    rank.add_argument("file", help="a TpuGraphs npz file, or synthetic:NODES")
     trust = "your package with the encoder of the checkpoint, which is imported (may be repeated)"
     rank.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trust)
     rank.add_argument("--cuts", type=int, default=1, help="cuts of the graph to average over (default: %(default)s)")
@@ -37,11 +38,13 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
     from gst.util.imports import import_torchmetrics
 
     import_torchmetrics()
+    from gst.cli.data import dataset
     from gst.training.rank import rank
 
     for expected in AS_IT_SHOULD_BE:
         warnings.filterwarnings("ignore", expected, module=r"lightning\.pytorch")
-    scores = rank(options.checkpoint, options.file, trusted=options.trust, cuts=options.cuts)
+    made = next(iter(dataset([options.file]))) if options.file.startswith("synthetic:") else None
+    scores = rank(options.checkpoint, made or Path(options.file), trusted=options.trust, cuts=options.cuts)
     order = scores.argsort(kind="stable")
     print(f"{'config':>8}  score (lower = faster)")
     for config in order[: options.top]:
@@ -51,4 +54,4 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             writer = csv.writer(file)
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
-    return {"file": str(options.file), "num_configs": len(scores), "top": order[: options.top].tolist()}
+    return {"file": options.file, "num_configs": len(scores), "top": order[: options.top].tolist()}

@@ -41,7 +41,7 @@ def control_metrics(
     other loss the place of a configuration among those of its graph.
 
     Args:
-        seconds: the result is empty if the features take longer.
+        seconds: the result is empty if the features take longer, and for graphs with several targets.
         regress: `ridge` unless given.
 
     Examples:
@@ -51,6 +51,8 @@ def control_metrics(
         >>> sorted(control_metrics("log_runtime", [(graph, configs[:40])], [(graph, configs[40:])]))[:2]
         ['median_error', 'ordered_pairs']
     """
+    if any(graph.targets.ndim > 1 for graph, _ in [*training, *held_out]):
+        return {}
     ends = clock() + seconds
     is_late = lambda: clock() > ends  # noqa: E731
     opcodes = 1 + max(int(graph.opcodes.max(initial=0)) for graph, _ in [*training, *held_out])
@@ -80,22 +82,28 @@ def summed_features(
     Args:
         opcodes: number of opcodes, equal for graphs that are compared.
     """
-    rows = np.concatenate([
-        np.arange(first, first + owned) for first, owned in zip(graph.row_ptr[:-1], graph.owned_counts, strict=True)
-    ])  # fmt: skip
-    of_graph = [np.asarray(graph.node_features[rows], np.float64).sum(0)]
-    of_graph.append(np.bincount(graph.opcodes[rows], minlength=opcodes).astype(np.float64))
-    columns, channels = graph.config_features.shape[1:]
-    groups = np.zeros(columns, np.int64)
-    if opcodes * channels * VALUES <= BY_OPCODE:
-        owners = np.repeat(graph.row_ptr[:-1], np.diff(graph.config_ptr))
-        groups[graph.config_columns] = graph.opcodes[graph.config_rows + owners]
-    counts = []
-    for part in np.array_split(configs, max(1, len(configs) * columns * channels // AT_ONCE)):
+    sums, kinds = np.zeros(graph.node_features.shape[1]), np.zeros(opcodes)
+    for first, owned in zip(graph.row_ptr[:-1], graph.owned_counts, strict=True):
         if is_late():
             return None
-        counts.append(_counts(np.asarray(graph.config_features[part]), groups, opcodes if groups.any() else 1))
-    return np.concatenate([np.tile(np.concatenate(of_graph), (len(configs), 1)), np.concatenate(counts)], axis=1)
+        rows = slice(first, first + owned)
+        sums += graph.node_features[rows].sum(0, dtype=np.float64)
+        kinds += np.bincount(graph.opcodes[rows], minlength=opcodes)
+    columns, channels = graph.config_features.shape[1:]
+    by_opcode = opcodes * channels * VALUES <= BY_OPCODE
+    groups = np.zeros(columns, np.int32)
+    if by_opcode:
+        owners = np.repeat(graph.row_ptr[:-1], np.diff(graph.config_ptr))
+        groups[graph.config_columns] = graph.opcodes[graph.config_rows + owners]
+    counts: list[Features] = []
+    for part in np.array_split(configs, max(1, min(len(configs), len(configs) * columns * channels // AT_ONCE))):
+        counts.append(0)  # type: ignore[arg-type]
+        for some in np.array_split(np.arange(columns), max(1, columns * channels // AT_ONCE)):
+            if is_late():
+                return None
+            values = np.asarray(graph.config_features[part[:, None], some[None]])
+            counts[-1] = counts[-1] + _counts(values, groups[some], opcodes if by_opcode else 1)
+    return np.concatenate([np.tile(np.r_[sums, kinds], (len(configs), 1)), np.concatenate(counts)], axis=1)
 
 
 def _counts(values: np.ndarray, groups: np.ndarray, num_groups: int) -> Features:
@@ -110,7 +118,7 @@ def _counts(values: np.ndarray, groups: np.ndarray, num_groups: int) -> Features
         keys = offsets + (groups * VALUES + np.clip(each, -1, VALUES - 2) + 1 if is_whole else groups)
         weights = None if is_whole else each.astype(np.float64).ravel()
         result[:, channel] = np.bincount(keys.ravel(), weights, configs * bins).reshape(configs, bins)
-    return result.reshape(configs, -1)
+    return result.reshape(configs, channels * bins)
 
 
 def _goals(loss: str, targets: Sequence[np.ndarray]) -> Goals:

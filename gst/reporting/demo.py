@@ -147,12 +147,12 @@ def _growth(growth: Record) -> str:
         for name, each in compared.items()
     ]  # fmt: skip
     lead = (
-        "<p>A step backpropagates through two segments of the graph and takes the embeddings of all others from a "
+        "<p>A step backpropagates through four segments of the graph and takes the embeddings of all others from a "
         "table. Its memory therefore does not grow with the graph.</p>"
     )
     words = (
         f"<p>The same network, trained on segments and on the whole graph of {whole(compared['segments'].get('nodes'))}"
-        " nodes. The error is the share of unseen pairs of configurations that the model puts in the wrong order.</p>"
+        " nodes, which takes four times as long a step. The error is the share of unseen pairs of configurations that the model puts in the wrong order.</p>"
     )
     caption = "Most memory of the process that trains, its libraries included. Both axes are logarithmic."
     heads = ("training on", "steps", "wrong pairs, %", "seconds", "MiB")

@@ -74,10 +74,25 @@ def summary(record: Record) -> str:
     count, what = _held_out(record)
     where = f" on {count:,} {what} held out" if count else " on what was held out"
     when = f"after {whole(number(best.get('epoch')) + 1)} of {epochs}"
-    return f"{name[0].upper()}{name[1:]} {_figure(record, key, best)}{where}, {when}"
+    lost = f"; ridge regression on sums is as good ({figure_of(record, key, control_of(record))})"
+    return (
+        f"{name[0].upper()}{name[1:]} {figure_of(record, key, best)}{where}, {when}{lost if is_beaten(record) else ''}"
+    )
 
 
-def _figure(record: Record, key: str, entry: Record) -> str:
+def control_of(record: Record) -> Record:
+    """Return the metrics of the control, ridge regression on features summed over each graph; may be empty."""
+    return mapping(record.get("control"))
+
+
+def is_beaten(record: Record) -> bool:
+    """Return True if the control predicts at least as well as the best epoch."""
+    key = metric_of(record)
+    sign = -1 if _is_error(record, key) else 1
+    return sign * number(control_of(record).get(key)) >= sign * number(best_epoch(record).get(key))
+
+
+def figure_of(record: Record, key: str, entry: Record) -> str:
     """Return a metric in three places, or three digits of an error, which has the unit of the targets."""
     return brief(entry[key]) if _is_error(record, key) else f"{number(entry[key]):.3f}"
 
@@ -109,6 +124,11 @@ def training_lead(record: Record) -> str:
     words += "test says what a checkpoint is worth on the part that no epoch was chosen by."
     if key == "tau":
         words = f"Kendall's tau is 1 where the predicted order is the measured one, 0 for chance. {words}"
+    if is_beaten(record):
+        words += (
+            " The control needs no network: try another learning rate, more epochs or fewer configurations a step, "
+        )
+        words += "and features of nodes that say more."
     return f'<p class="lead">{words}</p>'
 
 
@@ -116,7 +136,10 @@ def training_facts(record: Record) -> str:
     """Return the most important numbers as tiles."""
     key, best, loss = metric_of(record), best_epoch(record), course(record, "loss", "loss")
     slower = number(best.get("slowdown@1"))
-    entries = [(_figure(record, key, best), f"{metrics_of(record)[key]}, best epoch", "")] if key else []
+    entries = [(figure_of(record, key, best), f"{metrics_of(record)[key]}, best epoch", "")] if key else []
+    if key in control_of(record):
+        of = f"{metrics_of(record)[key]} of the control, ridge regression on sums"
+        entries.append((figure_of(record, key, control_of(record)), of, ""))
     if not math.isnan(slower):
         entries.append((f"{100 * slower:.1f} %", "lost by taking the one predicted fastest", ""))
     if loss:
@@ -167,9 +190,13 @@ def courses(record: Record) -> str:
     held, right = course(record, key, name), ""
     if held:
         capital = f"{name[0].upper()}{name[1:]}"
+        more = ""
+        if not math.isnan(value := number(control_of(record).get(key))):
+            held += [("ridge on sums", [(epoch, value) for epoch, _ in held[0][1]])]
+            more = " The control is ridge regression on features summed over each graph."
         right = figure(
             over_epochs(held, name, f"{capital} on what was held out, over {len(held[0][1])} epochs"),
-            "On the validation part, after each epoch. The axis need not start at zero.",
+            f"On the validation part, after each epoch. The axis need not start at zero.{more}",
             heading=escape(f"{capital}, held out"),
         )
     return section("courses", title, pair(left, right), table)

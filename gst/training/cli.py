@@ -306,12 +306,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
         raise ValueError(f"{error}{more}") from error
     callback = cli.trainer.checkpoint_callback
     best = getattr(callback, "best_model_score", None)
+    callbacks = cli.trainer.callbacks  # type: ignore[attr-defined]
     return {
         "command": shlex.join(["gst", *arguments]),
         "metrics": {key: float(value) for key, value in cli.trainer.callback_metrics.items()},
         "best": None if best is None else {str(getattr(callback, "monitor", "")): float(best)},
         "epochs": cli.trainer.current_epoch,
         "checkpoints": checkpoints_of(cli.trainer),
+        "control": next((each.control for each in callbacks if isinstance(each, ReportPage)), {}),
     }
 
 

@@ -52,13 +52,18 @@ def load(
 
 
 def rank(
-    checkpoint: Path, file: Path, configs_at_once: int = 256, trusted: Sequence[str] = (), cuts: int = 1
+    checkpoint: Path, program: Path | Graph, configs_at_once: int = 256, trusted: Sequence[str] = (), cuts: int = 1
 ) -> Float[np.ndarray, " configs"]:
-    """Return scores of all configurations of `file`, means over `cuts` of its graph; the lower, the faster."""
+    """Return scores of all configurations of a graph, or of a TpuGraphs file, means over `cuts`; the lower, the faster.
+
+    Raises:
+        ValueError: a file is wrong, the checkpoint tells classes apart or is of graphs with other features.
+    """
     model, cut = load(checkpoint, trusted)
     if model.loss == "cross_entropy":
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
-    graphs = cut(read(file, merge=False), cuts)
+    graph = program if isinstance(program, Graph) else read(program, merge=False)
+    graphs = cut(graph, cuts)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     model = model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)  # mps: no float64
     try:
@@ -66,7 +71,9 @@ def rank(
     except torch.OutOfMemoryError as error:
         raise ValueError(f"the accelerator is full ({plain(error)}); CUDA_VISIBLE_DEVICES= uses the CPU") from error
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers
-        raise ValueError(f"{file} does not have the features {checkpoint} was trained on ({plain(error)})") from error
+        raise ValueError(
+            f"{graph.name} does not have the features {checkpoint} was trained on ({plain(error)})"
+        ) from error
 
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:

@@ -20,12 +20,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from embedding_cache.arrivals import Arrivals
+from gst.cost.controls import control_metrics
 from gst.cost.metrics import METRICS, kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
-from gst.reporting.training import render_training
+from gst.reporting.training import best_epoch, figure_of, metric_of, metrics_of, render_training
 from gst.training.checkpoints import checkpoint_callbacks
-from gst.training.datamodule import SegmentDataModule
+from gst.training.datamodule import TRAIN, VALID, SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
 from gst.util.process import version
@@ -33,6 +34,7 @@ from gst.util.progress import Bars, notice
 from gst.util.writing import atomic_write
 
 MOST_POINTS = 1_000  # of a plot
+CONTROL_SHARE, LEAST_CONTROL_S = 0.05, 1.0  # of the time of a training, for its control; seconds
 COLUMNS: list[str | int] = ["graph", "measured", "predicted"]
 
 
@@ -143,6 +145,7 @@ class ReportPage(L.Callback):
         self._held_out: dict[str, Any] = {}
         self._best = -math.inf
         self._started = 0.0
+        self.control: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
         self._add_losses(waits=True)
@@ -193,10 +196,11 @@ class ReportPage(L.Callback):
         folder = folder_of_run(trainer)
         if folder is None or not trainer.is_global_zero:
             return
-        path = folder / NAME
+        path, seconds = folder / NAME, time.perf_counter() - self._started
+        self.control = _control(trainer, pl_module, seconds)
         record = {
             "name": path.parent.resolve().name, "command": self.command,
-            "seconds": time.perf_counter() - self._started, "epochs": self._epochs,
+            "seconds": seconds, "epochs": self._epochs, "control": self.control,
             "machine": machine_record() | {"code": code_version()},
             "held_out": self._held_out | {"unit": getattr(trainer.datamodule.source, "unit", "")},  # type: ignore[attr-defined]
             "model": _model(trainer, pl_module), "data": _data(trainer),
@@ -205,6 +209,9 @@ class ReportPage(L.Callback):
         }  # fmt: skip
         with atomic_write(path) as file:
             file.write(render_training(record))
+        if (key := metric_of(record)) in self.control:
+            values = (figure_of(record, key, each) for each in (self.control, best_epoch(record)))
+            print("{}: ridge regression on sums {}, this model {}".format(metrics_of(record)[key], *values))
         print(f"Look at {path}")
 
     def _entry(self, trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, float]:
@@ -227,6 +234,12 @@ def folder_of_run(trainer: L.Trainer) -> Path | None:
     directories = [str(each.dirpath) for each in checkpoint_callbacks(trainer)]
     local = [Path(path) for path in directories if "://" not in path]
     return local[0].parent if local and not getattr(trainer, "fast_dev_run", False) else None
+
+
+def _control(trainer: L.Trainer, module: SegmentTrainingModule, seconds: float) -> dict[str, float]:
+    """Return the metrics of ridge regression on the validation part, unless they take long compared with a training."""
+    parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
+    return control_metrics(module.loss, parts[TRAIN], parts[VALID], max(LEAST_CONTROL_S, CONTROL_SHARE * seconds))
 
 
 def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def epochs(page: Path) -> list[list[str]]:
 def test_the_page_shows_what_was_logged_and_goes_on_after_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path("runs/made/report.html")
     assert main([*FIT, "--trainer.max_epochs=2", "--json", "fit.json"]) == 0
-    assert f"Look at {page.resolve()}" in capsys.readouterr().out
+    printed, control = capsys.readouterr().out, json.loads(Path("fit.json").read_text())["control"]["tau"]
+    assert f"Look at {page.resolve()}" in printed
+    assert f"ridge regression on sums {control:.3f}, this model" in printed
     first, text = epochs(page), Html(page.read_text()).text
     assert faults(page.read_text()) == []
     metrics = json.loads(Path("fit.json").read_text())["metrics"]
@@ -45,9 +47,10 @@ def test_the_page_shows_what_was_logged_and_goes_on_after_a_resume(capsys: pytes
     assert [row[0] for row in rows] == ["1", "2"]
     last = dict(zip(heads, rows[-1], strict=True))
     assert last["Kendall's tau"] == f"{metrics['val/tau']:.4f}"
-    for words in ("GST+ED", "SyntheticPrograms(", "SAGE", "made", "gst fit --config"):
+    for words in ("GST+E, difference", "SyntheticPrograms(", "SAGE", "made", "gst fit --config"):
         assert words in text, words
     assert f"{100 * metrics['table/share_unknown']:.2f} %" in page.read_text()
+    assert f"{control:.3f} Kendall's tau of the control" in text
     assert "validation" in text and "8 configurations held out" in text
 
     resumed = [*FIT, "--trainer.max_epochs=3", "--ckpt_path=runs/made/checkpoints/last.ckpt"]
