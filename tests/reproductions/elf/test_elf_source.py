@@ -7,10 +7,8 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from experiments.reproductions.elf import NODE_FEATURES, ElfBinaries
-from experiments.reproductions.elf.files import Package, groups, owners
+from experiments.reproductions.elf.files import Package, groups
 from gst.data import group_of
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES
@@ -107,28 +105,6 @@ def test_the_fingerprint_changes_with_files_and_settings(tmp_path: Path) -> None
     assert source(tmp_path, min_bytes=1001).fingerprint() != seen
     installed(tmp_path / "usr", "lib/one.so", text=b"changed")
     assert source(tmp_path).fingerprint() != seen
-
-
-def test_wrong_arguments(tmp_path: Path, unchecked: None) -> None:
-    for arguments, words in [({"label": "size"}, "section"), ({"limit": 0}, "starts at 1")]:
-        with pytest.raises(ValueError, match=words):
-            source(tmp_path, **arguments)
-    with pytest.raises(ValueError, match="no folder"):
-        next(iter(source(tmp_path)))
-    (tmp_path / "usr").mkdir()
-    with pytest.raises(ValueError, match="holds no binaries"):
-        next(iter(source(tmp_path)))
-
-
-def test_owners_are_found_where_a_list_names_a_linked_folder(tmp_path: Path) -> None:
-    real = tmp_path / "usr" / "lib"
-    real.mkdir(parents=True)
-    (tmp_path / "lib").symlink_to(real)
-    (real / "libx.so").touch()
-    dpkg = database(tmp_path, libx1=("x", "libs", [f"{tmp_path}/lib/libx.so", "/elsewhere/libx.so"]))
-    found = owners([real / "libx.so", real / "liby.so"], dpkg)
-    assert found == {real / "libx.so": Package("libx1", "x", "libs")}
-    assert owners([real / "libx.so"], tmp_path / "nothing") == {}
 
 
 def test_files_that_may_share_code_share_a_group() -> None:
