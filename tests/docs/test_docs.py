@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
 from os import environ, pathsep
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import yaml
 from gst.machine.devices import usable_cores
 from gst.util.compiled import compiler
 from tests.docs.pages import OUTPUT, Page
-from tests.docs.run_page import check_output, run_page
+from tests.docs.run_page import run_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -98,14 +97,6 @@ def test_the_program_of_the_readme_has_twenty_lines_and_a_model_is_placed_in_fiv
     assert program.count("\n") <= 20 and placed[0].count("\n") <= 5
 
 
-def test_the_formatter_leaves_pages_as_they_are_set(tmp_path: Path) -> None:
-    """Also those that are named: it would spread README's twenty lines over more."""
-    (tmp_path / "page.md").write_text("```python\nimport gst\nclass A: pass\n```\n")
-    command = [sys.executable, "-m", "ruff", "format", "--check", "--config", str(ROOT / "pyproject.toml")]
-    done = subprocess.run([*command, str(tmp_path / "page.md")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 def test_what_is_not_executed_is_little_and_says_why() -> None:
     excused = {name: [fence.excuse for fence in page.fences if fence.excuse] for name, page in PAGES.items()}
     assert all(len(reason.split()) > 2 for reasons in excused.values() for reason in reasons), excused
@@ -149,12 +140,6 @@ def test_a_page_fails_where_its_code_does(tmp_path: Path, monkeypatch: pytest.Mo
         run_page(page('```python\nprint("plans 4")\n```\n\n```text title="Output"\n4 plans\n```\n'))
 
 
-def test_lines_of_an_output_come_in_order_whatever_their_numbers() -> None:
-    check_output("a 1.5\n...\nb -2e-05", "a 7\nother\nb 3", "here")
-    with pytest.raises(AssertionError):
-        check_output("b 1\na 1", "a 7\nb 3", "here")
-
-
 # The links -------------------------------------------------------------------------------------------
 
 
@@ -169,14 +154,6 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
             assert anchor in Page(path).anchors, f"{name}: {link} is no heading of that page"
         if name.startswith("docs/"):
             assert path.is_relative_to(ROOT / "docs"), f"{name}: {link} would lead out of the site"
-
-
-def test_links_and_anchors_are_found(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    table = "| [h](i.md) |\n|-|\n"
-    path.write_text(f'# The `gst` *table*\n\n[a](b.md#c) ![d](e.png) <img src="f.png"> [w](https://g.org)\n\n{table}')
-    assert Counter(Page(path).links) == Counter(["b.md#c", "e.png", "f.png", "i.md"])
-    assert "the-gst-table" in Page(path).anchors
 
 
 # The site --------------------------------------------------------------------------------------------
@@ -198,12 +175,6 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     names = "gst.method.estimator.GraphSegmentTraining", "embedding_cache.table.EmbeddingTable", "gst.nn.encoders.SAGE"
     for name in names:
         assert f'id="{name}"' in reference
-
-
-def test_what_a_browser_would_fetch_is_told_from_where_a_reader_may_go() -> None:
-    fetched = '<script src="https://a.b/c.js">', '<link rel=stylesheet href="//a.b/c.css">', "<img src=http://a.b/c>"
-    harmless = '<a href="https://a.b">', '<script src="assets/c.js">', '<link href="../c.css">', '<img src="c.png">'
-    assert all(map(REMOTE.search, fetched)) and not any(map(REMOTE.search, harmless))
 
 
 def test_every_page_is_in_the_navigation() -> None:

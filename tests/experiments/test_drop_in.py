@@ -102,17 +102,3 @@ def largest_difference(name: str, halo: int, max_nodes: int = 15) -> float:
 def test_with_a_halo_all_segments_give_what_the_whole_graph_gives_and_with_less_of_it_not(name: str) -> None:
     assert largest_difference(name, REACH[name]) < 1e-10
     assert largest_difference(name, REACH[name] - 1) > 1e-5
-
-
-@every_program
-def test_one_segment_is_the_whole_graph(name: str) -> None:
-    assert largest_difference(name, halo=0, max_nodes=999) < 1e-10
-
-
-@every_program
-def test_segments_of_one_call_do_not_change_each_other(name: str) -> None:
-    _, _, under_gst = before_and_after(name)
-    segmented = [gst.segment(from_pyg(example), max_nodes=15) for example in families(5)]
-    together = under_gst.exact(segmented)
-    under_gst.max_rows = 1
-    torch.testing.assert_close(under_gst.exact(segmented), together, rtol=0, atol=1e-10)

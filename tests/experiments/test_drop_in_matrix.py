@@ -7,21 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lightning
 import numpy as np
 import pytest
 import torch
-from ranks import in_processes
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader
-from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.transforms import VirtualNode
 
 import gst
 from experiments.drop_in import matrix
-from experiments.drop_in.matrix import CHANNELS, COLUMNS, FEATURES, ROWS, Convolutions, cut, graphs, run
+from experiments.drop_in.matrix import CHANNELS, COLUMNS, FEATURES, ROWS, cut, graphs, run
 
 COMPILED = ("compile(encoder)", "compile(model)")
 USUAL = ("fp64",)
@@ -92,89 +87,10 @@ def test_a_compiled_model_is_few_graphs_and_no_step_compiles_again() -> None:
     assert counts[0] == counts[5] and counts[6] == counts[11]
 
 
-# A LightningModule of the user's --------------------------------------------------------------------
-
-
-class TheirModule(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = gst.GraphSegmentTraining(
-            Convolutions(pyg.SAGEConv), nn.Linear(CHANNELS, 2), keep_probability=0.5,
-            table=gst.EmbeddingTable(1, CHANNELS),
-        )  # fmt: skip
-        self.losses: list[float] = []
-
-    def training_step(self, batch: Any, number: int) -> Tensor:
-        graphs, labels = batch
-        loss = nn.functional.mse_loss(self.model(graphs), labels)
-        self.losses.append(loss.item())
-        return loss
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        graphs, labels = batch
-        self.log("error", nn.functional.mse_loss(self.model(graphs), labels))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), 0.01)
-
-
-def test_their_own_lightning_module_trains_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    pairs = [(cut(data), torch.randn(2)) for data in graphs()]
-    loader = DataLoader(pairs, 2, collate_fn=gst.collate)
-
-    def trainer(epochs: int) -> lightning.Trainer:
-        return lightning.Trainer(
-            max_epochs=epochs, default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_model_summary=False,
-            enable_progress_bar=False,
-        )  # fmt: skip
-
-    whole = TheirModule()
-    trainer(4).fit(whole, loader, loader)
-    half = TheirModule()
-    first = trainer(2)
-    first.fit(half, loader, loader)
-    first.save_checkpoint(tmp_path / "half.ckpt")
-    other = TheirModule()
-    trainer(4).fit(other, loader, loader, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
-    assert half.losses + other.losses == whole.losses
-
-
 def test_collate_keeps_graphs_and_stacks_the_rest() -> None:
     pairs = [{"graph": cut(data), "y": number} for number, data in enumerate(graphs())]
     batch = gst.collate(pairs)
     assert batch["graph"] == [pair["graph"] for pair in pairs] and batch["y"].tolist() == [0, 1, 2, 3]
-
-
-# Two processes without Lightning --------------------------------------------------------------------
-
-
-def train(rank: int, world_size: int, strategy: str) -> list[Tensor]:
-    torch.manual_seed(0)
-    model = gst.GraphSegmentTraining(
-        Convolutions(pyg.SAGEConv), nn.Linear(CHANNELS, 1), table=gst.EmbeddingTable(1, CHANNELS)
-    )
-    step: Any = model
-    if strategy == "fsdp2":
-        fully_shard(model.encoder)
-        fully_shard(model)
-    else:
-        step = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    mine = [cut(data) for data in graphs()][rank::world_size]
-    for _ in range(3):
-        optimizer.zero_grad()
-        step(mine).square().mean().backward()
-        optimizer.step()
-    return [getattr(each, "full_tensor", lambda each=each: each)().detach() for each in model.parameters()]
-
-
-@pytest.mark.e2e
-def test_ddp_and_fsdp2_learn_the_same(tmp_path: Path) -> None:
-    ddp, fsdp2 = in_processes(2, train, tmp_path, "ddp"), in_processes(2, train, tmp_path, "fsdp2")
-    for weights in (*ddp, *fsdp2):
-        for found, expected in zip(weights, ddp[0], strict=True):
-            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["GPSConv", "dense transformer"])

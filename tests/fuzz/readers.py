@@ -21,7 +21,6 @@ from experiments.reproductions.elf import call_graph, node_features, open_binary
 from experiments.reproductions.elf.calls import language
 from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
-from experiments.reproductions.graphnet.reader import read_sources
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.cli import main
 from gst.cost import CostModel
@@ -117,15 +116,6 @@ def _write_split(folder: Path) -> Path:
     ids = _cost_graph().ids.tolist()
     split = {"cpus": [{"nodes": ids[:9] + ids[14:]}], "fpgas": [{"nodes": ids[9:11]}, {"nodes": ids[11:14]}]}
     return _text("split.json", json.dumps(split))(folder)
-
-
-def _write_sources(folder: Path) -> Path:
-    shutil.copytree(FIXTURES / "graphnet/small_net.tiny", folder / "samples/small")
-    return folder / "samples"
-
-
-def _operators(samples: Path) -> object:
-    return [(source.inputs, source.forward) for source in read_sources(samples)]
 
 
 def _write_indices(folder: Path) -> Path:
@@ -312,7 +302,6 @@ READERS = {
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
     "hlo text": Reader(_copied("hlo/zoo.txt"), read_hlo),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
-    "fx sources": Reader(_write_sources, _operators),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
     "debian packages": Reader(_write_packages, _packages),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import gc
 import importlib
 import json
 import os
@@ -192,13 +190,6 @@ def test_graphs_with_an_empty_fingerprint_are_compared(tmp_path: Path) -> None:
     assert prepare(Source(GRAPHS, ""), tmp_path) == store != prepare(Source(GRAPHS[:2], ""), tmp_path)
 
 
-def test_synthetic_programs_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = SyntheticPrograms(2, 300, 4)
-    store = prepare(source, tmp_path, max_nodes=100)
-    monkeypatch.delattr("gst.data.synthetic.synthetic_program")
-    assert prepare(source, tmp_path, max_nodes=100) == store
-
-
 @pytest.mark.parametrize(("graphs", "problem"), [([], "no graphs"), ([GRAPHS[0], GRAPHS[0]], "two graphs are named")])
 @pytest.mark.parametrize("wrap", [list, lambda graphs: Source(graphs, "dated")])
 def test_datasets_without_graphs_or_with_twins_are_refused(
@@ -325,13 +316,6 @@ def test_a_damaged_store_is_refused_by_name(tmp_path: Path, damage: Callable[[Pa
     assert str(store) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
-    store = prepare(GRAPHS, tmp_path, max_nodes=8)
-    os.truncate(store / "opcodes.bin", 8)
-    with pytest.raises(ValueError, match=r"opcodes\.bin holds 8 bytes, want \d+; delete"):
-        open_store(store)
-
-
 def test_no_store_at_all_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path, tmp_path / "absent", tmp_path / "file"):
@@ -390,27 +374,6 @@ def test_a_write_that_fails_midway_leaves_nothing_behind(tmp_path: Path, num_byt
         prepare(graphs, tmp_path, max_nodes=8, block_nodes=block_nodes)
     assert stores(tmp_path) == before and not leftovers(tmp_path)
     verify(prepare(graphs, tmp_path, max_nodes=8, block_nodes=block_nodes))
-
-
-@pytest.mark.parametrize("block_nodes", [10_000, 600])
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, block_nodes: int) -> None:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small disk to fill: {mounted.stderr.strip()}")
-    try:
-        for before in (False, True):
-            made = [prepare(GRAPHS[:1], tmp_path)] if before else []
-            with pytest.raises(OSError, match="make room") as failure:
-                prepare([random_graph(0, 10_000)], tmp_path, block_nodes=block_nodes)
-            assert failure.value.errno == errno.ENOSPC
-            del failure  # its frames hold mapped files
-            gc.collect()
-            assert stores(tmp_path) == made and not leftovers(tmp_path)
-            assert made or not list(tmp_path.iterdir())
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_problem_with_a_graph_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -535,26 +498,3 @@ def test_graphs_that_changed_meanwhile_are_written_again(
     store = prepare(wrap(changed), tmp_path, 7, workers=1)
     assert partitioned == [graph.num_nodes for graph in changed[2:]]
     assert contents(store) == contents(prepare(changed, tmp_path / "at once", 7))
-
-
-def test_an_interruption_in_the_middle_of_a_graph_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = contents(prepare(MANY, tmp_path / "at once", 7))
-
-    def interrupted(writer: ArrayWriter, record: dict) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArrayWriter, "finish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(MANY, tmp_path / "root", 7)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(MANY, tmp_path / "root", 7)
-    assert not stores(tmp_path / "root")
-    assert contents(prepare(MANY, tmp_path / "root", 7)) == truth
-
-
-def test_paths_may_be_texts(tmp_path: Path) -> None:
-    directory = prepare([random_graph(0, 30)], str(tmp_path), max_nodes=10)
-    assert [graph.num_nodes for graph in open_store(str(directory))] == [30]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.compile_fx import compile_fx
 
-from experiments.reproductions.graphnet.module import module_of
-from experiments.reproductions.graphnet.reader import read_sources
 from gst.execution.lanes import issue_order
 from gst.kernels import inductor
 from gst.kernels.graphs import GraphOnStreams, inner_compile
@@ -30,7 +27,6 @@ from tests.programs.small import SMALL
 
 TINY = {"layers": 1, "hidden": 8, "steps": 2, "batch": 2, "vocabulary": 10}
 ONE_THREAD = {"cpp.threads": 1}  # sums of several threads differ from run to run
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "graphnet"
 
 
 @pytest.fixture
@@ -73,14 +69,6 @@ def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> N
 @pytest.mark.parametrize("name", list(SMALL))
 def test_every_workload_computes_the_same_in_every_order(name: str, one_thread: None) -> None:
     require_equal_in_every_order(capture(WORKLOADS[name](**SMALL[name])))
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("source", list(read_sources(FIXTURE)), ids=lambda source: source.name)
-def test_samples_of_graphnet_compute_the_same_in_every_order(source: Any, one_thread: None) -> None:
-    model, inputs = module_of(source)
-    require_equal_in_every_order(capture_module(model, inputs))
 
 
 def test_random_numbers_keep_their_order(one_thread: None) -> None:

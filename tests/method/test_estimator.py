@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -30,7 +30,7 @@ from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Tier
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
-from gst.data.loader import Prefetched, Reader, Step, StepLoader
+from gst.data.loader import Prefetched, Reader
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import NodeStates, SegmentBatch
@@ -406,37 +406,6 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(kind: str
     assert all(a.equal(b) for a, b in zip(train_on(resumed, resumed_optimizer, range(3, 6)), truth, strict=True))
     assert_identical(resumed, model)
     assert resumed.encoder_frozen == frozen
-
-
-@pytest.mark.parametrize("done", [2, 5])
-def test_a_training_that_reads_ahead_resumes_bit_identically(done: int) -> None:
-    selections = [(segment(random_graph(seed, 30), 6), torch.arange(3)) for seed in range(3)]
-
-    def made(seed: int) -> tuple[GraphSegmentTraining, torch.optim.Optimizer, StepLoader]:
-        table = EmbeddingTable(1, 6, torch.float64)
-        model = GraphSegmentTraining(*models("sage", random_graph(0), seed), "mean", 2, 0.5, table, seed=seed)
-        loader = StepLoader(selections, 1, 1, seed=3)
-        loader.reader = Reader(lambda step, ahead: model.draw(step.graphs, step.configs, ahead), model.load)
-        return model, torch.optim.Adam(model.parameters(), 0.05), loader
-
-    def learn_from(steps: Iterable[Step], model: GraphSegmentTraining, optimizer: torch.optim.Optimizer) -> None:
-        for step in steps:
-            optimizer.zero_grad()
-            model(prefetched=step.prefetched).square().mean().backward()
-            optimizer.step()
-
-    model, optimizer, loader = made(0)
-    steps = iter(loader)
-    learn_from(itertools.islice(steps, done), model, optimizer)
-    states = saved(model=model, optimizer=optimizer, loader=loader)
-    learn_from(steps, model, optimizer)
-
-    resumed, resumed_optimizer, resumed_loader = made(1)
-    for part, name in ((resumed, "model"), (resumed_optimizer, "optimizer"), (resumed_loader, "loader")):
-        part.load_state_dict(states[name])
-    learn_from(resumed_loader, resumed, resumed_optimizer)
-    assert model.step == 9
-    assert_identical(resumed, model)
 
 
 # Mistakes ------------------------------------------------------------------------------------------

@@ -443,18 +443,6 @@ def test_a_copy_goes_on_as_the_model_does(copied: Callable[[Any], Any]) -> None:
 # Second derivatives, losses and costs -------------------------------------------------------------
 
 
-def test_keys_added_one_by_one_are_not_copied_each_time() -> None:
-    table = EmbeddingTable(1, 2)
-    sizes = set()
-    for num_keys in range(2, 5000):
-        table.resize(num_keys)
-        sizes.add(table._index.nbytes)
-    assert len(sizes) < 20
-    table.push(torch.arange(4999), torch.ones(4999, 2), 0)
-    assert table.rows_in_use == 4999
-    assert np.isclose(table.statistics()["share_unknown"], 0)
-
-
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (4, 2)], ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_broadcast_nothing(loss: str, shape: tuple[int, ...], unchecked: None) -> None:

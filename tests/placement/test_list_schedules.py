@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_tasks import MANY, NO_OVERHEAD, Slow, apart, core_sets, made_up, random_edges, random_task
+from random_tasks import MANY, Slow, apart, core_sets, made_up, random_edges, random_task
 
-from gst.placement.baselines import list_schedules
 from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
-from tests.choices import with_rest
 
 SEEDS = range(15)
 
@@ -137,29 +134,3 @@ def test_moldable_goes_wide_where_nothing_else_can_run_and_narrow_where_much_can
     assert (moldable(chain).placement == 2).all()
     free = made_up(np.zeros((2, 0), np.int64), times, core_sets())
     assert set(moldable(free).placement) == {0, 1} and free.simulator.run(moldable(free)).makespan_us == 150.0
-
-
-def large(devices: tuple, nodes: int = 80_000) -> Task:
-    generator = np.random.default_rng(0)
-    producers = np.concatenate([np.arange(nodes - 1) - generator.integers(0, 30, nodes - 1) for _ in range(2)])
-    edges = np.unique(np.stack([np.maximum(producers, 0), np.tile(np.arange(1, nodes), 2)]), axis=1)
-    alone = generator.lognormal(2, 1, nodes)
-    times = np.stack([alone / device.threads**0.7 for device in devices])
-    return made_up(edges, times, devices, generator.integers(1, 10_000, nodes), contention=NO_OVERHEAD)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", with_rest(["heft", "etf", "moldable"], ["heft"]))
-def test_four_times_the_operations_take_about_four_times_as_long(name: str) -> None:
-    """80,000 operations, so that a giant program takes seconds: a quadratic method would take sixteen times as long."""
-    method = getattr(list_schedules, name)
-    devices = core_sets() if name == "moldable" else apart(4)
-    method(large(devices, 100))  # compiles
-    took = []
-    for nodes in (20_000, 80_000):
-        task = large(devices, nodes)
-        begin = time.process_time()
-        plan = method(task)
-        took.append(time.process_time() - begin)
-        assert np.isfinite(task.simulator.run(plan).makespan_us)
-    assert took[1] < 10 * took[0], took

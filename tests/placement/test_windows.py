@@ -112,14 +112,6 @@ def test_devices_that_share_cores_never_run_at_once(seed: int) -> None:
     assert plan.makespan <= start.makespan
 
 
-@pytest.mark.parametrize(("nodes", "steps"), [(40, 0), (40, 300), (400, 1)])
-def test_few_steps_are_no_harm(nodes: int, steps: int) -> None:
-    for seed in (1, 2, 5):
-        operations, start = begun(made(seed, nodes))
-        plan, count = refine(operations.what, start, steps)
-        assert plan.makespan <= start.makespan and count <= steps
-
-
 def test_steps_and_seed_decide_the_schedule() -> None:
     operations, start = begun(made(2, groups=True, limits=True))
     first, again, other = (refine(operations.what, start, 20_000, seed)[0] for seed in (3, 3, 4))
@@ -193,24 +185,6 @@ def giant() -> tuple[Task, list[Plan]]:
     plans = [plan for plan in (heft(task), etf(task)) if plan is not None]
     assert task.num_nodes >= 4_000 and len(plans) == 2
     return task, plans
-
-
-def test_windows_beat_list_schedules_and_whole_plans_with_four_times_the_evaluations(
-    giant: tuple[Task, list[Plan]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a giant task annealing by windows finds a better plan than its start and than annealing of whole plans, whose
-    evaluations take about twice the time."""
-    task, starts = giant
-    simulated = SimulatedObjective(task)
-
-    def annealed(budget: int) -> float:
-        objective = Budgeted(simulated, budget)
-        anneal(task, objective, start=starts)
-        return objective.best_ms
-
-    by_windows = annealed(200)
-    monkeypatch.setattr(annealing, "MANY", 10**9)
-    assert by_windows < 0.99 * min(simulated(starts)) and by_windows < 0.99 * annealed(800)
 
 
 def test_windows_leave_the_plan_alone_where_the_objective_finds_them_slower(giant: tuple[Task, list[Plan]]) -> None:

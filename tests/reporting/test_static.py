@@ -109,12 +109,6 @@ def test_text_and_marks_stand_out(dark: bool) -> None:
         assert contrast(known[name], known["paper"]) >= SEEN, name
 
 
-def test_contrast_by_hand() -> None:
-    assert contrast("#ffffff", "#000000") == pytest.approx(21)
-    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
-    assert blend("#ff0000", "#0000ff", 0.25) == "#4000bf"
-
-
 def test_colours_are_those_that_the_colour_blind_can_tell_apart() -> None:
     """Okabe and Ito, Color Universal Design, 2008; the blue of the dark page is lighter."""
     palette = {"#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"}

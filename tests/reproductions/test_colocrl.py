@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.reproductions.colocrl.method import ColocRL, PolicyUnits, between, colocrl_training, merged
+from experiments.reproductions.colocrl.method import ColocRL, PolicyUnits, colocrl_training
 from experiments.reproductions.colocrl.reinforce import FAILED, rewards_of, sequential_ms, surrogate
-from gst.placement.baselines.units import in_order
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.task import Task
 from tests.placement.policies.toy import (
@@ -121,19 +120,3 @@ def test_groups_of_a_program_stay_whole_and_are_merged_no_more_than_necessary(ta
         assert np.allclose(units.times_us.sum(1), task.times_us.sum(1))
         assert units.kinds.sum() == task.num_nodes
         assert (units.edges[0] != units.edges[1]).all()
-
-
-def test_units_are_joined_with_their_sole_reader_the_least_first() -> None:
-    task = toy(4, 1, [(0, 2), (1, 2), (2, 3)])
-    times = np.array([[1.0, 2.0, 9.0, 5.0]])
-    task = replace(task, costs=replace(task.costs, times_us=times))
-    assert merged(task, task.colocation, 3).tolist() == [0, 1, 0, 2]
-    assert merged(task, task.colocation, 2).tolist() == [0, 0, 0, 1]
-
-
-def test_units_come_in_the_order_of_what_they_compute_first() -> None:
-    task = toy(6, 1)
-    computed = np.array([False, True, True, False, True, True])
-    task = replace(task, costs=replace(task.costs, computed=computed))
-    assert in_order(task, np.array([7, 3, 3, 9, 7, 3])).tolist() == [1, 0, 0, 2, 1, 0]
-    assert between(task.costs.edges, np.array([1, 0, 0, 2, 1, 0])).T.tolist() == [[0, 2], [1, 0], [2, 1]]

@@ -6,20 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.reproductions.colocrl.reinforce import surrogate
 from experiments.reproductions.hdp.method import HDP, hdp_training
-from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.task import Task
-from tests.placement.policies.toy import (
-    Asked,
-    check_budget_and_seeds,
-    every,
-    frequencies,
-    gradient,
-    mismatches,
-    noted,
-    toy,
-)
+from gst.placement.objectives import Budgeted
+from tests.placement.policies.toy import Asked, check_budget_and_seeds, every, frequencies, mismatches, noted, toy
 
 
 def sharp(nodes: int) -> HDP:
@@ -55,21 +44,6 @@ def test_groups_and_devices_each_have_their_probability() -> None:
         assert torch.allclose(left, -(of_units.exp() * of_units).sum() - (of_groups.exp() * of_groups).sum(), atol=1e-4)
 
 
-def test_the_gradient_expected_is_that_of_the_expected_reward() -> None:
-    policy = sharp(2)
-    plans = every([2] * 4)
-    rewards = torch.randn(len(plans), generator=torch.Generator().manual_seed(0))
-    probabilities = policy.score(plans)[0].exp()
-    wanted = -gradient(policy, (probabilities * rewards).sum())
-    assert wanted.norm() > 1e-2
-    expected = torch.zeros_like(wanted)
-    for number, probability in enumerate(probabilities.detach()):
-        log_probability, entropy = policy.score(plans[number : number + 1])
-        loss = surrogate(log_probability, entropy, rewards[number : number + 1] - 0.3, entropy=0.0)
-        expected += probability * gradient(policy, loss)
-    assert torch.allclose(expected, wanted, rtol=1e-3, atol=1e-5)
-
-
 def test_it_learns_where_operations_belong() -> None:
     target, asked = np.repeat([0, 1], 5), Asked()
     runtime = Budgeted(noted(mismatches(target), asked), 1600)
@@ -82,19 +56,3 @@ def test_it_learns_where_operations_belong() -> None:
 @pytest.mark.parametrize("budget", [0, 1, 17, 40])
 def test_the_budget_is_spent_and_seeds_repeat(budget: int) -> None:
     check_budget_and_seeds(hdp_training, toy(9, 3), budget)
-
-
-def test_failures_one_device_and_one_operation(task: Task) -> None:
-    failing = Budgeted(lambda plans: np.full(len(plans), np.nan), 40)
-    hdp_training(toy(4, 2), hidden=8).run(failing)
-    assert failing.best is None and failing.left == 0
-    one = Budgeted(SimulatedObjective(toy(4, 1)), 50)
-    hdp_training(toy(4, 1)).run(one)
-    assert one.num_asked == 1 and one.best is not None
-    alone = Budgeted(SimulatedObjective(toy(1, 2)), 20)
-    hdp_training(toy(1, 2), hidden=8).run(alone)
-    assert alone.left == 0 and alone.best_ms == pytest.approx(SimulatedObjective(toy(1, 2))([alone.best])[0])
-    captured = Budgeted(SimulatedObjective(task), 20)
-    hdp_training(task, hidden=8).run(captured)
-    for group in range(task.num_groups):
-        assert len(set(captured.best.placement[task.colocation == group].tolist())) == 1

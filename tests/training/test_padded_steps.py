@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,6 @@ from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
 from gst.method.fixed_batch import Sizes
-from gst.method.recorded import Recorded
 from gst.nn import SAGE, Head, bounds, plans
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, recorded_step
 from gst.training.recorded_step import ACCUMULATES, PaddedSteps
@@ -127,6 +125,11 @@ def assert_same(ours: Watch, theirs: Watch, after: int = 0) -> None:
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def unpadded(tmp_path_factory: pytest.TempPathFactory) -> Watch:
+    return fit(tmp_path_factory.mktemp("unpadded"), False)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path) -> None:
     padded, eager = fit(tmp_path, True, variant), fit(tmp_path, False, variant)
@@ -138,7 +141,7 @@ def test_padded_steps_are_the_steps_of_the_training(variant: str, tmp_path: Path
 
 
 def test_steps_that_are_too_large_for_their_padding_are_not_padded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpadded: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounds from a single step, less a part of it: some steps of the training exceed them."""
     monkeypatch.setattr(bounds, "SMALL", 0)
@@ -148,26 +151,18 @@ def test_steps_that_are_too_large_for_their_padding_are_not_padded(
     padded = fit(tmp_path, True)
     assert 0 < sum(padded.was_padded) < EPOCHS * STEPS
     assert sum("too large for the size" in each for each in said) == 1
-    assert_same(padded, fit(tmp_path, False))
+    assert_same(padded, unpadded)
 
 
-def test_gradients_of_padded_steps_are_clipped(tmp_path: Path) -> None:
-    clip = {"gradient_clip_val": 1e-3}
-    padded = fit(tmp_path, True, **clip)
-    assert_same(padded, fit(tmp_path, False, **clip))
-    free = fit(tmp_path, True)
-    assert free.losses[0] == padded.losses[0] and free.losses[-1] != pytest.approx(padded.losses[-1], rel=1e-4)
-
-
-@pytest.mark.parametrize("step", [2, 3])
-def test_a_resumed_training_by_padded_steps_is_bit_identical(step: int, tmp_path: Path) -> None:
+def test_a_resumed_training_by_padded_steps_is_bit_identical(unpadded: Watch, tmp_path: Path) -> None:
     """From within an epoch, and from its end; also to steps that are not padded, to rounding."""
-    whole, eager = fit(tmp_path, True), fit(tmp_path, False)
-    resumed = fit(tmp_path, True, resume=tmp_path / "checkpoints-True" / f"step={step}.ckpt")
-    assert resumed.losses == whole.losses[step:]
-    for one, other in zip(resumed.parameters, whole.parameters[step:], strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert_same(resumed, eager, after=step)
+    whole = fit(tmp_path, True)
+    for step in (2, 3):
+        resumed = fit(tmp_path / str(step), True, resume=tmp_path / "checkpoints-True" / f"step={step}.ckpt")
+        assert resumed.losses == whole.losses[step:]
+        for one, other in zip(resumed.parameters, whole.parameters[step:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert_same(resumed, unpadded, after=step)
 
 
 def test_finetuning_of_the_head_goes_on_without_padding(tmp_path: Path) -> None:
@@ -233,14 +228,6 @@ def test_what_padded_steps_cannot_do_is_said_and_trained_without_them(
     assert len(said) == 1 and said[0].startswith("steps are neither padded nor recorded: ") and words in said[0]
 
 
-def test_padded_steps_in_bf16_are_those_of_the_estimator_in_bf16(tmp_path: Path) -> None:
-    padded, unpadded = (fit(tmp_path / str(each), each, precision="bf16-mixed") for each in (True, False))
-    assert all(padded.was_padded) and not any(unpadded.was_padded)
-    assert padded.losses == pytest.approx(unpadded.losses, rel=2e-2)
-    exact = fit(tmp_path / "exact", True)
-    assert padded.losses != exact.losses and padded.losses == pytest.approx(exact.losses, rel=0.1)
-
-
 def test_nobody_pads_unasked_on_a_cpu_and_the_reason_for_not_recording_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,19 +268,6 @@ def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: p
         fit(tmp_path, True)
 
 
-def test_a_training_whose_recording_fails_goes_on_unpadded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def full(device: torch.device) -> Any:
-        raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
-
-    eager, said = fit(tmp_path, False), listen(monkeypatch)
-    monkeypatch.setattr(recorded_step, "Recorded", partial(Recorded, graph=full, is_recorded=True))
-    watch = fit(tmp_path, True)
-    assert watch.was_padded == [True] * 3 + [False] * 3
-    assert said == ["steps are no longer padded: OutOfMemoryError: out of memory: tried to allocate 2 GiB"]
-    assert_same(watch, eager)
-
-
 class AfterTwo(L.Callback):
     """Changes a training after its second step, in the middle of an epoch."""
 
@@ -313,7 +287,6 @@ def lose_a_tensor(trainer: L.Trainer, module: Any) -> None:
 
 CHANGES: dict[str, tuple[Callable[[L.Trainer, Any], object], str]] = {
     "accumulate": (lambda trainer, module: vars(trainer).update(accumulate_grad_batches=2), ACCUMULATES),
-    "freeze": (lambda trainer, module: module.estimator.freeze_encoder(), "the encoder is frozen"),
     "freeze parameters": (lambda trainer, module: module.estimator.encoder.requires_grad_(False), ""),
     "prune": (
         lambda trainer, module: prune.l1_unstructured(module.estimator.encoder.others, "weight", amount=0.5),
@@ -327,12 +300,10 @@ CHANGES: dict[str, tuple[Callable[[L.Trainer, Any], object], str]] = {
 def test_a_training_that_changes_on_its_way_goes_on(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step that was read before the change is trained unpadded, too. After `freeze_encoder` an unpadded training
-    takes that step by its fresh segments or exactly, depending on when it was read: that one is not compared."""
+    """The step that was read before the change is trained unpadded, too."""
     said, (action, words) = listen(monkeypatch), CHANGES[change]
     ours, theirs = (fit(tmp_path, each, encoder=Messages, callbacks=[AfterTwo(action)]) for each in (True, False))
-    if change != "freeze":
-        assert_same(ours, theirs)
+    assert_same(ours, theirs)
     assert ours.was_padded == [True] * 2 + [not words] * 4
     assert len(said) == 1 + bool(words) and words in said[-1]
 

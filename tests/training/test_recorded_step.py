@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gst
 from embedding_cache import EmbeddingTable
-from embedding_cache.arrivals import OnHost
 from gst.cost.losses import pairwise_hinge
-from gst.graphs.graph import Graph
-from gst.graphs.segments import segment
 from gst.method import encoding
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import LOOPS_A_NODE, NoFixedShapes, PaddedBatch, Sizes
+from gst.method.fixed_batch import NoFixedShapes, PaddedBatch, Sizes
 from gst.method.fixed_step import FixedStep
 from gst.method.recorded import Recorded
 from gst.util.packing import Packed
@@ -197,15 +192,6 @@ def test_replays_of_one_recording_are_steps_of_the_estimator(
     assert_same_parameters(training, want)
 
 
-@pytest.mark.parametrize("variant", with_rest(["one", "dropout", "difference"], ["difference"]))
-@pytest.mark.parametrize("encoder", list(ENCODERS)[1:])
-def test_they_are_so_with_encoders_that_share_work_between_configurations(encoder: str, variant: str) -> None:
-    want, training = (Training(variant, "mean", encoder=encoder) for _ in range(2))
-    losses = training.by(RecordedStep(training.fixed()))
-    assert losses == pytest.approx(want.eager(), rel=1e-4) and losses[0] != losses[-1]
-    assert_same_parameters(training, want)
-
-
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_gradients_are_left_to_an_optimizer_outside(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
     monkeypatch.setattr(encoding, "pool_nodes", pooled)
@@ -277,15 +263,6 @@ def test_autocast_that_changes_is_recorded_anew(monkeypatch: pytest.MonkeyPatch)
             losses = [step(*training.step(number)).item() for step in (recorded, eager)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert len(made) == 2 and recorded.reason == ""
-
-
-def test_a_graph_may_be_in_a_step_several_times() -> None:
-    data = graphs()
-    sizes = Sizes.of(data, 3, 1, 1)
-    largest = max(range(len(data)), key=lambda each: int(np.diff(data[each].row_ptr).max()))
-    number = int(np.diff(data[largest].row_ptr).argmax())
-    batch = assemble(data, [(largest, number)] * 3, torch.zeros(len(data), 1, dtype=torch.int64))
-    assert batch.padded_to(*sizes[:4]).num_nodes == sizes.nodes
 
 
 def test_a_recording_that_fails_is_a_reason_and_the_steps_go_on() -> None:
@@ -457,34 +434,6 @@ def test_a_replay_that_reads_an_old_number_of_the_host_is_seen_and_left(
     assert counts == [STEPS, STEPS]
 
 
-class Skipping(Messages):
-    """A branch that begins at zero, and that some steps leave out."""
-
-    skips = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = nn.Linear(16, 16)
-        nn.init.zeros_(self.branch.weight)
-        nn.init.zeros_(self.branch.bias)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        states = super().forward(x, edge_index)
-        return states if self.skips else states + self.branch(states)
-
-
-def test_a_replay_that_trains_other_parameters_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    training = Training("one", "mean", encoder=Skipping)
-    made, new = new_graphs(training)
-    step = RecordedStep(FixedStep(training.model, loss_of, None, training.sizes), new, is_recorded=True)
-    for number in range(STEPS):
-        training.model.encoder.skips = number >= 3
-        step(*training.step(number))
-        assert (training.model.encoder.branch.weight.grad is None) == (number >= 3)
-    assert step.reason.startswith("a replay computes something else") and made[0].replays == 1
-
-
 def test_a_full_memory_while_a_step_is_compared_is_raised_and_the_recording_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -527,34 +476,6 @@ def test_rows_that_are_not_finite_are_told_and_not_written(monkeypatch: pytest.M
     assert torch.equal(table.pull(keys)[0], before) and before.any()
 
 
-def test_rows_that_are_not_finite_are_told_late_where_the_host_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OnHost, "has_arrived", lambda self: False)
-    training = Training("dropout", "mean")
-    step = RecordedStep(training.fixed())
-    step(*training.step(0))
-    training.model.encoder.own.bias.data[0] = torch.inf
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        step(*training.step(1))
-    with pytest.warns(UserWarning, match="step 2: embeddings of .* are not finite"):
-        step.step.warn()
-
-
-def test_rows_that_overflow_in_the_table_alone_are_not_written() -> None:
-    training = Training("dropout", "mean")
-    model = GraphSegmentTraining(
-        training.model.encoder, training.model.head, "mean", table=EmbeddingTable(1, 16, torch.float16),
-        estimate="dropout", keep_probability=0.5,
-    )  # fmt: skip
-    model.encoder.own.weight.data[0] *= 3e5  # of nodes whose features are large
-    step = RecordedStep(FixedStep(model, loss_of, None, training.sizes))
-    with pytest.warns(UserWarning, match="are not finite"):
-        for number in range(STEPS):
-            assert step(*training.step(number)).isfinite()
-    rows = model.table.pull(torch.arange(model.table.num_keys))[0]
-    assert rows.isfinite().all() and rows.any()
-
-
 def test_no_row_is_written_where_the_gradient_is_not_finite() -> None:
     training = Training("dropout", "mean")
     step = RecordedStep(FixedStep(
@@ -562,16 +483,6 @@ def test_no_row_is_written_where_the_gradient_is_not_finite() -> None:
         training.sizes))  # fmt: skip
     assert step(*training.step(0)).isfinite() and training.model.encoder.own.weight.grad.isnan().any()
     assert training.model.table.rows_in_use == 0
-
-
-@pytest.mark.parametrize("encoder", ["SAGE", "GCN"])
-def test_features_of_nodes_may_be_integers(monkeypatch: pytest.MonkeyPatch, encoder: str) -> None:
-    data = [replace(each, node_features=(10 * each.node_features).astype(np.int64)) for each in graphs()]
-    monkeypatch.setitem(globals(), "graphs", lambda: data)
-    want, training = (Training("dropout", "mean", encoder=encoder) for _ in range(2))
-    step = RecordedStep(training.fixed())
-    losses = training.by(step)
-    assert losses == pytest.approx(want.eager(), rel=1e-4)
 
 
 def test_hooks_and_a_frozen_encoder_are_refused_whenever_they_come() -> None:
@@ -613,41 +524,6 @@ def test_an_encoder_without_parameters_trains_the_head(monkeypatch: pytest.Monke
     losses = training.by(step)
     assert losses == pytest.approx(want.eager(), rel=1e-4)
     assert training.model.table.rows_in_use == want.model.table.rows_in_use > 0
-
-
-class NotFinite(Messages):
-    """Infinite where all inputs are zero, as padding is."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return super().forward(x, edge_index) + torch.where((x == 0).all(1), torch.inf, 0.0)[:, None]
-
-
-def test_what_padding_makes_infinite_reaches_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def pooled(states: Any, batch: Any, pooling: Any) -> Tensor:
-        """Of nodes that nobody owns, too."""
-        empty = states.rows.new_zeros(batch.num_segments, batch.num_configs, 16)
-        return empty.index_add(0, batch.segment_of_node, states.dense())
-
-    monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    training = Training("one", "sum", encoder=NotFinite)
-    step = RecordedStep(FixedStep(training.model, pairwise_hinge, training.optimizer, training.sizes))
-    data, configs, targets = (each[:1] for each in training.step(0))
-    assert step(data, configs, targets).isfinite()
-    assert all(each.isfinite().all() for each in training.model.parameters())
-
-
-def test_loops_of_padding_are_spread_over_its_nodes() -> None:
-    rng = np.random.default_rng(0)
-    dense = [segment(Graph(np.ones((60, 1), np.float32), np.sort(rng.integers(0, 60, (2, 4000)), 0)), 60)]
-    path = [segment(Graph(np.ones((60, 1), np.float32), np.stack([np.arange(59), np.arange(1, 60)])), 60)]
-    sizes = Sizes.of(dense, 3, 1, 1)
-    batch = assemble(path, [(0, 0)], torch.zeros(1, 1, dtype=torch.int64)).padded_to(*sizes[:4])
-    loops = batch.edge_index[:, 59:]
-    assert torch.equal(loops[0], loops[1]) and bool((loops[0].diff() >= 0).all()) and int(loops.min()) >= 60
-    assert int(loops[0].bincount().max()) <= LOOPS_A_NODE + 1
-    assert sorted(batch.segment_of_node.unique().tolist()) == list(range(sizes.segments))
-    assert bool((batch.segment_of_node.diff() >= 0).all())
 
 
 class Planning(gst.nn.SAGE):

@@ -8,8 +8,7 @@ memory, then all other tests, jobs of GST and workloads by streams, and last `ma
 
 `make gpu LIMIT=540 OUT=folder` limits the seconds of all together; `RESUME=1` goes on. Each row runs in a process of
 its own and has a share of the time; the others go on when one fails, and those without time are named. The figures are
-written after each row, error output to a folder next to them. Without an accelerator the workloads, training steps of
-the transformers library and GraphNet samples go through `experiments.bench.gpu.proofs`.
+written after each row, error output to a folder next to them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from typing import Any, NamedTuple
 from experiments.bench.gpu import gst_jobs, lines, pytest_runs
 from experiments.bench.gpu.kernels import STEPS
 from experiments.bench.gpu.process import run_session
-from experiments.bench.gpu.proofs import proven, steps_to_prove
 from experiments.bench.gpu.record import accelerator_here, accelerator_record
 from gst.machine.devices import machine_record
 from gst.programs import WORKLOADS
@@ -88,8 +86,6 @@ HELP = {
     "lanes": "numbers of streams of the accelerator",
     "modes": "of torch.compile; max-autotune at the end of all, if there is time; '' = not compiled",
     "plans": "simulated and measured, too, as far as time goes", "without_tests": "leave out the tests marked gpu",
-    "samples": "without an accelerator: GraphNet samples, too",
-    "full": "without an accelerator: programs at full size (minutes)",
     "time_limit": "seconds of each row at most", "total_limit": "seconds of all together, shared by the rows",
     "resume": "keep the rows of --json that ended well",
 }  # fmt: skip
@@ -102,22 +98,22 @@ def run(
     repetitions: int = 25,
     plans: int = 100,
     without_tests: bool = False,
-    samples: Path | None = None,
-    full: bool = False,
     time_limit: float = 300.0,
     total_limit: float = 1140.0,
     resume: bool = False,
     json: Path | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Run the tests and measure the accelerator of this machine, or prove programs without one; a line for each row.
+    """Run the tests and measure the accelerator of this machine; a line for each row.
 
     The figures are written to `json` after each row, so that a killed run leaves them.
+
+    Raises:
+        ValueError: there is no accelerator, workload or job of that name, or `json` is of other settings.
     """
-    device, result = accelerator_here(), {"command": command, "machine": machine_record()}
-    result["accelerator"] = None if device is None else device.type
-    if device is None:
-        return result | _proofs(programs or None, samples, full)
+    if (device := accelerator_here()) is None:
+        raise ValueError("PyTorch finds no accelerator on this machine, so there is nothing to measure")
+    result: dict[str, Any] = {"command": command, "machine": machine_record(), "accelerator": device.type}
     compileall.compile_dir(str(ROOT / "gst"), quiet=2)  # else each process of a row compiles it again
     jobs = list(_jobs(programs or None, not without_tests, LATE_MODE in modes))
     early = [each for each in modes if each != LATE_MODE]
@@ -231,23 +227,6 @@ def _before(path: Path, now: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_whole(row: Mapping[str, Any]) -> bool:
     return not {"failed", "unfinished"} & set(row) and not row.get("wrong")
-
-
-def _proofs(names: Sequence[str] | None, samples: Path | None, full: bool) -> dict[str, Any]:
-    """Return rows of the programs and the reasons for those that are skipped; prints a line for each.
-
-    Raises:
-        ValueError: a program failed.
-    """
-    steps, skipped = steps_to_prove(names, samples, full)
-    rows = {name: proven(name, make, print) for name, make in steps.items()}
-    skipped = ["the tests marked gpu", "every time", *skipped]
-    wrong = [name for name, row in rows.items() if "failed" in row]
-    print(f"no accelerator here: {len(rows) - len(wrong)} of {len(rows)} programs were checked without one")
-    print(f"skipped: {'; '.join(skipped)}")
-    if wrong:
-        raise ValueError(f"{', '.join(wrong)} failed without an accelerator; see above")
-    return {"checked": rows, "skipped": skipped}
 
 
 def _row(module: str, arguments: Sequence[str], limit_s: float, log: Path | None = None) -> dict[str, Any]:

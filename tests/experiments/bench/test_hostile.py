@@ -14,7 +14,7 @@ from gst.lowering.race_check import check
 from gst.lowering.stream_program import WAIT
 from gst.programs import WORKLOADS, Program, outputs_differ
 from tests.choices import with_rest
-from tests.lowering.hostile import Memory, hostile_run, verify
+from tests.lowering.hostile import hostile_run, verify
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
 from tests.programs.small import SMALL, small_program
 
@@ -24,12 +24,6 @@ def test_outputs_are_those_of_the_program_whatever_the_luck(name: str) -> None:
     program = small_program(name)
     streams = random_streams(program, np.random.default_rng(0), 2, 2)
     assert outputs_differ(hostile_run(program, streams, 0).outputs, eager(program)) is None
-
-
-def test_structures_on_up_to_eight_memories(program: Program) -> None:
-    rng = np.random.default_rng(1)
-    for memories, lanes in ((1, 4), (8, 1), (3, 3)):
-        verify(program, random_streams(program, rng, memories, lanes), runs=1)
 
 
 def test_on_one_lane_the_peak_is_what_a_run_takes(program: Program) -> None:
@@ -72,19 +66,3 @@ def test_a_race_is_an_error_or_nan_sooner_or_later(program: Program) -> None:
     with pytest.raises(ExecutionError, match="is not in gpu"):
         for seed in range(20):
             hostile_run(program, careless, seed)
-
-
-def test_a_buffer_is_overwritten_when_its_last_value_is_freed() -> None:
-    memory, base = Memory("gpu"), torch.ones(4)
-    memory.write(0, base)
-    memory.write(1, base[:2])
-    memory.free(0)
-    assert base.tolist() == [1, 1, 1, 1]
-    with pytest.raises(LookupError, match="value 0 is not in gpu"):
-        memory.read(0)
-    memory.free(1)
-    assert base.isnan().all()
-    numbers = torch.arange(3)
-    memory.write(2, [numbers])
-    memory.free(2)
-    assert (numbers == torch.iinfo(torch.int64).max).all()

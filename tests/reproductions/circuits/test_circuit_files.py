@@ -111,13 +111,6 @@ def test_a_cone_computes_the_same_outputs_with_no_more_than_it_needs() -> None:
     assert np.array_equal(part.simulate(inputs[kept]), circuit.simulate(inputs)[[4]])
 
 
-def test_latches_are_cut(tmp_path: Path) -> None:
-    bench = read_circuit(written(tmp_path, "INPUT(a)\nOUTPUT(q)\nq = DFF(d)\nd = AND(a, q)\n"))
-    aiger = read_circuit(written(tmp_path, b"aig 3 1 1 1 1\n6\n4\n" + bytes([2, 2]), "c.aig"))
-    assert bench.num_inputs == aiger.num_inputs == 2
-    assert bench.outputs.tolist() == [4, 6] and sorted(aiger.outputs.tolist()) == [4, 6]
-
-
 HEAD = "INPUT(a)\nOUTPUT(o)\n"
 LITERAL = b"aig 3 2 0 1 1\n6\n"
 
@@ -150,20 +143,6 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, content: str | by
     with pytest.raises(ValueError, match=wanted) as caught:
         read_circuit(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["c.bench", "c.aig"])
-def test_files_cut_off_anywhere_are_read_or_refused(tmp_path: Path, name: str) -> None:
-    circuit = random_circuit(0, num_ands=12)
-    write_aiger(circuit, tmp_path / "whole.aig")
-    whole = (tmp_path / "whole.aig").read_bytes() if name == "c.aig" else as_bench(circuit).encode()
-    for length in range(0, len(whole) - 1, 3):
-        try:
-            read_circuit(written(tmp_path, whole[:length], name))
-        except ValueError as error:
-            assert str(tmp_path) in str(error)
-        else:
-            assert name == "c.bench", "the header of AIGER tells how much there is"
 
 
 def test_the_graph_of_a_circuit(tmp_path: Path) -> None:

@@ -47,14 +47,6 @@ def test_the_shipped_recipes_are_those_of_openabcd() -> None:
     assert recipes[598] == "WSSFWFFwbWwWFbsSfFws"
 
 
-def test_damaged_recipes_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "recipes.txt").write_text("bw\nbX\n")
-    with pytest.raises(ValueError, match="line 2: recipe 'bX'"):
-        read_recipes(tmp_path / "recipes.txt")
-    with pytest.raises(ValueError, match="no such file"):
-        read_recipes(tmp_path / "none.txt")
-
-
 def archive_of(path: Path, members: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w:xz") as archive:
         for name, content in members.items():
@@ -107,25 +99,10 @@ def test_labels_go_on_where_they_stopped(circuit: CircuitFile, tmp_path: Path, m
     assert again.keys() == labels.keys() and all(np.array_equal(again[key], labels[key]) for key in labels)
 
 
-@needs_abc
-def test_a_recipe_that_takes_too_long_is_noted(circuit: CircuitFile, tmp_path: Path) -> None:
-    jobs = [Job(circuit, "b" * 900), Job(circuit, "w" * 900)]
-    assert label(jobs, tmp_path, timeout=1e-3) == {job.key: None for job in jobs}
-    assert [json.loads(line)["ands"] for line in (tmp_path / labelling.LABELS).read_text().splitlines()] == [None, None]
-
-
 def test_a_missing_program_is_named(circuit: CircuitFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match="apt-get install berkeley-abc"):
         label([Job(circuit, "b")], tmp_path)
-
-
-@needs_abc
-def test_a_circuit_that_abc_refuses_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.bench"
-    path.write_text("INPUT(a)\nOUTPUT(o)\no = MAJ(a, a, a)\n")
-    with pytest.raises(ValueError, match=f"{path}: berkeley-abc ends after 0 of 2 commands"):
-        synthesise(Job(CircuitFile("bad", path), "b"))
 
 
 def test_damaged_labels_are_refused_by_line(tmp_path: Path) -> None:
@@ -144,8 +121,3 @@ def test_the_command_labels_a_folder(circuit: CircuitFile, tmp_path: Path, capsy
     assert "2 labels of 1 circuits" in capsys.readouterr().out
     jobs = planned_jobs(circuit.path.parent, None, 2)
     assert {job.key for job in jobs} == read_labels(Path(out) / labelling.LABELS).keys()
-
-
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"circuits: {tmp_path / 'none'}: there is no such file or folder\n"

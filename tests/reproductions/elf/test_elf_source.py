@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from experiments.reproductions.elf import NODE_FEATURES, ElfBinaries
-from experiments.reproductions.elf.files import Package, groups, owners
+from experiments.reproductions.elf.files import Package, groups
 from gst.data import group_of
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES
@@ -68,16 +65,6 @@ def test_every_file_counts_once_and_what_is_skipped_has_a_reason(tmp_path: Path)
     assert reasons["short"].startswith("damaged")
 
 
-def test_unreadable_files_and_folders_are_skipped(tmp_path: Path) -> None:
-    installed(tmp_path / "usr", "lib/one.so", "lib/closed.so", "closed/two.so")
-    (tmp_path / "usr" / "lib" / "closed.so").chmod(0)
-    (tmp_path / "usr" / "closed").chmod(0)
-    if os.access(tmp_path / "usr" / "closed", os.R_OK):
-        pytest.skip("this user may read everything")
-    found = source(tmp_path)
-    assert len(list(found)) == 1 and set(found.skipped.values()) == {"Permission denied"}
-
-
 def test_graphs_are_named_by_group_and_path_and_the_same_at_every_call(tmp_path: Path) -> None:
     installed(tmp_path / "usr", "lib/libone.so.1", "bin/two")
     dpkg = database(tmp_path, one=("one-1.2", "libs", [str(tmp_path / "usr/lib/libone.so.1")]))
@@ -88,12 +75,6 @@ def test_graphs_are_named_by_group_and_path_and_the_same_at_every_call(tmp_path:
     assert all(isinstance(graph, Graph) and graph.node_features.shape == (9, len(NODE_FEATURES)) for graph in first)
     assert first[0].targets.tolist() == first[1].targets.tolist() == [0.0]
     assert group_of("one/lib/libone.so.1") == "one"
-
-
-def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
-    installed(tmp_path / "usr", os.fsdecode(b"lib/\xff.so"))
-    (graph,) = source(tmp_path)
-    assert graph.name.isascii() and graph.name.endswith("/lib/\\xff.so")
 
 
 def test_sections_are_classes_and_rare_ones_are_left_out(tmp_path: Path) -> None:
@@ -124,35 +105,6 @@ def test_the_fingerprint_changes_with_files_and_settings(tmp_path: Path) -> None
     assert source(tmp_path, min_bytes=1001).fingerprint() != seen
     installed(tmp_path / "usr", "lib/one.so", text=b"changed")
     assert source(tmp_path).fingerprint() != seen
-
-
-def test_wrong_arguments(tmp_path: Path, unchecked: None) -> None:
-    for arguments, words in [({"label": "size"}, "section"), ({"limit": 0}, "starts at 1")]:
-        with pytest.raises(ValueError, match=words):
-            source(tmp_path, **arguments)
-    with pytest.raises(ValueError, match="no folder"):
-        next(iter(source(tmp_path)))
-    (tmp_path / "usr").mkdir()
-    with pytest.raises(ValueError, match="holds no binaries"):
-        next(iter(source(tmp_path)))
-
-
-def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "usr").mkdir()
-    monkeypatch.setitem(sys.modules, "elftools", None)
-    with pytest.raises(ValueError, match=r"graph-segment-training\[experiments\]"):
-        next(iter(source(tmp_path)))
-
-
-def test_owners_are_found_where_a_list_names_a_linked_folder(tmp_path: Path) -> None:
-    real = tmp_path / "usr" / "lib"
-    real.mkdir(parents=True)
-    (tmp_path / "lib").symlink_to(real)
-    (real / "libx.so").touch()
-    dpkg = database(tmp_path, libx1=("x", "libs", [f"{tmp_path}/lib/libx.so", "/elsewhere/libx.so"]))
-    found = owners([real / "libx.so", real / "liby.so"], dpkg)
-    assert found == {real / "libx.so": Package("libx1", "x", "libs")}
-    assert owners([real / "libx.so"], tmp_path / "nothing") == {}
 
 
 def test_files_that_may_share_code_share_a_group() -> None:

@@ -15,21 +15,13 @@ from google.protobuf.message import DecodeError
 from experiments.reproductions.kaggle.derived import Derived
 from experiments.reproductions.kaggle.node_features import COST_COLUMNS, FEATURES, MODULO_COLUMNS, TILE_COLUMNS, enrich
 from experiments.reproductions.kaggle.pruning import reduce
-from experiments.reproductions.tpugraphs.columns import (
-    LAYOUT,
-    OF_CONVOLUTIONS,
-    OF_WINDOWS,
-    SHAPE,
-    entries,
-    list_lengths,
-)
+from experiments.reproductions.tpugraphs.columns import LAYOUT, OF_CONVOLUTIONS, OF_WINDOWS, SHAPE, entries
 from gst.data import TpuGraphs, TpuGraphsCollection, read_hlo
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.messages import HloModule, ModuleTuningData
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES, shared_or_fixture
-from tests.relabelling import relabelled_graph
 
 HLO = FIXTURES / "hlo"
 UNET = shared_or_fixture("pb/module_tuning_data_layout.pb", "hlo/unet_3d_part.pb")
@@ -92,17 +84,6 @@ TRUE_LISTS: dict[str, Callable[[Any], Any]] = {
     "dynamic_slice_sizes": lambda i: i.dynamic_slice_sizes,
     **{f"padding_config_edge_padding_{end}": lambda i: i.padding_config.dimensions for end in ("low", "high")},
 }
-
-
-@modules
-def test_lists_are_as_long_as_in_the_module(path: Path) -> None:
-    graph = read_hlo(path)
-    columns = dict(zip(NODE_FEATURES, graph.node_features.T.astype(np.float64), strict=True))
-    lengths = list_lengths(graph, columns)
-    assert lengths.keys() == TRUE_LISTS.keys()
-    for name, true_list in TRUE_LISTS.items():
-        true = [min(len(true_list(instruction)), len(entries(name))) for instruction in instructions(path)]
-        np.testing.assert_array_equal(lengths[name], true, name)
 
 
 @modules
@@ -236,16 +217,6 @@ def test_the_order_of_names_does_not_matter_and_the_rest_of_the_graph_stays() ->
         assert enrich(graph, [name]).digest() != graph.digest()
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_names_of_nodes_do_not_matter(name: str) -> None:
-    graph = read_hlo(HLO / "unet_3d_part.pb")
-    order = np.random.default_rng(0).permutation(graph.num_nodes)
-    assert (
-        enrich(relabelled_graph(graph, order), [name]).digest()
-        == relabelled_graph(enrich(graph, [name]), order).digest()
-    )
-
-
 def test_a_source_derives_from_files_and_collections_alike(tmp_path: Path, tile_kernels: list[Path]) -> None:
     folder = tmp_path / "tile/xla/train"
     folder.mkdir(parents=True)
@@ -264,14 +235,6 @@ def test_a_source_derives_from_files_and_collections_alike(tmp_path: Path, tile_
 
 
 # Bad input -----------------------------------------------------------------------------------------
-
-
-def test_unknown_names_are_refused_before_anything_is_read() -> None:
-    source = TpuGraphs(["nowhere.npz"])
-    with pytest.raises(ValueError, match=r"no feature 'paddings'; there are costs, modulo, tiles, padding$"):
-        Derived(source, features=["paddings"])
-    with pytest.raises(ValueError, match=r"there are 'none' and 'hops:K'"):
-        Derived(source, reduction="hop:1")
 
 
 @pytest.mark.parametrize("name", FEATURES)

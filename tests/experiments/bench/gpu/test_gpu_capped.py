@@ -28,11 +28,3 @@ def test_what_is_offloaded_computes_what_the_model_computes(tmp_path: Path) -> N
     run = capped.offloaded(model, (x,), torch.device("cpu"), size // 2, tmp_path)
     assert any(each.is_meta for each in model.parameters()) and list(tmp_path.iterdir())  # some are on disk
     assert torch.equal(run()[0], want)
-
-
-def test_without_accelerate_the_plan_alone_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capped, "find_spec", lambda name: None)
-    *_, row = capped.reports({"blocks": 4, "width": 16, "batch": 2, "repetitions": 1}, CPU)
-    ways = row["ways"]
-    assert ways["Accelerate, offload"] == {"median_ms": None, "reason": f"ValueError: {capped.WITHOUT_ACCELERATE}"}
-    assert ways["plan over both"]["median_ms"] > 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import torch
 
 from experiments.bench.gpu import child
-from gst.execution.on_accelerator import Run, whole
-from gst.programs import Program, Step
+from gst.programs import Step
 
 CPU = torch.device("cpu")
 SMALL_RNNLM = "rnnlm:layers=1,steps=2,hidden=8,vocabulary=20"
@@ -49,20 +47,6 @@ def test_a_program_compiled_in_a_mode_is_timed_beside_the_step_as_written() -> N
     assert compiled["median_ms"] > 0 < compiled["beside_ms"]["as written"]  # which took turns with it
     assert default["ways"]["as written"] == row["ways"]["as written"] and row["ways"]["compiled, default"] == compiled
     assert "Unrecognized mode" in row["ways"]["compiled, wrong"]["reason"]
-
-
-def test_a_compiler_that_does_not_end_leaves_what_the_modes_before_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(program: Program, device: torch.device, mode: str) -> Run:
-        if mode == "endless":
-            raise SystemExit  # as if it were killed
-        return whole(program, device)
-
-    monkeypatch.setattr(child, "whole", made)
-    settings = {"repetitions": 1, "lanes": [], "modes": ["quick", "endless"], "plans": 0, "seconds": 60}
-    rows: list[dict[str, Any]] = []
-    with pytest.raises(SystemExit):
-        rows.extend(child.reports(f"{__name__}:halved", settings, CPU))
-    assert rows[-1]["ways"]["compiled, quick"]["median_ms"] > 0 and "pairs" not in rows[-1]
 
 
 def test_simulated_and_measured_plans_are_compared() -> None:

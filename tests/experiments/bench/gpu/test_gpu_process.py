@@ -74,13 +74,3 @@ def test_tests_that_are_ended_say_what_they_know(tmp_path: Path) -> None:
     again = pytest_runs.gpu_tests([path], 60.0, row["outcomes"], tmp_path / "log.txt")
     assert again["status"] == 0 and [name.rpartition("::")[2] for name in again["outcomes"]] == ["test_roots"]
     assert "1 passed" in (tmp_path / "log.txt").read_text()
-
-
-def test_files_run_by_importance(tmp_path: Path) -> None:
-    for name in ("zebra", "graph_executor", "lanes", "recording", "antelope"):
-        (tmp_path / f"test_{name}.py").write_text("@pytest.mark.gpu")
-    (tmp_path / "test_other.py").write_text("")
-    first, others = pytest_runs.files_of_tests(tmp_path)
-    assert [path.stem for path in first] == ["test_recording", "test_lanes"]
-    assert [path.stem for path in others] == ["test_antelope", "test_zebra", "test_graph_executor"]
-    assert [path.stem for path in pytest_runs.files_of_tests()[0]] == [f"test_{name}" for name in pytest_runs.FIRST]

@@ -1,17 +1,14 @@
-"""The description of an accelerator: from recorded text of nvidia-smi, and from a program of that name on the PATH."""
+"""The description of an accelerator, from recorded text of nvidia-smi."""
 
 from __future__ import annotations
 
-import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from experiments.bench.gpu import record
-from experiments.bench.gpu.record import FIELDS, Clocks, clocks_of, parsed
+from experiments.bench.gpu.record import Clocks, parsed
 
 ONE, TWO = "GPU-0d7a3c7e-6f1f-5f0a-9c38-1b2c3d4e5f60", "GPU-8d3c1a52-0001-0002-0003-4b5c6d7e8f90"
 # A data-centre card at its power limit; one that idles; a card of a laptop, and one split by MIG, which report little.
@@ -36,56 +33,6 @@ def test_what_nvidia_smi_prints_is_read_and_what_it_does_not_report_is_none() ->
         "GPU-split": clocks(1095.0, 1980.0, 39.0),
         "GPU-lost": clocks(None, None, None),
     }
-
-
-def nvidia_smi(folder: Path, script: str) -> Path:
-    """A program of this name; the file whose lines are its calls."""
-    path, calls = folder / "nvidia-smi", folder / "calls"
-    tell = f"open({str(calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')"
-    path.write_text(f"#!{sys.executable}\nimport sys, time\n{tell}\n{script}")
-    path.chmod(0o755)
-    return calls
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the PATH."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-ANSWERS = f"""
-query, flag, uuids, form = sys.argv[1:]
-assert flag == "-i" and form == "--format=csv,noheader,nounits", (flag, form)
-assert query == "--query-gpu={",".join(FIELDS)}", query
-lines = {STATES!r}.splitlines(keepends=True)
-sys.stdout.writelines(line for line in lines if line.split(",")[0] in uuids.split(","))
-"""
-
-
-@pytest.fixture
-def uuids(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"cuda:0": TWO, "cuda:1": ONE, "xpu:0": ""}
-    monkeypatch.setattr(record, "_uuid", lambda device: known[str(device)])
-
-
-def test_without_the_program_and_after_its_failure_there_are_no_clocks(folder: Path, uuids: None) -> None:
-    assert clocks_of(torch.device("cuda:0")) == {}
-    calls = nvidia_smi(folder, "sys.exit('no driver')")
-    assert clocks_of(torch.device("cuda:0")) == {} and len(calls.read_text().splitlines()) == 1
-
-
-def test_a_program_that_hangs_is_left(folder: Path, uuids: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "LIMIT_S", 0.5)
-    nvidia_smi(folder, "time.sleep(60)")
-    began = time.perf_counter()
-    assert clocks_of(torch.device("cuda:0")) == {} and time.perf_counter() - began < 30
-
-
-def test_accelerators_are_found_by_their_uuid(folder: Path, uuids: None) -> None:
-    nvidia_smi(folder, ANSWERS)
-    assert clocks_of(torch.device("cuda:1")) == {"cuda:1": clocks(1410.0, 1980.0, 61.0, "power limit")}
-    assert clocks_of(torch.device("xpu:0")) == clocks_of(torch.device("cpu")) == {}
 
 
 def test_the_record_names_memory_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

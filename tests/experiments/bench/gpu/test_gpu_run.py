@@ -74,7 +74,10 @@ def test_within_540_seconds_all_that_matters_most_has_time() -> None:
 
 
 def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
-    with_rows: Callable[[Row], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_rows: Callable[[Row], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, asked = tmp_path / "gpu.json", []
 
@@ -94,6 +97,8 @@ def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
     assert main([*command, "--resume"]) == 0 and asked == ["gpt", "rnnlm", "moe", "rnnlm", "moe"]
     assert set(json.loads(path.read_text())["workloads"]) == {"gpt", "rnnlm", "moe"}
     assert main([*command, "--resume", "--plans", "3"]) == 2  # other settings
+    assert main(["gpu", "--programs", "alexnet"]) == 2
+    assert "no workload 'alexnet'; there are " in capsys.readouterr().err
 
 
 def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
