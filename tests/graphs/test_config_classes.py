@@ -4,16 +4,13 @@ import copy
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gst.graphs import config_classes as module
-from gst.graphs.config_classes import OnceForEach, config_classes, fingerprints, reference_configs, with_references
+from gst.graphs.config_classes import OnceForEach, config_classes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.method.estimator import GraphSegmentTraining
-from gst.nn import SAGE
 
 
 def made(num_nodes: int, num_configs: int, num_symbols: int, halo: int, dtype: str, seed: int) -> SegmentedGraph:
@@ -70,40 +67,3 @@ def test_copies_of_a_graph_that_workers_send_are_looked_at_once() -> None:
     for _ in range(3):  # a loader with workers unpickles a graph for every step
         assert classes(copy.copy(graph)) == 6
     assert classes(copy.copy(other)) == 6 and len(calls) == 2
-
-
-def test_references_are_distinct_configurations_and_come_first() -> None:
-    graph = made(8, 23, 9, 0, "int8", 4)
-    drawn = reference_configs(graph, 10)
-    assert len({graph.config_features[config].tobytes() for config in drawn}) == 10
-    asked = with_references([graph, graph], torch.tensor([[7, 0], [1, -1]]), 10)
-    assert asked.tolist() == [[*drawn, 7, 0], [*drawn, 1, -1]]
-    few = reference_configs(made(8, 2, 9, 0, "int8", 4), 5).tolist()
-    assert few[:2] == few[2:4] and set(few) == {0, 1}, "few configurations are repeated"
-
-
-def test_a_head_that_wants_references_gets_them_in_training_and_evaluation() -> None:
-    class OverReferences(torch.nn.Linear):
-        references = 4
-
-        def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-            return super().forward(pooled[:, 4:] - pooled[:, :4].mean(1, keepdim=True))
-
-    graph, configs = made(8, 23, 9, 0, "int8", 4), torch.tensor([[5, 1, 8]])
-    model = GraphSegmentTraining(SAGE(8, 2), OverReferences(8, 1), "sum", num_fresh=99)
-    together = model.exact([graph], configs)
-    torch.testing.assert_close(model([graph], configs), together, rtol=0, atol=1e-5)
-    alone = [model.exact([graph], configs[:, [each]]) for each in range(3)]
-    torch.testing.assert_close(torch.cat(alone, 1), together, rtol=0, atol=1e-5)
-
-
-def test_equal_configurations_have_equal_fingerprints_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the same features are given to other nodes, and where floats differ in their last bit; -0.0 is 0.0."""
-    features = np.array([[[1], [2]], [[2], [1]], [[1], [2]], [[3], [0]], [[3], [-0.0]]], np.float32)
-    features = np.concatenate([features, np.nextafter(features[:1], np.float32(9))])
-    node_features, edges = np.arange(6, dtype=np.float32)[:, None], np.zeros((2, 0), np.int64)
-    graph = Graph(node_features, edges, config_nodes=np.array([4, 1]), config_features=features)
-    found = fingerprints(segment(graph, 3)).tolist()
-    assert found[0] == found[2] and found[3] == found[4] and len(set(found)) == 4
-    monkeypatch.setattr(module, "BLOCK_BYTES", 1)
-    assert fingerprints(segment(graph, 2)).tolist() == found
