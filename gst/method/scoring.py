@@ -31,10 +31,8 @@ LEAST_FULL = 0.25  # of the configurations of a recording, that it is run for
 def scores_of(
     model: Any, graph: SegmentedGraph, configs: Int64[Tensor, " configs"], configs_at_once: int, progress: Progress
 ) -> Sequence[Float[Tensor, "1 part channels"]]:
-    """Return the pooled embeddings of configurations, in parts for the head, each after its references."""
-    references = model.references
-    parts = [checked_configs([graph], part[None], references)[0] for part in configs.split(configs_at_once)]
-    catalogue, together = Catalogue.of([graph]), torch.cat(parts)
+    """Return the pooled embeddings of configurations, in parts for the head."""
+    catalogue, together = Catalogue.of([graph]), checked_configs([graph], configs[None])[0]
     encode = recorded_encoding(model, graph, len(together)) or model.encode
 
     def encoded() -> Iterator[Part]:
@@ -49,7 +47,7 @@ def scores_of(
 
     pooled = pool_all(catalogue, len(together), encoded(), model.pooling, model.like().device)
     progress("scoring", graph.num_segments, graph.num_segments)
-    return pooled.split([len(part) for part in parts], dim=1)
+    return pooled.split(configs_at_once, dim=1)
 
 
 class RecordedEncoding:
