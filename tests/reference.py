@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import choose_fresh, generator_for
-from gst.nn import GAT, Head
+from gst.nn import Head
 
 # Small graphs --------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ def whole_graph_prediction(encoder: nn.Module, head: nn.Module, graph: Graph, po
 
 DEPTH = 2  # of the encoders of `models`
 
-ENCODERS = {name.lower(): encoder for name, encoder in gst_nn.ENCODERS.items()} | {"gat": partial(GAT, heads=2)}
+ENCODERS = {name.lower(): encoder for name, encoder in gst_nn.ENCODERS.items()}
 KINDS = ("plain", *ENCODERS)
 
 HALO = {"plain": DEPTH} | {
