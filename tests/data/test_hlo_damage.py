@@ -22,69 +22,21 @@ def assert_refused(path: Path, content: bytes, problem: str) -> None:
     started = time.process_time()
     with pytest.raises(ValueError) as caught:
         read_hlo(path)
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 5  # not of the process that parses text
     message = str(caught.value)
     assert problem in message
     assert message.startswith(f"{path}: ") and "\n" not in message
     assert len(message) < len(str(path)) + 250
 
 
-LINES = {
-    "c = f32[2]{0} add(a, missing)": "line 5: 'missing' is no earlier instruction",
-    "c = f32[2]{0} add(a, c)": "line 5: 'c' is no earlier instruction",
-    "c = f32[2]{0} add(a, d)\n  d = f32[2]{0} negate(c)": "line 5: 'd' is no earlier instruction",
-    "c = f32[2]{0} call(a), to_apply=main": "line 5: 'main' is no earlier computation",
-    "c = f32[2]{0} call(a), calls={%x, %y}": "line 5: 'x' is no earlier computation",
-    "a = f32[2]{0} negate(a)": "line 5: 'a' is declared twice",
-    "c = f32[2]{0} negate(a) negate(a)": "line 5: 'c' goes on with 'negate'",
-    "c = f32[2]{0} negate a": "line 5: got 'a', want the operands of 'c'",
-    "c f32[2]{0} negate(a)": "line 5: got 'f32', want '='",
-    "c = negate(a)": "line 5: 'negate' is no type of elements",
-    "c = f32 negate(a)": "line 5: got 'negate', want the sizes of f32[",
-    "c = f32[?] negate(a)": "line 5: f32[?] has a size without a bound",
-    "c = f32[-3]{0} negate(a)": "line 5: '-3' is no size",
-    "c = f32[12345678901234567890]{0} negate(a)": "line 5: '12345678901234567890' is no size",
-    f"c = f32[{'9' * 100_000}]{{0}} negate(a)": f"line 5: '{'9' * 40}' is no size",
-    f"c = f32[{HUGE},{HUGE}] negate(a)": f"instruction 'c': the sum or the product of its [{HUGE}, {HUGE}] exceeds",
-    f"c = f32[{','.join(['1'] * 65)}] negate(a)": "instruction 'c': it lists 65 numbers",
-    "c = f32[2,3]{0} negate(a)": "line 5: the layout {0} does not order 2 dimensions",
-    "c = f32[2,3]{1,1} negate(a)": "line 5: the layout {1,1} does not order 2 dimensions",
-    f"c = {'(' * 30_000} negate(a)": "line 5: more than 32 tuples within each other",
-    f"c = f32[2]{{0}} negate({'(' * 30_000}": "the text ends within (",
-    "c = f32[2]{0} negate(a), window={size=3x3 stride=1}": "line 5: the window of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), window={size=3 3}": "line 5: the window of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), window={size=3 sighs=3}": "line 5: the window of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), dim_labels=b01f": "line 5: the dim_labels of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), dim_labels=b0_io0->b0": "line 5: the dim_labels of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), dimensions={0;1}": "line 5: the dimensions of 'c' cannot be read",
-    f"c = f32[2]{{0}} negate(a), dimensions={{{10**30}}}": "line 5: the dimensions of 'c' cannot be read",
-    f"c = f32[2]{{0}} negate(a), dimensions={{{'9,' * 10_000}}}": "instruction 'c': it lists 10000 numbers",
-    "c = f32[2]{0} negate(a), slice={[0:9], [3]}": "line 5: the slice of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), padding=1x2": "line 5: the padding of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), feature_group_count=many": "line 5: the feature_group_count of 'c' cannot be read",
-    "c = f32[2]{0} slice-start(a), slice={[0:2]}": "'c' has no tuple of operands and result",
-    'c = f32[2]{0} negate(a), metadata={op_name="x}': 'line 5: " is opened and never closed',
-    "c = f32[2]{0} negate(a /* b)": "line 5: /* is opened and never closed",
-    "c = f32[2]{0} negate(a), metadata={": "got the end of the text, want a name",
-}
-
-
-@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
-def test_a_bad_line(line: str, tmp_path: Path) -> None:
-    text = f"HloModule m\n\nENTRY main {{\n  a = f32[2]{{0}} parameter(0)\n  {line}\n}}\n"
-    assert_refused(tmp_path / "bad.txt", text.encode(), LINES[line])
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "it holds no XLA program"),
-        (b"HloModule m\n", "it has no nodes"),
-        (b"HloModule m\nfunction_of {\n}\n", "computation 'function_of' lacks its root"),
-        (b"HloModule m\n\nENTRY main\n  a = f32[] parameter(0)\n", "line 3: got 'main', want a computation"),
-        (b"HloModule m\n\nENTRY main {\n  a = f32[] parameter(0)\n", "line 5: got the end of the text, want a name"),
-        (b"HloModule m\n}\n", "line 2: got '}', want a name"),
-        (b"module @jit_f attributes {mhlo.num_partitions = 1 : i32} {\n", "StableHLO"),
+        (b"HloModule m\n", "text that jaxlib does not take"),
+        (b"HloModule m\n\nENTRY main {\n  a = f32[] made-up()\n}\n", "text that jaxlib does not take: was parsing 4:"),
+        (b"HloModule m\n\nENTRY main {\n  a = f32[?] parameter(0)\n}\n", "sizes must be known"),
+        (b"module @jit_f attributes {mhlo.num_partitions = 1 : i32} {\n", "text that jaxlib does not take"),
         (b"\x7fELF\x02\x01\x01\x00" + bytes(100), "it holds no XLA program"),
         (b"PK\x03\x04" + bytes(100), "it holds no XLA program"),
         (b"\x0a\x06broken", "it holds no XLA program"),

@@ -310,7 +310,6 @@ READERS = {
     "tpugraphs tile": Reader(_copied("tile/copy.24_715d6c5d784f9262.npz"), read),
     "tpugraphs list": Reader(_write_indices, _indexed, untouched=("unet.npz",)),
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
-    "hlo text": Reader(_copied("hlo/zoo.txt"), read_hlo),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
     "fx sources": Reader(_write_sources, _operators),
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
