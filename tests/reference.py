@@ -289,17 +289,6 @@ def slow_pairwise_hinge(scores: Tensor, targets: Tensor) -> Tensor:
     return sum(losses) / len(losses) if losses else scores.sum() * 0
 
 
-def slow_diff_mat(scores: Tensor, targets: Tensor) -> Tensor:
-    """The upper triangle of the matrix of differences, entry by entry."""
-    losses = [
-        torch.clamp(1.0 - (1 if y_i > y_j else -1) * (s_i - s_j) / 0.01, min=0)
-        for row in _measured(scores, targets)
-        for (s_i, y_i), (s_j, y_j) in itertools.combinations(row, 2)
-        if y_i != y_j
-    ]
-    return sum(losses) / len(losses) if losses else scores.sum() * 0
-
-
 def slow_list_mle(scores: Tensor, targets: Tensor) -> Tensor:
     """Each configuration against itself and those that are slower."""
     losses = []

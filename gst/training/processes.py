@@ -40,7 +40,7 @@ def share_of(step: Step, peers: Peers, loss: str) -> float:
 
 def _terms(targets: Tensor, loss: str) -> int:
     """Pairs with different targets within a graph where the loss compares pairs, else targets."""
-    if loss not in ("pairwise_hinge", "diff_mat"):
+    if loss != "pairwise_hinge":
         return int((~targets.isnan()).sum())
     return int((targets[:, :, None] > targets[:, None, :]).sum())
 

@@ -46,7 +46,6 @@ def fused(before: int) -> Modules:
 TECHNIQUES: dict[str, tuple[Modules, str]] = {
     BASE: (sage, "pairwise_hinge"),
     "loss: ListMLE": (sage, "list_mle"),
-    "loss: DiffMat": (sage, "diff_mat"),
     "loss: log runtime": (sage, "log_runtime"),
     "messages to consumers only": (with_sage(directions=("forward",)), "pairwise_hinge"),
     "channel attention": (with_sage(channel_attention=True), "pairwise_hinge"),
