@@ -182,9 +182,7 @@ class SegmentTrainingModule(L.LightningModule):
         if options["tier"] == "disk":
             options["path"] = Path(self.trainer.default_root_dir) / "runs"
             options["path"].mkdir(parents=True, exist_ok=True)
-        table = EmbeddingTable(
-            1, channels, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
-        )
+        table = EmbeddingTable(1, channels, device=self.trainer.strategy.root_device, **options)
         return table if processes == 1 else ShardedTable(table)
 
     def forward(self, step: Step) -> Tensor:
