@@ -32,7 +32,7 @@ from gst.nn import ENCODERS
 from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
-from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
+from gst.training.processes import gathered, limit_waits, waits_explained
 from gst.training.record import LogProgress, Recorder, ReportPage, TerminalProgress, checkpoints_of, folder_of_run
 from gst.training.sweeps import FOLDER_OF_TRIAL
 from gst.util.untrusted import OF_TRAININGS, check_classes, check_yaml, read_yaml
@@ -277,7 +277,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     arguments = _with_section(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
-        with _own_run(), waits_explained(), ended_by_signals():
+        with _own_run(), waits_explained():
             cli = GstCLI(
                 SegmentTrainingModule,
                 SegmentDataModule,

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,13 +17,10 @@ from torch import Tensor
 
 from gst.data.loader import Step
 from gst.method.draws import Peers
-from gst.util.process import SIGNALS
 from gst.util.untrusted import plain
 
 Entry = TypeVar("Entry")
-GRACE = 10.0  # seconds from a signal to the end of a process that goes on waiting for others
 LIBRARIES = ("torch", "lightning", "threading", "contextlib")
-COLLECTIVE = ("torch.distributed", "embedding_cache.sharded")
 
 
 def share_of(step: Step, peers: Peers, loss: str) -> float:
@@ -73,7 +66,7 @@ def reduced(own: Mapping[str, tuple[float, Callable[[list[float]], float]]]) -> 
     return {name: reduce([each[name] for each in every]) for name, (_, reduce) in own.items()}
 
 
-# Timeouts and signals --------------------------------------------------------------------------------------------
+# Timeouts --------------------------------------------------------------------------------------------
 
 
 def limit_waits(trainer: L.Trainer, seconds: float) -> None:
@@ -104,58 +97,6 @@ def waits_explained() -> Iterator[None]:
                 f"work raise --collective_timeout ({plain(error)})"
             ) from error
         raise ConnectionError(f"{who} lost the others in {where}; look at their messages ({plain(error)})") from error
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end a process that waits in a collective, within which Python runs no signal handler: a
-    thread ends the process if its main thread is in the same call `GRACE` seconds after a signal, or a second after a
-    further one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writing)
-        thread.join()
-        os.close(reading)
-
-
-def _watch(signals: int) -> None:
-    """Body of the thread: read signal numbers until the pipe is closed."""
-    main, patience = threading.main_thread().ident or 0, GRACE
-    while number := os.read(signals, 1):
-        if number[0] not in SIGNALS:
-            continue
-        frame = sys._current_frames().get(main)
-        if frame is not None and _still_waits(frame, main, patience):
-            name = signal.Signals(number[0]).name
-            where = _place([each for each, _ in traceback.walk_stack(frame)][::-1])
-            print(f"gst: stopped by {name}: {_process()} waited for the others in {where}", file=sys.stderr, flush=True)
-            os._exit(128 + number[0])
-        patience = 1.0
-
-
-def _still_waits(frame: FrameType, thread: int, seconds: float) -> bool:
-    """True if `thread` stays in one collective, or in another call without using the CPU, for so many seconds."""
-    instruction, clock = frame.f_lasti, time.pthread_getcpuclockid(thread)
-    began, used, since = time.monotonic(), time.clock_gettime(clock), 0.0
-    while sys._current_frames().get(thread) is frame and frame.f_lasti == instruction:
-        if (since := time.monotonic() - began) >= seconds:
-            break
-        time.sleep(0.05)
-    else:
-        return False
-    collective = frame.f_globals.get("__name__", "").startswith(COLLECTIVE)
-    idle = time.clock_gettime(clock) - used < since / 10
-    return collective or (dist.is_available() and dist.is_initialized() and idle)
 
 
 def _place(frames: Sequence[FrameType]) -> str:
