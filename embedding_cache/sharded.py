@@ -158,7 +158,7 @@ class ShardedTable(nn.Module):
         ties = parts[0] if self.shard.capacity is None else torch.arange(len(parts[0]))
         order = torch.from_numpy(np.lexsort((ties.numpy(), parts[2].numpy())))
         gathered = dict(zip(("keys", "rows", "written"), (part[order] for part in parts), strict=True))
-        settings = {"num_keys": self.num_keys, "step": self.step, "dataset": self.shard.dataset}
+        settings = {"num_keys": self.num_keys, "step": self.step}
         return settings | gathered | self.ranges.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class ShardedTable(nn.Module):
         Raises:
             ValueError: `EmbeddingTable` refuses the state.
         """
-        check_state(state, self.shard.channels, self.shard.dtype, self.shard.dataset)
+        check_state(state, self.shard.channels, self.shard.dtype)
         self._revoke()
         self.ranges.load({"slots": 0, "ranges": {}} | state)
         chosen = (state["keys"] % self.world_size == self.rank).nonzero().squeeze(1)

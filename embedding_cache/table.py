@@ -95,7 +95,6 @@ class EmbeddingTable(nn.Module):
             directly (ordinary memory where there is none); "disk": in a file that the system maps into memory.
         path: the directory for that file, which has no name there and is gone with the table.
         capacity: most rows kept; then a new one takes the place of the least recently written. None: one per key.
-        dataset: identifies the things that keys number (a content hash, say). A table of another one is refused.
 
     Raises:
         ValueError: a size, a dtype or a tier is not possible, or `path` is given without the tier "disk".
@@ -119,13 +118,11 @@ class EmbeddingTable(nn.Module):
         tier: Tier = "device",
         path: Path | str | None = None,
         capacity: int | None = None,
-        dataset: str = "",
     ) -> None:
         super().__init__()
         check_table(num_keys, channels, dtype, tier, path, capacity)
         self.num_keys, self.channels, self.dtype, self.device = num_keys, channels, dtype, torch.device(device)
         self.tier, self.path, self.capacity = tier, None if path is None else Path(path), capacity
-        self.dataset = dataset
         self.ranges = KeyRanges()
         self._staged: Staged | None = None
         self._index, self._rows = self._empty()
@@ -269,7 +266,7 @@ class EmbeddingTable(nn.Module):
         self._settle()
         keys, slots, written = self._index.by_write()
         return {
-            "num_keys": self.num_keys, "step": self.step, "dataset": self.dataset, "keys": torch.from_numpy(keys),
+            "num_keys": self.num_keys, "step": self.step, "keys": torch.from_numpy(keys),
             "rows": self._rows.copied(slots), "written": torch.from_numpy(written), **self.ranges.state(),
         }  # fmt: skip
 
@@ -278,12 +275,12 @@ class EmbeddingTable(nn.Module):
         the rows written last.
 
         Raises:
-            ValueError: the state is damaged or of other channels, dtype or dataset; the table is as it was.
+            ValueError: the state is damaged or of other channels or dtype; the table is as it was.
         """
-        check_state(state, self.channels, self.dtype, self.dataset)
+        check_state(state, self.channels, self.dtype)
         num_keys = max(self.num_keys, state["num_keys"])
         KeyIndex(num_keys, None).find(state["keys"].cpu().numpy())  # refuses what a damaged file may hold
-        self.num_keys, self.dataset = num_keys, self.dataset or state.get("dataset", "")
+        self.num_keys = num_keys
         self.clear()
         self.ranges.load({"slots": 0, "ranges": {}} | state)
         newest = slice(max(0, len(state["keys"]) - self._index.most_rows), None)
@@ -294,7 +291,7 @@ class EmbeddingTable(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: the settings and the state; files stay behind."""
-        settings = ("num_keys", "channels", "dtype", "device", "tier", "path", "capacity", "dataset")
+        settings = ("num_keys", "channels", "dtype", "device", "tier", "path", "capacity")
         return _made_anew, ({name: getattr(self, name) for name in settings}, self.get_extra_state())
 
     def extra_repr(self) -> str:
@@ -431,7 +428,7 @@ def check_out(out: Tensor, shape: tuple[int, int], dtype: torch.dtype, device: t
         )
 
 
-def check_state(state: Any, channels: int, dtype: torch.dtype, dataset: str) -> None:
+def check_state(state: Any, channels: int, dtype: torch.dtype) -> None:
     """Of another table, or of something else."""
     wanted = {"num_keys", "step", "keys", "rows", "written"}
     if not isinstance(state, dict) or not wanted <= state.keys():
@@ -450,10 +447,4 @@ def check_state(state: Any, channels: int, dtype: torch.dtype, dataset: str) -> 
         raise ValueError(
             f"saved table has {len(keys)} keys, {len(rows)} rows and {len(written)} steps; wanted as many of each: "
             "the file is damaged, take an earlier checkpoint"
-        )
-    other = state.get("dataset", "")
-    if dataset and other and dataset != other:
-        raise ValueError(
-            f"saved table is of the dataset {other!r}; wanted {dataset!r}: its keys number other things; "
-            "resume with the data it was made from, or start with a new table"
         )

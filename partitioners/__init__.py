@@ -8,12 +8,11 @@ from __future__ import annotations
 from partitioners.balance import Problem, largest_part, num_parts_for, repair
 from partitioners.compiled import compiled
 from partitioners.csr import Csr, symmetric_csr
-from partitioners.methods import METHODS, UNSEEDED, has_metis, partition, ranges, usual_method
+from partitioners.methods import METHODS, has_metis, partition, ranges, usual_method
 from partitioners.quality import Quality, quality
 
 __all__ = [
     "METHODS",
-    "UNSEEDED",
     "Csr",
     "Problem",
     "Quality",

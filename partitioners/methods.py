@@ -110,8 +110,6 @@ METHODS: dict[str, Method] = {
     "random": uniform,
 }
 """Methods by name. Register another here: `auto` tries it, errors and `--help` name it."""
-UNSEEDED = {"communities", "contiguous"}
-"""Methods whose parts do not depend on the seed."""
 
 
 def partition(
@@ -132,7 +130,7 @@ def partition(
         num_parts: 1..num_nodes; `num_parts_for` gives it from the most nodes a part may hold.
         method: a key of `METHODS`. "auto" tries the others and keeps the least cut; "communities" cuts about as little
             as "metis" and is many times faster where hubs abound.
-        seed: at least 0; equal arguments give equal parts. Those of `UNSEEDED` are the same for every seed.
+        seed: at least 0; equal arguments give equal parts. "communities" and "contiguous" draw nothing.
         tolerance: excess of a part over the mean, as a share of the mean; at least 0.
         node_weights: at least 1 each; parts then hold weight instead of nodes.
         edge_weights: at least 1 each: the cost of cutting an edge; parallel edges add up.

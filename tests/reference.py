@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import choose_fresh, generator_for
-from gst.nn import GAT, Head
+from gst.nn import Head
 
 # Small graphs --------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ def whole_graph_prediction(encoder: nn.Module, head: nn.Module, graph: Graph, po
 
 DEPTH = 2  # of the encoders of `models`
 
-ENCODERS = {name.lower(): encoder for name, encoder in gst_nn.ENCODERS.items()} | {"gat": partial(GAT, heads=2)}
+ENCODERS = {name.lower(): encoder for name, encoder in gst_nn.ENCODERS.items()}
 KINDS = ("plain", *ENCODERS)
 
 HALO = {"plain": DEPTH} | {
@@ -286,17 +285,6 @@ def slow_pairwise_hinge(scores: Tensor, targets: Tensor) -> Tensor:
         for row in _measured(scores, targets)
         for (slow, y_slow), (fast, y_fast) in itertools.permutations(row, 2)
         if y_slow > y_fast
-    ]
-    return sum(losses) / len(losses) if losses else scores.sum() * 0
-
-
-def slow_diff_mat(scores: Tensor, targets: Tensor) -> Tensor:
-    """The upper triangle of the matrix of differences, entry by entry."""
-    losses = [
-        torch.clamp(1.0 - (1 if y_i > y_j else -1) * (s_i - s_j) / 0.01, min=0)
-        for row in _measured(scores, targets)
-        for (s_i, y_i), (s_j, y_j) in itertools.combinations(row, 2)
-        if y_i != y_j
     ]
     return sum(losses) / len(losses) if losses else scores.sum() * 0
 

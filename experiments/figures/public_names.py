@@ -24,7 +24,6 @@ VALUES = {
     "gst.programs.NUM_OPCODES": "Number of kinds of operations in node features",
     "gst.programs.WORKLOADS": "Bundled programs by name",
     "partitioners.METHODS": "Partitioning methods by name; a new one is registered here",
-    "partitioners.UNSEEDED": "Methods whose parts do not depend on the seed",
 }
 """Sentences for values, which have no docstring of their own."""
 

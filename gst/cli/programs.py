@@ -28,7 +28,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         "sizes: rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
     )  # fmt: skip
     source.add_argument(
-        "--hlo", type=Path, metavar="FILE", help="an XLA program: HLO text, or the protobuf of a module or of TpuGraphs"
+        "--hlo", type=Path, metavar="FILE", help="an XLA program: the protobuf of a module or of TpuGraphs, or HLO text"
     )
     trace.add_argument(
         "--for", dest="kind", choices=KINDS, default="cpu",

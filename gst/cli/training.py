@@ -29,7 +29,6 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     rank.add_argument("file", help="a TpuGraphs npz file, or synthetic:NODES")
     trust = "your package with the encoder of the checkpoint, which is imported (may be repeated)"
     rank.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trust)
-    rank.add_argument("--cuts", type=int, default=1, help="cuts of the graph to average over (default: %(default)s)")
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
 
@@ -44,7 +43,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
     for expected in AS_IT_SHOULD_BE:
         warnings.filterwarnings("ignore", expected, module=r"lightning\.pytorch")
     made = next(iter(dataset([options.file]))) if options.file.startswith("synthetic:") else None
-    scores = rank(options.checkpoint, made or Path(options.file), trusted=options.trust, cuts=options.cuts)
+    scores = rank(options.checkpoint, made or Path(options.file), trusted=options.trust)
     order = scores.argsort(kind="stable")
     print(f"{'config':>8}  score (lower = faster)")
     for config in order[: options.top]:

@@ -13,7 +13,7 @@ Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
 SHOWN = 10  # labels in a message
 PADDING = -100  # the class of targets that are NaN, which cross_entropy leaves out
-WITHIN_A_GRAPH = {"pairwise_hinge", "diff_mat", "list_mle"}
+WITHIN_A_GRAPH = {"pairwise_hinge", "list_mle"}
 """Losses that compare configurations of one graph: with one target a graph they are 0."""
 CLASSES = {"cross_entropy"}
 """Losses whose scores have classes as their last axis."""
@@ -81,15 +81,6 @@ def pairwise_hinge(scores: Scores, targets: Scores, margin: float = 1.0) -> Floa
     return costs.sum() / slower.sum().clamp(min=1)
 
 
-def diff_mat(scores: Scores, targets: Scores, margin: float = 0.01) -> Float[Tensor, ""]:
-    """Return the DiffMat loss: the mean of max(0, 1 - sign(y_i - y_j) (s_i - s_j) / margin) over pairs with y_i != y_j.
-
-    Source: second place in Kaggle's "Predict AI Model Runtime", github.com/Obs01ete/google_fast_or_slow. Equal scores
-    cost 1, and scores `margin` apart in the right order 0. Pairs with equal targets, a constant there, are left out.
-    """
-    return pairwise_hinge(scores, targets, margin) / margin
-
-
 def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     """Return the negative log likelihood of the true order, fastest first, under Plackett-Luce, per configuration.
 
@@ -152,7 +143,6 @@ def cross_entropy(scores: Float[Tensor, "graphs configs classes"], targets: Scor
 
 LOSSES: dict[str, Loss] = {
     "pairwise_hinge": pairwise_hinge,
-    "diff_mat": diff_mat,
     "list_mle": list_mle,
     "log_runtime": log_runtime,
     "squared_error": squared_error,

@@ -1,13 +1,13 @@
 """Incremental prediction of runtimes: configurations that differ in few nodes encode only the changed segments.
 
 The readout of a cost model decomposes over segments, and `CostModel` cuts programs without context nodes, so the
-embedding of a segment depends on the configuration of its own nodes alone. An `EmbeddingTable` stores embeddings by
-segment and content of its configuration. No row is stale: weights change in `fit` alone, which empties the table.
+embedding of a segment depends on the configuration of its own nodes alone. Embeddings are stored by segment and content
+of its configuration. None is stale: weights change in `fit` alone, after which everything is encoded again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
 
-from embedding_cache import EmbeddingTable
 from gst.cost.model import CONFIGS_AT_ONCE, CostModel, Runtimes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
@@ -25,6 +24,7 @@ from gst.method.encoding import Call, embed_segments
 
 PAIRS_AT_ONCE = 1 << 12  # (segment, configuration) pairs whose features are held in memory
 ROWS_AT_ONCE = 1 << 18  # (node, configuration) pairs encoded together
+MOST_STORED = 1 << 16  # embeddings of segments; beyond them all are forgotten
 
 Block = Float32[np.ndarray, "configurable channels"]
 """Configuration features of the configurable nodes of one segment."""
@@ -56,24 +56,18 @@ class Rescorer:
         (1,)
         >>> rescorer.rebase(change)                     # the move is accepted: the changed configuration is the base
 
-    Args:
-        capacity: most segment embeddings in memory; the least recently used are dropped first.
-
     Attributes:
         num_encoded: (segment, content) pairs encoded so far, with those of bases.
 
     Raises:
-        ValueError: the capacity is below 1, or the model has learned nothing yet.
+        ValueError: the model has learned nothing yet.
     """
 
-    def __init__(self, model: CostModel, graph: Graph, capacity: int = 1 << 16) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; it must hold the embedding of at least one segment")
+    def __init__(self, model: CostModel, graph: Graph) -> None:
         first = {name: getattr(graph, name)[:1] for name in ("config_features", "targets", "counts", "spreads")}
         cut = segment(replace(graph, **first), model.settings["max_nodes"])
         assert len(cut.config_columns) == len(graph.config_nodes), "without context no node stands in two segments"
-        self.model, self.capacity = model, capacity
-        self.num_encoded = 0
+        self.model, self.num_encoded = model, 0
         self._bounds = cut.config_ptr
         self._weights = cut.owned_counts / cut.num_nodes
         self._pieces = [_piece(cut, number) for number in range(cut.num_segments)]
@@ -86,6 +80,10 @@ class Rescorer:
     @property
     def num_segments(self) -> int:
         return len(self._pieces)
+
+    @property
+    def _width(self) -> int:
+        return len(self._members) * int(self.model.settings["channels"])
 
     def predict(self, changes: Sequence[Change]) -> Runtimes:
         """Return the runtimes of these configurations, as `CostModel.predict`."""
@@ -120,14 +118,12 @@ class Rescorer:
             self._rebase_segments(blocks)
 
     def _begin(self) -> None:
-        """Empty the table and encode the base."""
+        """Forget all embeddings and encode the base."""
         self._members = self.model.members
         if any(member.is_new() for member in self._members):
             raise ValueError("this cost model has learned nothing yet; call fit() or load() first")
-        width = len(self._members) * self.model.settings["channels"]
-        self._table = EmbeddingTable(self.capacity, width)
-        self._slots: OrderedDict[Content, int] = OrderedDict()  # least recently used first
-        self._base_rows = np.zeros((self.num_segments, width), np.float32)
+        self._stored: dict[Content, np.ndarray] = {}
+        self._base_rows = np.zeros((self.num_segments, self._width), np.float32)
         everything = zip(self._bounds[:-1], self._bounds[1:], strict=True)
         self._rebase_segments({place: self._base[low:high] for place, (low, high) in enumerate(everything)})
 
@@ -181,28 +177,13 @@ class Rescorer:
         return scores.mean(0) * self.model.deviation + self.model.mean, scores.std(0) * self.model.deviation
 
     def _rows(self, blocks: Mapping[Content, np.ndarray]) -> Float32[np.ndarray, "contents width"]:
-        """Return the embeddings of contents, members concatenated, from the table or encoded now."""
-        is_stored = np.array([content in self._slots for content in blocks])
-        stored = [content for content in blocks if content in self._slots]
-        new = [content for content in blocks if content not in self._slots]
-        rows = np.empty((len(blocks), self._table.channels), np.float32)
-        if stored:
-            for content in stored:
-                self._slots.move_to_end(content)
-            rows[is_stored] = self._table.pull(torch.tensor([self._slots[content] for content in stored]))[0].numpy()
-        if new:
-            rows[~is_stored] = self._encode([(place, blocks[place, digest]) for place, digest in new])
-            self._remember(new, rows[~is_stored])
-        return rows
-
-    def _remember(self, contents: Sequence[Content], rows: Float32[np.ndarray, "contents width"]) -> None:
-        """Store embeddings in the table; the last of them if they exceed its capacity."""
-        slots = []
-        for content in contents[-self.capacity :]:
-            full = len(self._slots) == self.capacity
-            slots.append(self._slots.popitem(last=False)[1] if full else len(self._slots))
-            self._slots[content] = slots[-1]
-        self._table.push(torch.tensor(slots), torch.from_numpy(rows[-self.capacity :]), step=0)
+        """Return the embeddings of contents, members concatenated, stored or encoded now."""
+        if len(self._stored) + len(blocks) > MOST_STORED:
+            self._stored.clear()
+        if new := [content for content in blocks if content not in self._stored]:
+            rows = self._encode([(place, blocks[place, digest]) for place, digest in new])
+            self._stored.update(zip(new, rows, strict=True))
+        return np.array([self._stored[content] for content in blocks], np.float32).reshape(len(blocks), self._width)
 
     def _encode(self, blocks: Sequence[tuple[int, np.ndarray]]) -> Float32[np.ndarray, "contents width"]:
         """Encode (segment, block) pairs; segments with equally many blocks together, as graphs with these blocks."""
@@ -214,7 +195,7 @@ class Rescorer:
             for start in range(0, len(numbers), CONFIGS_AT_ONCE):
                 part = numbers[start : start + CONFIGS_AT_ONCE]
                 by_size[len(part)].append((place, part))
-        rows = np.empty((len(blocks), self._table.channels), np.float32)
+        rows = np.empty((len(blocks), self._width), np.float32)
         for size, lots in by_size.items():
             together = max(1, ROWS_AT_ONCE // (size * self.model.settings["max_nodes"]))
             for start in range(0, len(lots), together):

@@ -1,4 +1,4 @@
-"""Configurations of a graph compared by content: classes that give a segment the same features, and references.
+"""Configurations of a graph compared by content: classes that give a segment the same features.
 
 A program with many configurations has few different ones on any of its segments: the 23,905 of the genuine AlexNet of
 TpuGraphs make 1,500 different pairs of a segment and its features, not 167,335.
@@ -7,15 +7,13 @@ TpuGraphs make 1,500 different pairs of a segment and its features, not 167,335.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from jaxtyping import Int64, Shaped, UInt, UInt64
-from torch import Tensor
 
 from gst.graphs.segments import SegmentedGraph
 
@@ -142,48 +140,3 @@ def mixed(x: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def with_references(
-    graphs: Sequence[SegmentedGraph], configs: Int64[Tensor, "graphs configs"], references: int
-) -> Int64[Tensor, "graphs both"]:
-    """Put the reference configurations of each graph before `configs`, for a head that compares others with them."""
-    drawn = [torch.from_numpy(reference_configs(graph, references)) for graph in graphs]
-    return torch.cat([torch.stack(drawn).to(configs), configs], dim=1)
-
-
-def reference_configs(graph: SegmentedGraph, references: int) -> Int64[np.ndarray, " references"]:
-    """Return the configurations with the smallest fingerprints, a bottom-k sample (Cohen and Kaplan 2007).
-
-    It is a uniform draw of distinct configurations, the same for any order of configurations and nodes. A graph with
-    fewer repeats them cyclically."""
-    return np.resize(_ordered(graph), references).astype(np.int64)
-
-
-@OnceForEach
-def _ordered(graph: SegmentedGraph) -> Int64[np.ndarray, " distinct"]:
-    """Return distinct configurations in the order of their fingerprints."""
-    return np.unique(fingerprints(graph), return_index=True)[1]
-
-
-def fingerprints(graph: SegmentedGraph) -> UInt64[np.ndarray, " configs"]:
-    """Return a hash of the features that each configuration gives the nodes, whatever the order of nodes."""
-    nodes, channels = graph.config_features.shape[1:]
-    keys, hashes = _keys_of_columns(graph), np.empty(graph.num_configs, np.uint64)
-    block = max(1, BLOCK_BYTES // max(1, 8 * nodes * channels))
-    for start in range(0, graph.num_configs, block):
-        features = np.asarray(graph.config_features[start : start + block])
-        hashes[start : start + block] = feature_hashes(features) @ keys
-    return mixed(hashes)
-
-
-def _keys_of_columns(graph: SegmentedGraph) -> UInt64[np.ndarray, " configurable"]:
-    """Return an odd number for each column of the configuration features, by the content of its node."""
-    sizes = np.diff(graph.config_ptr)
-    rows = np.repeat(graph.row_ptr[:-1], sizes) + graph.config_rows
-    column_row = np.zeros(graph.config_features.shape[1], np.int64)
-    column_row[graph.config_columns] = rows  # context nodes name the same content again
-    features = as_numbers(np.asarray(graph.node_features)[column_row])
-    odd = np.random.default_rng(1).integers(1 << 63, size=features.shape[1], dtype=np.uint64) * 2 + 1
-    content = features @ odd + np.asarray(graph.opcodes)[column_row].astype(np.uint64)
-    return mixed(content) | np.uint64(1)

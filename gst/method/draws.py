@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.table import KeyRanges
-from gst.graphs.config_classes import config_classes, with_references
+from gst.graphs.config_classes import config_classes
 from gst.graphs.conversion import converted, is_hetero, is_pyg, sources_of
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
@@ -329,12 +329,8 @@ def draw_segments(
     return Draw(catalogue, configs, torch.cat(chosen), torch.cat(chances), torch.cat(kept), number)
 
 
-def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None, references: int = 0) -> Tensor:
-    """Return `configs`, or all configurations of each graph, padded with -1; ValueError if they do not fit.
-
-    So many `references` of each graph stand before them (`with_references`)."""
-    if references:
-        return with_references(graphs, checked_configs(graphs, configs), references)
+def checked_configs(graphs: Sequence[SegmentedGraph], configs: Tensor | None) -> Tensor:
+    """Return `configs`, or all configurations of each graph, padded with -1; ValueError if they do not fit."""
     if configs is None:
         every = torch.arange(max(graph.num_configs for graph in graphs)).repeat(len(graphs), 1)
         return torch.where(every < torch.tensor([[graph.num_configs] for graph in graphs]), every, -1)

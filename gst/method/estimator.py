@@ -43,8 +43,7 @@ class GraphSegmentTraining(nn.Module):
         encoder: takes a `SegmentBatch`, or `(x, edge_index)` and more like any PyG model, or PyG's `data`
             (`gst.method.encoding.call_of`; the latter two see one copy of the batch per configuration). Returns
             `NodeStates`, or embeddings `(nodes or segments, [configs,] channels)`; of a tuple the first.
-        head: pooled embeddings `(graphs, configs, channels)` -> prediction. A head with an attribute `references`
-            gets the embeddings of so many reference configurations of each graph first.
+        head: pooled embeddings `(graphs, configs, channels)` -> prediction.
         pooling: readout of the embeddings h of the nodes: `sum`, `mean`, `max`, `attention` (mean weighted by exp of a
             learned linear gate), `softmax` (by exp(h), for each channel), `std`, or PyG's aggregations of these kinds.
             All are exact in evaluation; under sampling all but `sum` and `mean` have a bias, which vanishes as
@@ -180,7 +179,7 @@ class GraphSegmentTraining(nn.Module):
             graphs, configs = peers.graphs, peers.configs
         graphs = self._entrance(graphs)
         draw = draws.draw_segments(
-            draws.Catalogue.of(graphs), draws.checked_configs(graphs, configs, self.references), self.step + 1 + ahead,
+            draws.Catalogue.of(graphs), draws.checked_configs(graphs, configs), self.step + 1 + ahead,
             self.seed, self.num_fresh, self.keep_probability, rank=encoding.rank() if peers is None else 0,
         )  # fmt: skip
         return draw if peers is None else draw.part_of(peers)
@@ -213,7 +212,7 @@ class GraphSegmentTraining(nn.Module):
     def _evaluate(self, graphs: Any, configs: Tensor | None, with_gradient: bool) -> Tensor:
         graphs = self._entrance(graphs)
         with torch.set_grad_enabled(with_gradient), encoding.evaluating(self.encoder, self.head, self.readout):
-            pooled = self._embed(graphs, configs, with_gradient, self.references)
+            pooled = self._embed(graphs, configs, with_gradient)
             return self._predict(pooled, graphs, configs)
 
     def scores(
@@ -234,8 +233,8 @@ class GraphSegmentTraining(nn.Module):
         with torch.no_grad(), encoding.evaluating(self.readout):
             return self.readout.finish(self._embed(self._entrance(graphs), configs))
 
-    def _embed(self, graphs: Any, configs: Tensor | None, with_gradient: bool = False, references: int = 0) -> Tensor:
-        catalogue, checked = draws.Catalogue.of(graphs), draws.checked_configs(graphs, configs, references)
+    def _embed(self, graphs: Any, configs: Tensor | None, with_gradient: bool = False) -> Tensor:
+        catalogue, checked = draws.Catalogue.of(graphs), draws.checked_configs(graphs, configs)
         with encoding.evaluating(self.encoder):
             self._first_look(self, catalogue, checked)
             parts = self.encoded(catalogue, torch.arange(len(catalogue)), checked, with_gradient)
@@ -293,11 +292,6 @@ class GraphSegmentTraining(nn.Module):
     def before_rows(self) -> tuple[object, object]:
         """The modules that compute rows of the table."""
         return self.encoder, self.readout.phi
-
-    @property
-    def references(self) -> int:
-        """Reference configurations that the head wants first."""
-        return getattr(self.head, "references", 0)
 
     def like(self) -> Tensor:
         """Return a tensor on the device and in the dtype of the model."""

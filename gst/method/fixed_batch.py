@@ -135,7 +135,6 @@ class FixedBatch:
         if sizes.plans is None and model.call.whole == "batch":
             raise NoFixedShapes("a step of fixed shapes needs the plans of the encoder; give it to Sizes.of")
         self.model, self.sizes, self.others = model, sizes, others
-        self.optimizer, self.results = None, (torch.empty(0),)
         self.tensors: dict[str, Tensor] = {}
         self._batch: SegmentBatch | None = None
         self._packed: Packed | None = None
@@ -204,21 +203,6 @@ class FixedBatch:
         if more := set(batch.plans) - plans:
             raise NoFixedShapes(f"a step of fixed shapes has no plans but those of its sizes; the encoder made {more}")
         return embedded
-
-    def compute(self) -> None:
-        """Encode, as a step of `Recorded` does."""
-        self.results = (self.encode(),)
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-    def places(self) -> tuple[Any, ...]:
-        """Nothing but the batch is read."""
-        return ()
-
-    def undo(self) -> Callable[[], None]:
-        """Nothing is written."""
-        return lambda: None
 
 
 def write_beginnings(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

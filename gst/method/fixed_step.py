@@ -301,8 +301,6 @@ def _refusal_of_model(model: GraphSegmentTraining, optimizer: torch.optim.Optimi
         return "finds rows on the device; give the table the tier 'device' and no capacity"
     if not model.estimate.fixed_shapes or model.learned is not None:
         return f"needs an estimate that declares fixed_shapes and learns nothing; {model.estimate.name!r} does not"
-    if getattr(model.head, "references", 0):
-        return "has no reference configurations"
     if reason := encoder_refusal(model):
         return reason
     if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in modules(model.head)):

@@ -75,33 +75,14 @@ class _Times(nn.Module):
         return logits.detach() if self.readout.semi_grad else logits
 
 
-class _Power(nn.Module):
-    """Powers of PyG's `PowerMeanAggregation` before the mean, and after it the roots."""
-
-    def __init__(self, readout: Any, is_root: bool) -> None:
-        super().__init__()
-        self.readout, self.is_root = readout, is_root
-
-    def forward(self, rows: Tensor) -> Tensor:
-        power = self.readout.p
-        if not isinstance(power, Tensor) and power == 1:
-            return rows
-        rows = rows.clamp(min=self.readout.min_value, max=self.readout.max_value)
-        return rows.pow(1 / power if self.is_root else power)
-
-
 def _with_squares(nodes: Tensor, semi_grad: bool = False) -> Tensor:
     nodes = nodes.to(torch.promote_types(nodes.dtype, torch.float32))  # of which a difference is taken
     return torch.cat([nodes, (nodes.detach() if semi_grad else nodes).square()], -1)
 
 
-def _variance(means: Tensor) -> Tensor:
-    mean, of_squares = means.chunk(2, -1)
-    return of_squares - mean.square()
-
-
 def _deviation(means: Tensor) -> Tensor:
-    variance = _variance(means)
+    mean, of_squares = means.chunk(2, -1)
+    variance = of_squares - mean.square()
     return torch.where(variance > LEAST_VARIANCE, variance.clamp(min=LEAST_VARIANCE).sqrt(), 0.0)
 
 
@@ -112,8 +93,6 @@ _SAME_AS: dict[str, ReadoutName] = {
 _OF_PYG: dict[str, Callable[[Any], Readout]] = {
     "AttentionalAggregation": lambda its: Readout("softmax", _Logits(its.gate_mlp or its.gate_nn, its.mlp or its.nn)),
     "SoftmaxAggregation": lambda its: Readout("softmax", _Logits(_Times(its))),
-    "PowerMeanAggregation": lambda its: Readout("mean", _Power(its, False), _Power(its, True)),
-    "VarAggregation": lambda its: Readout("mean", partial(_with_squares, semi_grad=its.semi_grad), _variance),
     "StdAggregation": lambda its: Readout("mean", partial(_with_squares, semi_grad=its.var_aggr.semi_grad), _deviation),
 }
 _ATTENDING = ("Set2Set", "SetTransformerAggregation", "GraphMultisetTransformer")

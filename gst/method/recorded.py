@@ -32,8 +32,7 @@ class Recorded(Generic[Step]):
         step: `fill(*inputs)` copies inputs to where `compute()` reads them, which is recorded, and `finish()` does what
             is not recorded. `results` is a tuple of tensors; `optimizer` is None, or changes the parameters of
             `model`, a `GraphSegmentTraining`. `places()` are settings, and addresses of whatever else it reads;
-            `undo()` returns what takes back what a later `compute()` writes there. Examples are `FixedStep` and
-            `FixedBatch`.
+            `undo()` returns what takes back what a later `compute()` writes there. An example is `FixedStep`.
         graph: makes an empty graph, see `gst.util.recording.new_graph`.
         is_recorded: whether to record at all; where the model is on an accelerator of this process if None.
 

@@ -1,4 +1,4 @@
-"""Message-passing encoders for any number of configurations at once: inputs, layers, GraphSAGE, GCN, GIN and GAT."""
+"""Message-passing encoders for any number of configurations at once: inputs, layers, GraphSAGE, GCN and GIN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gst.method.fixed_batch import Sizes
 from gst.nn.bounds import Direction, Part, PlanOptions
 from gst.nn.plans import FixedPlans, planned
 from gst.nn.sharing import Plan
-from gst.nn.sparse import by_rows, check_heads, neighbour_attention, neighbour_max, product
+from gst.nn.sparse import by_rows, neighbour_max, product
 
 
 class LazyLinear(nn.LazyLinear):
@@ -279,55 +279,5 @@ class GIN(ConvolutionEncoder):
     convolution = GINConvolution
 
 
-class GATConvolution(nn.Module):
-    """Heads that each sum alpha(u, v) W h(u) over u, v itself among them (Velickovic et al. 2018, eq. 1 to 5). The
-    logit of an edge, a · [W h(v) || W h(u)], is a score of the receiver plus one of the sender."""
-
-    def __init__(self, channels: int, directions: Sequence[Direction], heads: int) -> None:
-        super().__init__()
-        self.parts: tuple[Part, ...] = ("own", *directions)
-        self.project = nn.Linear(channels, channels, bias=False)
-        self.sent = nn.Parameter(torch.empty(heads, channels // heads))
-        self.heard = nn.Parameter(torch.empty(heads, channels // heads))
-        for weight in (self.project.weight, self.sent, self.heard):
-            nn.init.xavier_uniform_(weight)
-
-    def forward(self, rows: Before, sharing: Plan, number: int) -> After:
-        heard = product(sharing.matrix(number, ("own",)), self._scores(rows, self.heard))
-        matrix = sharing.matrix(number, self.parts)
-        return neighbour_attention(matrix, self.project(rows), self._scores(rows, self.sent), heard)
-
-    def _scores(self, rows: Before, attention: Tensor) -> Float[Tensor, "before heads"]:
-        """a · W h of each head as (W^T a) · h, so that a score costs one number and not a projection."""
-        weight = (self.project.weight.unflatten(0, attention.shape) * attention[..., None]).sum(1)
-        return nn.functional.linear(rows, weight)
-
-
-class GAT(Encoder):
-    """Graph attention encoder (GAT): the weight of a message depends on its sender and its receiver.
-
-    Arguments are those of `SAGE`, and `heads` that share the channels; both directions are one relation.
-
-    Raises:
-        ValueError: the heads do not divide the channels.
-    """
-
-    def __init__(
-        self,
-        channels: int = 64,
-        num_layers: int = 3,
-        num_opcodes: int = 256,
-        config_symbols: int = 0,
-        log_config: bool = True,
-        directions: Sequence[Direction] = BOTH,
-        share: bool = True,
-        heads: int = 4,
-    ) -> None:
-        check_heads(channels, heads)
-        inputs = InputProjection(channels, num_opcodes, config_symbols, log_config)
-        layers = [ResidualLayer(channels, GATConvolution(channels, directions, heads)) for _ in range(num_layers)]
-        super().__init__(inputs, layers, directions, share)
-
-
-ENCODERS: dict[str, Callable[..., nn.Module]] = {"SAGE": SAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
+ENCODERS: dict[str, Callable[..., nn.Module]] = {"SAGE": SAGE, "GCN": GCN, "GIN": GIN}
 """Encoders by name. Each is called with `channels`, `num_layers` and further arguments of `SAGE`."""

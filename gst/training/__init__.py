@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from gst.training.callbacks import HeadFinetuning, PlacedSteps
     from gst.training.datamodule import SegmentDataModule
     from gst.training.module import SegmentTrainingModule
-    from gst.training.processes import FullySharded
 
 _HOMES = {
-    "FullySharded": "gst.training.processes",
     "HeadFinetuning": "gst.training.callbacks",
     "PlacedSteps": "gst.training.callbacks",
     "SegmentDataModule": "gst.training.datamodule",
     "SegmentTrainingModule": "gst.training.module",
 }
 
-__all__ = ["FullySharded", "HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
+__all__ = ["HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
 
 __getattr__ = lazy_names("gst.training", _HOMES)

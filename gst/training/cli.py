@@ -32,8 +32,7 @@ from gst.nn import ENCODERS
 from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
-from gst.training.processes import FullySharded as FullySharded  # --trainer.strategy fsdp2
-from gst.training.processes import ended_by_signals, gathered, limit_waits, waits_explained
+from gst.training.processes import gathered, limit_waits, waits_explained
 from gst.training.record import LogProgress, Recorder, ReportPage, TerminalProgress, checkpoints_of, folder_of_run
 from gst.training.sweeps import FOLDER_OF_TRIAL
 from gst.util.untrusted import OF_TRAININGS, check_classes, check_yaml, read_yaml
@@ -78,7 +77,7 @@ USUAL = """\
 --data.configs_per_graph N   configurations of each graph in a step
 --optimizer CLASS            such as torch.optim.AdamW; --optimizer.lr X; --lr_scheduler CLASS
 --trainer.max_epochs N       length of the training; also --trainer.max_steps N
---trainer.accelerator NAME   auto, cpu, gpu ...; --trainer.devices N, --trainer.strategy ddp|fsdp2
+--trainer.accelerator NAME   auto, cpu, gpu ...; --trainer.devices N, --trainer.strategy ddp
 --trainer.precision NAME     32-true, bf16-mixed or 16-mixed
 --trainer.callbacks+=CLASS   such as gst.training.HeadFinetuning or gst.training.PlacedSteps
 --trainer.callbacks.monitor M    val/ before a metric: {metrics}
@@ -196,7 +195,7 @@ class GstCLI(LightningCLI):
             name = strategy if isinstance(strategy, str) else type(strategy).__name__
             raise ValueError(
                 f"strategy {name} gathers parameters layer by layer, and processes run encoders different numbers of "
-                "times; --trainer.strategy fsdp2 gathers them once a step, on any device"
+                "times; --trainer.strategy ddp keeps them whole in each process"
             )
         trainer: L.Trainer = super().instantiate_trainer(**kwargs)
         if str(trainer.precision).endswith("-true") and trainer.precision != "32-true":
@@ -278,7 +277,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     arguments = _with_section(arguments)
     sys.argv[1:] = arguments  # LightningCLI warns when it is given arguments beside those of the process
     try:
-        with _own_run(), waits_explained(), ended_by_signals():
+        with _own_run(), waits_explained():
             cli = GstCLI(
                 SegmentTrainingModule,
                 SegmentDataModule,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,6 @@ from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
 from gst.graphs.store import open_store, prepare
 from gst.util.progress import bar
-from partitioners import METHODS, UNSEEDED
 
 TRAIN, VALID, TEST = range(3)
 NAMED = 3  # graphs in a message
@@ -38,8 +36,6 @@ class SegmentDataModule(L.LightningDataModule):
         graphs_per_step, configs_per_graph: size of a training step, of each process where several train.
         lists_per_graph: at most so many lists of `configs_per_graph` configurations of each graph in one epoch.
         eval_configs: configurations per step of validation, test and prediction.
-        eval_cuts: scores of validation, test and prediction are means over so many cuts of each graph, made with
-            `partition_seed`, `partition_seed` + 1, ... Each costs as much as the first; training uses the first alone.
         valid_source, test_source: all graphs of that part, where a dataset is published in parts.
         missing_targets: `refuse` targets that are NaN or infinite, or `skip` their configurations.
 
@@ -67,11 +63,9 @@ class SegmentDataModule(L.LightningDataModule):
         seed: int = 0,
         valid_source: GraphSource | None = None,
         test_source: GraphSource | None = None,
-        eval_cuts: int = 1,
         missing_targets: Literal["refuse", "skip"] = "refuse",
     ) -> None:
         super().__init__()
-        check_cuts(eval_cuts, method)
         self.source, self.store = source, Path(store)
         given = {VALID: valid_source, TEST: test_source}
         self.published = {part: own for part, own in given.items() if own is not None}
@@ -83,9 +77,8 @@ class SegmentDataModule(L.LightningDataModule):
         self.num_test = 0 if TEST in self.published else num_test
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
-        self.eval_cuts, self.missing_targets = eval_cuts, missing_targets
+        self.missing_targets = missing_targets
         self.parts: dict[int, list[Selection]] = {}
-        self._cuts: dict[SegmentedGraph, tuple[SegmentedGraph, ...]] = {}  # of each graph that is evaluated
         self.digest = ""
         self.versions: dict[str, str] = {}
 
@@ -97,13 +90,9 @@ class SegmentDataModule(L.LightningDataModule):
         if self.trainer is not None and self.trainer.world_size == 1 and self.trainer.state.fn is not None:
             self.setup(str(self.trainer.state.fn.value))
         if self.trainer is not None and self.trainer.world_size > 1:
-            cuts = {
-                (id(self._source(part)), cut): self._source(part)
-                for part in NEEDED.get(self.trainer.state.fn or "", ())
-                for cut in range(1 if part == TRAIN else self.eval_cuts)
-            }
-            for (_, cut), source in cuts.items():
-                self._prepared(source, cut)
+            sources = [self._source(part) for part in NEEDED.get(self.trainer.state.fn or "", ())]
+            for source in {id(each): each for each in sources}.values():
+                self._prepared(source)
 
     def setup(self, stage: str) -> None:
         """Open the parts that `stage` needs, preparing their stores if necessary.
@@ -119,8 +108,6 @@ class SegmentDataModule(L.LightningDataModule):
         for part in NEEDED[stage]:
             if stage in _SCORED:
                 self.parts[part] = _labelled(self.parts[part])
-            if part != TRAIN and self.eval_cuts > 1:
-                self._cut_again(part)
         if stage == "fit":
             _check_labels(self.parts[TRAIN])
             _check_widths(self.parts[TRAIN], self.parts[VALID])
@@ -138,23 +125,6 @@ class SegmentDataModule(L.LightningDataModule):
         divided = split(graphs, self.split_by, self.num_valid, self.num_test, self.split_seed)
         self.parts |= {number: each for number, each in enumerate(divided) if number not in self.published}
 
-    def _cut_again(self, part: int) -> None:
-        """The other cuts of the graphs of a part that is evaluated."""
-        wanted = [graph for graph, _ in self.parts[part] if graph not in self._cuts]
-        others: dict[str, list[SegmentedGraph]] = {graph.name: [] for graph in wanted}
-        for cut in range(1, self.eval_cuts if wanted else 1):
-            for graph in self._prepared(self._source(part), cut)[1]:
-                if graph.name in others:
-                    others[graph.name].append(graph)
-        self._cuts |= {graph: (graph, *others[graph.name]) for graph in wanted}
-
-    def over_cuts(self, step: Step) -> list[Step]:
-        """An evaluation step under each cut of its graphs."""
-        if self.eval_cuts == 1:
-            return [step]
-        cuts = zip(*(self._cuts[graph] for graph in step.graphs), strict=True)
-        return [replace(step, graphs=graphs) for graphs in cuts]
-
     def source_of(self, stage: str) -> GraphSource:
         """Return the source of the part that a stage evaluates."""
         return self._source(NEEDED[stage][-1])
@@ -162,12 +132,11 @@ class SegmentDataModule(L.LightningDataModule):
     def _source(self, part: int) -> GraphSource:
         return self.published.get(part, self.source)
 
-    def _prepared(self, source: GraphSource, cut: int = 0) -> tuple[str, list[SegmentedGraph]]:
+    def _prepared(self, source: GraphSource) -> tuple[str, list[SegmentedGraph]]:
         """The digest of the store of `source` and its graphs."""
-        settings = self.segmentation | {"seed": self.segmentation["seed"] + cut}
-        named = f"preparing segments, cut {cut + 1} of {self.eval_cuts}" if cut else "preparing segments"
-        with bar(desc=named, unit=" graphs", delay=2) as shown:
-            directory = prepare(source, self.store, **settings, progress=lambda name: shown.update() and None)
+        with bar(desc="preparing segments", unit=" graphs", delay=2) as shown:
+            progress = lambda name: shown.update() and None  # noqa: E731
+            directory = prepare(source, self.store, **self.segmentation, progress=progress)
         return directory.name, open_store(directory)
 
     def train_dataloader(self) -> StepLoader:
@@ -208,15 +177,6 @@ class SegmentDataModule(L.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         """Rank of this process and the number of processes."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-
-def check_cuts(cuts: int, method: str, option: str = "eval_cuts") -> None:
-    """Raise ValueError for a number of cuts below 1, or several by a method that cuts alike whatever its seed."""
-    if cuts < 1:
-        raise ValueError(f"{option} is {cuts}; a score needs at least one cut of each graph")
-    if cuts > 1 and method in UNSEEDED:
-        others = ", ".join(name for name in METHODS if name not in UNSEEDED)
-        raise ValueError(f"{option} is {cuts}, but {method!r} cuts alike each time; use one of {others}, or {option} 1")
 
 
 def _labelled(selections: list[Selection]) -> list[Selection]:

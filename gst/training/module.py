@@ -182,9 +182,7 @@ class SegmentTrainingModule(L.LightningModule):
         if options["tier"] == "disk":
             options["path"] = Path(self.trainer.default_root_dir) / "runs"
             options["path"].mkdir(parents=True, exist_ok=True)
-        table = EmbeddingTable(
-            1, channels, device=self.trainer.strategy.root_device, dataset=self._data.digest, **options
-        )
+        table = EmbeddingTable(1, channels, device=self.trainer.strategy.root_device, **options)
         return table if processes == 1 else ShardedTable(table)
 
     def forward(self, step: Step) -> Tensor:
@@ -298,7 +296,7 @@ class SegmentTrainingModule(L.LightningModule):
         """Return graph, configuration, score (with `cross_entropy` the class) and target of each configuration."""
         if step.peers is not None and step.peers.idle:
             return []
-        scores = self._over_cuts(step).cpu()
+        scores = self(step).cpu()
         if self.loss == "cross_entropy":
             scores = scores.argmax(-1)
         return [
@@ -314,15 +312,11 @@ class SegmentTrainingModule(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_metrics("test")
 
-    def _over_cuts(self, step: Step) -> Tensor:
-        """Return the scores of an evaluation step: their mean over the cuts of its graphs."""
-        return torch.stack([self(each) for each in self._data.over_cuts(step)]).mean(0)
-
     def validation_step(self, step: Step, index: int) -> None:
         """Append the scores of a step; `_log_metrics` gathers those of all processes."""
         if step.peers is not None and step.peers.idle:
             return
-        scores = self._over_cuts(step).float().cpu()
+        scores = self(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
             real = ~targets.isnan()
             self._evaluated.append((index, graph.name, row[real], targets[real]))

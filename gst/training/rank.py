@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
-from gst.training.datamodule import SegmentDataModule, check_cuts
+from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.util.progress import Bars
 from gst.util.untrusted import DAMAGE, plain, read_tensors
@@ -21,8 +22,8 @@ from gst.util.untrusted import DAMAGE, plain, read_tensors
 
 def load(
     checkpoint: Path, trusted: Sequence[str] = ()
-) -> tuple[SegmentTrainingModule, Callable[[Graph, int], list[SegmentedGraph]]]:
-    """Return the model of a checkpoint in evaluation mode, and the function that cuts a graph as often as asked.
+) -> tuple[SegmentTrainingModule, Callable[[Graph], SegmentedGraph]]:
+    """Return the model of a checkpoint in evaluation mode, and the function that cuts a graph.
 
     The checkpoint may name networks of this package, torch, listed layers of torch_geometric and `trusted` packages.
 
@@ -42,19 +43,13 @@ def load(
         raise ValueError(f"{checkpoint}: not a checkpoint of `gst fit` ({plain(error, 400)})") from error
     if derivation not in (None, {}, {"features": [], "reduction": "none"}):
         raise ValueError(f"{checkpoint} was trained on derived node features, which this version lacks; train it again")
-
-    def cut(graph: Graph, cuts: int) -> list[SegmentedGraph]:
-        check_cuts(cuts, segmentation["method"], "cuts")
-        first = segmentation["seed"]
-        return [segment(graph, **segmentation | {"seed": first + number}) for number in range(cuts)]
-
-    return model.eval(), cut
+    return model.eval(), partial(segment, **segmentation)
 
 
 def rank(
-    checkpoint: Path, program: Path | Graph, configs_at_once: int = 256, trusted: Sequence[str] = (), cuts: int = 1
+    checkpoint: Path, program: Path | Graph, configs_at_once: int = 256, trusted: Sequence[str] = ()
 ) -> Float[np.ndarray, " configs"]:
-    """Return scores of all configurations of a graph, or of a TpuGraphs file, means over `cuts`; the lower, the faster.
+    """Return scores of all configurations of a graph, or of a TpuGraphs file; the lower, the faster.
 
     Raises:
         ValueError: a file is wrong, the checkpoint tells classes apart or is of graphs with other features.
@@ -62,12 +57,11 @@ def rank(
     model, cut = load(checkpoint, trusted)
     if model.loss == "cross_entropy":
         raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
-    graph = program if isinstance(program, Graph) else read(program, merge=False)
-    graphs = cut(graph, cuts)
+    graph = cut(program if isinstance(program, Graph) else read(program, merge=False))
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     model = model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)  # mps: no float64
     try:
-        return np.mean([score(model, graph, configs_at_once) for graph in graphs], axis=0)
+        return score(model, graph, configs_at_once)
     except torch.OutOfMemoryError as error:
         raise ValueError(f"the accelerator is full ({plain(error)}); CUDA_VISIBLE_DEVICES= uses the CPU") from error
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers

@@ -106,11 +106,13 @@ def test_configurations_that_have_nothing_in_common_with_the_base(model: CostMod
     assert agree(rescorer.predict([]), np.zeros(0))
 
 
-@pytest.mark.parametrize("capacity", [1, 7])
-def test_what_the_table_has_no_room_for_is_encoded_again(model: CostModel, graph: Graph, capacity: int) -> None:
+def test_what_there_is_no_room_for_is_encoded_again(
+    model: CostModel, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     features = moves(graph, 30, seed=2)
-    roomy, tight = Rescorer(model, graph), Rescorer(model, graph, capacity)
+    roomy, tight = Rescorer(model, graph), Rescorer(model, graph)
     wanted = roomy.predict(changes(graph, features))
+    monkeypatch.setattr("gst.cost.rescoring.MOST_STORED", 7)
     for part in (slice(0, 20), slice(10, 30), slice(0, 30)):
         assert agree(tight.predict(changes(graph, features[part])), wanted[part])
     assert tight.num_encoded > roomy.num_encoded
@@ -124,7 +126,7 @@ def test_a_few_pairs_at_a_time_give_the_same(model: CostModel, graph: Graph, mon
 
 
 def test_moves_that_are_accepted_make_another_base(model: CostModel, graph: Graph) -> None:
-    rescorer, features = Rescorer(model, graph, capacity=5), graph.config_features[0].copy()
+    rescorer, features = Rescorer(model, graph), graph.config_features[0].copy()
     generator = np.random.default_rng(4)
     for _ in range(5):
         chosen = generator.choice(len(graph.config_nodes), 2, replace=False)
@@ -162,8 +164,6 @@ def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None
         rescorer.predict([Change(free, row)])
     with pytest.raises(ValueError, match=r"rows of shape \(1, 2\); want \(1, 1\)"):
         rescorer.predict([Change(graph.config_nodes[:1], np.zeros((1, 2), np.float32))])
-    with pytest.raises(ValueError, match="capacity is 0"):
-        Rescorer(model, graph, capacity=0)
     with pytest.raises(ValueError, match="learned nothing yet"):
         Rescorer(new_model(), graph)
 

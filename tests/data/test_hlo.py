@@ -71,6 +71,18 @@ def test_the_written_npz_is_the_published_one(protobuf: Path, published: Path, t
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["written.npz"]
 
 
+@pytest.mark.parametrize("name", ["lowered", "zoo"])
+def test_text_has_the_features_of_its_protobuf(name: str) -> None:
+    assert read_hlo(HLO / f"{name}.txt").digest() == read_hlo(HLO / f"{name}.pb").digest()
+
+
+def test_without_jaxlib_text_is_refused_and_protobuf_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"jaxlib, which is not installed.*give protobuf"):
+        read_hlo(HLO / "lowered.txt")
+    assert read_hlo(HLO / "lowered.pb").num_nodes == 134
+
+
 def test_an_unmeasured_program_survives_the_npz(tmp_path: Path) -> None:
     graph = read_hlo(HLO / "lowered.pb")
     write_npz(graph, tmp_path / "lowered.npz")

@@ -22,55 +22,34 @@ def assert_refused(path: Path, content: bytes, problem: str) -> None:
     started = time.process_time()
     with pytest.raises(ValueError) as caught:
         read_hlo(path)
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 5  # not of the process that parses text
     message = str(caught.value)
     assert problem in message
     assert message.startswith(f"{path}: ") and "\n" not in message
     assert len(message) < len(str(path)) + 250
 
 
-LINES = {
-    "c = f32[2]{0} add(a, missing)": "line 5: 'missing' is no earlier instruction",
-    "c = f32[2]{0} call(a), to_apply=main": "line 5: 'main' is no earlier computation",
-    "a = f32[2]{0} negate(a)": "line 5: 'a' is declared twice",
-    "c = f32[2]{0} negate a": "line 5: got 'a', want the operands of 'c'",
-    "c = negate(a)": "line 5: 'negate' is no type of elements",
-    "c = f32[?] negate(a)": "line 5: f32[?] has a size without a bound",
-    "c = f32[12345678901234567890]{0} negate(a)": "line 5: '12345678901234567890' is no size",
-    f"c = f32[{HUGE},{HUGE}] negate(a)": f"instruction 'c': the sum or the product of its [{HUGE}, {HUGE}] exceeds",
-    "c = f32[2,3]{1,1} negate(a)": "line 5: the layout {1,1} does not order 2 dimensions",
-    f"c = {'(' * 30_000} negate(a)": "line 5: more than 32 tuples within each other",
-    f"c = f32[2]{{0}} negate({'(' * 30_000}": "the text ends within (",
-    "c = f32[2]{0} negate(a), window={size=3 sighs=3}": "line 5: the window of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), dim_labels=b0_io0->b0": "line 5: the dim_labels of 'c' cannot be read",
-    f"c = f32[2]{{0}} negate(a), dimensions={{{'9,' * 10_000}}}": "instruction 'c': it lists 10000 numbers",
-    "c = f32[2]{0} negate(a), slice={[0:9], [3]}": "line 5: the slice of 'c' cannot be read",
-    "c = f32[2]{0} negate(a), feature_group_count=many": "line 5: the feature_group_count of 'c' cannot be read",
-    "c = f32[2]{0} slice-start(a), slice={[0:2]}": "'c' has no tuple of operands and result",
-    'c = f32[2]{0} negate(a), metadata={op_name="x}': 'line 5: " is opened and never closed',
-}
-
-
-@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
-def test_a_bad_line(line: str, tmp_path: Path) -> None:
-    text = f"HloModule m\n\nENTRY main {{\n  a = f32[2]{{0}} parameter(0)\n  {line}\n}}\n"
-    assert_refused(tmp_path / "bad.txt", text.encode(), LINES[line])
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "it holds no XLA program"),
-        (b"HloModule m\n", "it has no nodes"),
-        (b"HloModule m\nfunction_of {\n}\n", "computation 'function_of' lacks its root"),
-        (b"HloModule m\n\nENTRY main {\n  a = f32[] parameter(0)\n", "line 5: got the end of the text, want a name"),
-        (b"module @jit_f attributes {mhlo.num_partitions = 1 : i32} {\n", "StableHLO"),
+        (b"HloModule m\n", "text that jaxlib does not take"),
+        (b"HloModule m\n\nENTRY main {\n  a = f32[] made-up()\n}\n", "text that jaxlib does not take: was parsing 4:"),
+        (b"HloModule m\n\nENTRY main {\n  a = f32[?] parameter(0)\n}\n", "sizes must be known"),
+        (b"module @jit_f attributes {mhlo.num_partitions = 1 : i32} {\n", "text that jaxlib does not take"),
+        (b"\x7fELF\x02\x01\x01\x00" + bytes(100), "it holds no XLA program"),
+        (b"PK\x03\x04" + bytes(100), "it holds no XLA program"),
         (b"\x0a\x06broken", "it holds no XLA program"),
         (b"\x1a" * 100_000, "it holds no XLA program"),
     ],
 )
 def test_what_is_no_program(content: bytes, problem: str, tmp_path: Path) -> None:
     assert_refused(tmp_path / "bad", content, problem)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no such file"):
+        read_hlo(tmp_path / "absent.pb")
 
 
 def _of(module: Any) -> list[Any]:
@@ -80,12 +59,17 @@ def _of(module: Any) -> list[Any]:
 MODULES: dict[str, Callable[[Any], Any]] = {
     "its operand 12345 is no earlier instruction": lambda m: _of(m)[9].operand_ids.append(12345),
     "is no earlier instruction of its computation": lambda m: _of(m)[3].operand_ids.append(_of(m)[7].id),
+    "is no earlier instruction of its computation ": lambda m: _of(m)[3].operand_ids.append(_of(m)[3].id),
     "it calls 777, which is no earlier computation": lambda m: _of(m)[3].called_computation_ids.append(777),
+    "which is no earlier computation": lambda m: _of(m)[3].called_computation_ids.append(m.computations[-1].id),
     "has the id of another": lambda m: setattr(_of(m)[3], "id", _of(m)[2].id),
+    "has the id of another ": lambda m: setattr(m.computations[1], "id", m.computations[0].id),
     "lacks its root": lambda m: setattr(m.computations[-1], "root_id", 12345),
+    "it has no opcode": lambda m: setattr(_of(m)[3], "opcode", ""),
     "a dimension of size -2": lambda m: _of(m)[3].shape.dimensions.append(-2),
     "exceeds 64 bits": lambda m: _of(m)[3].shape.dimensions.extend([2**62, 2**62]),
     "it lists 100000 numbers": lambda m: _of(m)[3].dynamic_slice_sizes.extend([2**62] * 100_000),
+    "it lists 72 numbers": lambda m: [_of(m)[3].window.dimensions.add() for _ in range(70)],
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def sharded(
     rank: int, world_size: int, dtype: torch.dtype, first: int, saved: dict[str, Any] | None, capacity: int | None
 ) -> dict[str, Any]:
     """What one process sees in some steps, and what it would save after them."""
-    table = ShardedTable(EmbeddingTable(1, CHANNELS, dtype, dataset="a", capacity=capacity))
+    table = ShardedTable(EmbeddingTable(1, CHANNELS, dtype, capacity=capacity))
     if saved is not None:
         table.load_state_dict({"_extra_state": saved})
     table.resize(NUM_KEYS)
@@ -65,7 +65,7 @@ def assert_is_the_single_table(answers: list[dict[str, Any]], table: EmbeddingTa
     state = table.get_extra_state()
     for rank, answer in enumerate(answers):
         saved = answer["state"]
-        assert (saved["num_keys"], saved["step"], saved["dataset"]) == (NUM_KEYS, first + STEPS - 1, "a")
+        assert (saved["num_keys"], saved["step"]) == (NUM_KEYS, first + STEPS - 1)
         for name in ("keys", "rows", "written"):
             assert torch.equal(saved[name], state[name] if rank == 0 else state[name][:0])
         statistics = table.statistics() | {"bytes": answer["statistics"]["bytes"]}
@@ -76,7 +76,7 @@ def assert_is_the_single_table(answers: list[dict[str, Any]], table: EmbeddingTa
 def test_any_number_of_processes_is_one_table_and_goes_on_as_any_other_number(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    table = EmbeddingTable(NUM_KEYS, CHANNELS, dtype, dataset="a")
+    table = EmbeddingTable(NUM_KEYS, CHANNELS, dtype)
     saved = None
     for turn, world_size in enumerate((3, 2)):
         answers = in_processes(world_size, sharded, tmp_path, dtype, turn * STEPS, saved, None)
@@ -97,10 +97,9 @@ def test_a_capacity_bounds_the_rows_of_each_process(tmp_path: Path) -> None:
 def test_it_refuses_what_a_single_table_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("get_rank", 0), ("get_world_size", 2), ("get_backend", "gloo")):
         monkeypatch.setattr(torch.distributed, name, lambda group, value=value: value)
-    saved = EmbeddingTable(NUM_KEYS, CHANNELS, dataset="a").get_extra_state()
-    for channels, dataset, state, word in (
-        (CHANNELS + 1, "", saved, "channels"), (CHANNELS, "b", saved, "dataset"),
-        (CHANNELS, "", {"keys": torch.zeros(1)}, "state"),
+    saved = EmbeddingTable(NUM_KEYS, CHANNELS).get_extra_state()
+    for channels, state, word in (
+        (CHANNELS + 1, saved, "channels"), (CHANNELS, {"keys": torch.zeros(1)}, "state"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=word):
-            ShardedTable(EmbeddingTable(1, channels, dataset=dataset)).set_extra_state(state)
+            ShardedTable(EmbeddingTable(1, channels)).set_extra_state(state)

@@ -36,7 +36,7 @@ PAIRS = with_rest(itertools.product(TIERS, TIERS), [*zip(TIERS, TIERS[1:] + TIER
 def test_resumed_on_any_tier_it_goes_on_as_if_never_stopped(
     tier: str, saved_tier: str, capacity: int | None, dtype: torch.dtype
 ) -> None:
-    options: dict[str, Any] = {"capacity": capacity, "dataset": "a"}
+    options: dict[str, Any] = {"capacity": capacity}
     straight = table_in(saved_tier, 30, 8, dtype, **options)
     some_pushes(straight, 0, 12)
     resumed = table_in(tier, 30, 8, dtype, **options)
@@ -90,13 +90,13 @@ def test_a_checkpoint_holds_the_rows_in_use_alone() -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_neither_a_saved_state_nor_a_copy_follows_the_table(tier: str) -> None:
-    table = table_in(tier, 3, 1, capacity=2, dataset="a")
+    table = table_in(tier, 3, 1, capacity=2)
     table.push(torch.tensor([0]), torch.tensor([[1.0]]), step=0)
     state, copied, pickled = table.state_dict(), copy.deepcopy(table), pickle.loads(pickle.dumps(table))  # noqa: S301
     table.push(torch.tensor([0]), torch.tensor([[2.0]]), step=1)
     for other in (copied, pickled):
         assert other.pull(torch.tensor([0]))[0].item() == 1
-        assert repr(other) == repr(table) and other.dataset == "a"
+        assert repr(other) == repr(table)
     table.load_state_dict(state)
     assert table.pull(torch.tensor([0]))[0].item() == 1
 
@@ -135,27 +135,13 @@ def test_a_state_of_another_shape_is_refused() -> None:
         assert other.pull(torch.tensor([1, 2]))[2].tolist() == [False, True]
 
 
-@pytest.mark.parametrize(("mine", "refused"), [("a", False), ("", False), ("b", True)])
-def test_a_table_of_another_dataset_is_refused(mine: str, refused: bool) -> None:
-    saved, other = EmbeddingTable(4, 2, dataset="a"), EmbeddingTable(4, 2, dataset=mine)
-    if refused:
-        with pytest.raises(ValueError, match=r"dataset 'a'; wanted 'b': its keys number other things; resume with"):
-            other.load_state_dict(saved.state_dict())
-    else:
-        other.load_state_dict(saved.state_dict())
-        assert other.get_extra_state()["dataset"] == "a"
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         ({"keys": torch.tensor([2, 2])}, "key 2 is repeated"),
         ({"keys": torch.tensor([0, 4])}, r"keys are 0\.\.4; wanted 0\.\.3"),
         ({"written": torch.tensor([1])}, "2 keys, 2 rows and 1 steps; .* the file is damaged"),
-        (
-            {"rows": None},
-            r"saved state has \['dataset', 'keys', 'num_keys', 'ranges', 'slots', 'step', 'written'\]; wanted",
-        ),
+        ({"rows": None}, r"saved state has \['keys', 'num_keys', 'ranges', 'slots', 'step', 'written'\]; wanted"),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any], message: str) -> None:
@@ -173,8 +159,8 @@ def test_what_is_no_state_is_refused(unchecked: None) -> None:
         EmbeddingTable(4, 2).load_state_dict({"_extra_state": torch.ones(3)})
 
 
-def test_a_state_saved_before_there_were_datasets_is_loaded() -> None:
+def test_a_state_saved_before_there_were_ranges_is_loaded() -> None:
     state = {"num_keys": 4, "step": 7, "keys": torch.tensor([1, 3]), "rows": torch.ones(2, 2)}
-    table = EmbeddingTable(4, 2, dataset="a")
+    table = EmbeddingTable(4, 2)
     table.set_extra_state(state | {"written": torch.tensor([7, 2])})
     assert table.pull(torch.arange(4))[1].tolist() == [-1, 0, -1, 5]

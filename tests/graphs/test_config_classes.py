@@ -4,13 +4,17 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from gst.graphs import config_classes as module
 from gst.graphs.config_classes import OnceForEach, config_classes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn import SAGE
 
 
 def made(num_nodes: int, num_configs: int, num_symbols: int, halo: int, dtype: str, seed: int) -> SegmentedGraph:
@@ -67,3 +71,13 @@ def test_copies_of_a_graph_that_workers_send_are_looked_at_once() -> None:
     for _ in range(3):  # a loader with workers unpickles a graph for every step
         assert classes(copy.copy(graph)) == 6
     assert classes(copy.copy(other)) == 6 and len(calls) == 2
+
+
+def test_scores_are_exact_and_encode_a_segment_once_for_all_that_are_alike_on_it() -> None:
+    graph = made(40, 30, 2, 0, "int8", 0)
+    model = GraphSegmentTraining(SAGE(4, 1), nn.Linear(4, 1)).eval()
+    want, counts = model.exact([graph])[0], list[int]()
+    encode = model.encode
+    model.encode = lambda *arguments: counts.append(arguments[2].shape[1]) or encode(*arguments)
+    torch.testing.assert_close(model.scores(graph, configs_at_once=7), want)
+    assert counts == config_classes(graph).counts.tolist() and max(counts) < 30

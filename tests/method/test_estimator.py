@@ -127,7 +127,7 @@ def test_with_less_context_training_is_not_that_on_the_whole_graph(kind: str, ha
     ("kind", "pooling", "max_rows"),
     with_rest(
         ((kind, *rest) for kind in KINDS for rest in (("sum", 1 << 18), ("mean", 9), ("max", 41), ("mean", 1))),
-        [("sage", "sum", 1 << 18), ("plain", "mean", 9), ("gat", "max", 41), ("sage", "mean", 1)],
+        [("sage", "sum", 1 << 18), ("plain", "mean", 9), ("gin", "max", 41), ("sage", "mean", 1)],
     ),
 )
 def test_exact_is_all_segments_fresh_however_it_is_chunked(kind: str, pooling: str, max_rows: int) -> None:
@@ -239,7 +239,7 @@ def test_steps_that_were_read_ahead_are_the_same_steps() -> None:
 @pytest.mark.parametrize(
     ("kind", "pooling", "halo"),
     with_rest(
-        itertools.product(KINDS, POOLINGS, [0, 2]), [("sage", "mean", 0), ("gat", "max", 2), ("nodes", "sum", 0)]
+        itertools.product(KINDS, POOLINGS, [0, 2]), [("sage", "mean", 0), ("gin", "max", 2), ("nodes", "sum", 0)]
     ),
 )
 def test_names_of_nodes_do_not_matter(kind: str, pooling: str, halo: int) -> None:

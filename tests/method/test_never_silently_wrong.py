@@ -28,7 +28,7 @@ from gst.method.batch import SegmentBatch
 from gst.method.draws import Peers
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import SegmentSums
-from gst.nn.sparse import CsrMatrix, neighbour_attention, neighbour_max, product
+from gst.nn.sparse import CsrMatrix, neighbour_max, product
 from gst.util.arrays import Mapped, PackedArray
 
 ALL = 99  # more segments than any graph here has
@@ -457,20 +457,9 @@ def test_second_derivatives_of_sparse_products_are_right() -> None:
     matrix = CsrMatrix.from_entries(ends[0], ends[1], (4, 4), weights)
     x = torch.randn(4, 2, dtype=torch.float64, generator=generator).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: product(matrix, x) ** 3, x)
+    assert torch.autograd.gradgradcheck(lambda x: neighbour_max(matrix, x) ** 3, x)
     pooled = lambda x: SegmentSums.apply(x, torch.tensor([[0, 1], [2, 2], [3, 3]]), torch.tensor([0, 0, 1]), 2)  # noqa: E731
     assert torch.autograd.gradgradcheck(lambda x: pooled(x * x) ** 3, x)
-
-
-@pytest.mark.parametrize("kind", ["max", "attention"])
-def test_second_derivatives_of_other_kernels_are_refused(kind: str) -> None:
-    matrix = CsrMatrix.from_entries(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), (2, 2))
-    x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
-    rows = {"max": lambda: neighbour_max(matrix, x * x), "attention": lambda: neighbour_attention(matrix, x * x, x, x)}[
-        kind
-    ]()
-    (gradient,) = torch.autograd.grad((rows**3).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.sum().backward()
 
 
 def test_workers_map_the_files_of_a_store_instead_of_reading_them(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gst.method.batch import SegmentBatch
-from gst.nn import ENCODERS, GAT, GCN, GIN, SAGE
+from gst.nn import ENCODERS, GCN, GIN, SAGE
 
 Messages = list[tuple[int, int]]
 """(sender, receiver) of every message."""
@@ -17,7 +17,6 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     **ENCODERS,
     "SAGE sum": lambda *a, **k: SAGE(*a, aggregation="sum", **k),
     "SAGE max": lambda *a, **k: SAGE(*a, aggregation="max", **k),
-    "GAT one head": lambda *a, **k: GAT(*a, heads=1, **k),
 }
 
 
@@ -128,21 +127,4 @@ def slow_gin(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages
     return after
 
 
-def slow_gat(layer: nn.Module, hidden: list[Tensor], by_direction: list[Messages]) -> list[Tensor]:
-    """Velickovic et al. 2018, eq. 1 to 5."""
-    together, gat, after = [message for direction in by_direction for message in direction], layer.convolution, []
-    heads = len(gat.sent)
-    projected = [(gat.project.weight @ state).chunk(heads) for state in hidden]
-    for v in range(len(hidden)):
-        heard = [v, *senders(v, together)]
-        by_head = []
-        for h in range(heads):
-            attention = torch.cat([gat.heard[h], gat.sent[h]])
-            logits = [attention @ torch.cat([projected[v][h], projected[u][h]]) for u in heard]
-            powers = [torch.exp(x if x > 0 else 0.2 * x) for x in logits]
-            by_head.append(sum(p / sum(powers) * projected[u][h] for p, u in zip(powers, heard, strict=True)))
-        after.append(hidden[v] + layer.norm(torch.cat(by_head)).relu())
-    return after
-
-
-SLOW_LAYERS = {SAGE: slow_sage, GCN: slow_gcn, GIN: slow_gin, GAT: slow_gat}
+SLOW_LAYERS = {SAGE: slow_sage, GCN: slow_gcn, GIN: slow_gin}

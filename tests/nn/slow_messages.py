@@ -37,17 +37,3 @@ def slow_max(entries: Entries, rows: int, x: Tensor) -> Tensor:
     """torch.amax shares the gradient of equal maxima."""
     lists = [[x[u] for u, _ in heard(entries, v)] for v in range(rows)]
     return torch.stack([torch.stack(each).amax(0) if each else torch.zeros_like(x[0]) for each in lists])
-
-
-def slow_attention(entries: Entries, values: Tensor, sent: Tensor, received: Tensor) -> Tensor:
-    """The softmax as it is written, without the largest logit taken off."""
-    heads = sent.shape[1]
-    after = []
-    for v in range(len(received)):
-        state = torch.zeros(values.shape[1], dtype=values.dtype)
-        powers = [torch.exp(torch.nn.functional.leaky_relu(sent[u] + received[v], 0.2)) for u, _ in heard(entries, v)]
-        for power, (u, _) in zip(powers, heard(entries, v), strict=True):
-            share = power / sum(powers)
-            state = state + (share[:, None] * values[u].view(heads, -1)).flatten()
-        after.append(state)
-    return torch.stack(after)

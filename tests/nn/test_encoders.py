@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.method.batch import NodeStates, SegmentBatch, assemble
-from gst.nn import GAT, SAGE
+from gst.nn import SAGE
 from tests.choices import with_rest
 
 PRECISE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -222,12 +222,6 @@ def test_one_batch_makes_all_parameters(case: str, num_configurable: int) -> Non
     encoder = made(case, batch_of(random_graph(0, num_configurable=num_configurable)))
     assert not any(nn.parameter.is_lazy(p) for p in encoder.parameters())
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoder.modules())
-
-
-@pytest.mark.parametrize("heads", [0, 3])
-def test_heads_that_cannot_share_the_channels_are_refused(heads: int) -> None:
-    with pytest.raises(ValueError, match=f"{heads} heads cannot share 8 channels"):
-        GAT(8, heads=heads)
 
 
 def test_what_is_not_known_is_named(unchecked: None) -> None:

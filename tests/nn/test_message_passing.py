@@ -1,4 +1,4 @@
-"""Sums, maxima and attention over the entries of a sparse matrix, and the matrices of a batch."""
+"""Sums and maxima over the entries of a sparse matrix, and the matrices of a batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import as_batch, random_graph
-from slow_messages import as_matrix, random_entries, slow_attention, slow_max, slow_product
+from slow_messages import as_matrix, random_entries, slow_max, slow_product
 from torch import Tensor
 
 from gst.nn.sharing import Sharing
-from gst.nn.sparse import CsrMatrix, neighbour_attention, neighbour_max, product
+from gst.nn.sparse import CsrMatrix, neighbour_max, product
 
 SIZES = {
     "seed": st.integers(0, 99),
@@ -56,51 +56,21 @@ def test_a_maximum_is_a_loop_over_entries(dtype, seed, rows, columns, count, tie
     assert_same_outcome(neighbour_max(as_matrix(entries, rows, columns), x), slow_max(entries, rows, x), [x], dtype)
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@given(**SIZES, heads=st.integers(1, 3))
-def test_attention_is_a_loop_over_entries(dtype, seed, rows, columns, count, heads) -> None:
-    entries = random_entries(seed, rows, columns, count)
-    inputs = [numbers(*shape, seed=seed, dtype=dtype) for shape in ((columns, 2 * heads), (columns, heads))]
-    inputs.append(numbers(rows, heads, seed=seed + 1, dtype=dtype))
-    ours = neighbour_attention(as_matrix(entries, rows, columns), *inputs)
-    assert_same_outcome(ours, slow_attention(entries, *inputs), inputs, dtype)
-
-
-def test_attention_to_anything_is_finite_and_sums_to_one() -> None:
-    """Logits of 10,000 overflow exp."""
-    entries = random_entries(0, 6, 5, 20)
-    scores = [torch.tensor([[1e4], [-1e4], [3.0], [1e4], [0.0]]), torch.tensor([[1e4], [-1e4]]).repeat(3, 1)]
-    heard = neighbour_attention(as_matrix(entries, 6, 5), torch.ones(5, 4), *scores)
-    reached = [any(row == v for row, _, _ in entries) for v in range(6)]
-    torch.testing.assert_close(heard, torch.tensor(reached).float()[:, None].expand(-1, 4))
-
-
 @pytest.mark.parametrize("count", [0, 12])
 def test_gradients_are_right(count: int) -> None:
     matrix = as_matrix(random_entries(1, 5, 4, count), 5, 4)
-    x, sent, heard = numbers(4, 6), numbers(4, 2, seed=1), numbers(5, 2, seed=2)
+    x = numbers(4, 6)
     assert torch.autograd.gradcheck(lambda x: product(matrix, x), x)
     assert torch.autograd.gradcheck(lambda x: neighbour_max(matrix, x), x)
-    assert torch.autograd.gradcheck(lambda *given: neighbour_attention(matrix, *given), (x, sent, heard))
-
-
-def test_a_gradient_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward pass of attention looks at some edges at a time."""
-    entries, inputs = random_entries(1, 5, 4, 12), [numbers(4, 6), numbers(4, 2, seed=1), numbers(5, 2, seed=2)]
-    monkeypatch.setattr("gst.nn.sparse.BLOCK", 18)  # three edges of six channels
-    ours = neighbour_attention(as_matrix(entries, 5, 4), *inputs)
-    assert_same_outcome(ours, slow_attention(entries, *inputs), inputs, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_every_floating_dtype_stays_itself(dtype: torch.dtype) -> None:
     matrix = CsrMatrix.from_entries(torch.tensor([1, 2, 1]), torch.tensor([0, 1, 2]), (4, 4))
     x = torch.tensor([[1.0], [2.0], [4.0], [8.0]], dtype=dtype, requires_grad=True)
-    scores = torch.zeros(4, 1, dtype=dtype, requires_grad=True)
     for heard, values, gradient in (
         (product(matrix, x), [0, 5, 2, 0], [1, 1, 1, 0]),
         (neighbour_max(matrix, x), [0, 4, 2, 0], [0, 1, 1, 0]),
-        (neighbour_attention(matrix, x, scores, scores), [0, 2.5, 2, 0], [0.5, 1, 0.5, 0]),
     ):
         assert heard.dtype == dtype and heard.flatten().tolist() == values
         (found,) = torch.autograd.grad(heard.sum(), x)

@@ -23,7 +23,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.training import SegmentDataModule
 from gst.training.datamodule import TEST, TRAIN, VALID, _check_labels, _check_measured, _check_scorable, _labelled
-from gst.training.rank import load, score
+from gst.training.rank import load
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -216,40 +216,12 @@ def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
     assert {int(row["config"]): float(row["target"]) for row in ours} == {each: 1000.0 + each for each in held_out}
 
 
-def test_scores_are_means_over_cuts_of_the_graph_in_validation_prediction_and_rank() -> None:
-    """Three cuts by hand, `gst predict --data.eval_cuts 3` and `gst rank --cuts 3` agree; one cut differs."""
-    assert main(command("fit", ".", "--trainer.max_epochs=1", "--data.eval_cuts=2")) == 0
-    best, file = "runs/layout_xla_random/checkpoints/best.ckpt", COLLECTION / "test" / "test.npz"
-    scores = {}
-    for cuts in (1, 3):
-        predict = command("predict", ".", f"--ckpt_path={best}", f"--data.eval_cuts={cuts}")
-        assert main([*predict, "--predictions.path=p.csv"]) == 0
-        assert main(["rank", best, str(file), "--out", "r.csv", "--cuts", str(cuts)]) == 0
-        with Path("p.csv").open() as predicted, Path("r.csv").open() as ranked:
-            first, second = ([float(row["score"]) for row in csv.DictReader(lines)] for lines in (predicted, ranked))
-        assert np.allclose(first, second, rtol=1e-5, atol=1e-6)
-        scores[cuts] = np.array(second)
-    model, cut = load(Path(best))
-    by_hand = [score(model, graph, 20) for graph in cut(read(file, merge=False), 3)]
-    assert len({graph.edge_cut for graph in cut(read(file, merge=False), 3)}) > 1
-    np.testing.assert_allclose(scores[3], np.mean(by_hand, axis=0), rtol=1e-5)
-    assert not np.allclose(scores[3], scores[1], rtol=1e-4)
-    content = torch.load(best, weights_only=True)
+def test_a_checkpoint_that_was_trained_on_derived_features_is_refused() -> None:
+    assert main(command("fit", ".", "--trainer.max_epochs=1")) == 0
+    content = torch.load("runs/layout_xla_random/checkpoints/best.ckpt", weights_only=True)
     torch.save(content | {"SegmentDataModule": {"features": ["costs"], "reduction": "none"}}, "old.ckpt")
     with pytest.raises(ValueError, match=r"old\.ckpt was trained on derived node features, which this version lacks"):
         load(Path("old.ckpt"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"eval_cuts": 0}, "eval_cuts is 0; a score needs at least one"),
-        ({"eval_cuts": 2, "method": "contiguous"}, "'contiguous' cuts alike each time; use one of auto, metis, random"),
-    ],
-)
-def test_cuts_that_would_be_none_or_alike_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        module(**settings)
 
 
 def test_an_absent_collection_is_one_line_with_its_download(capsys: pytest.CaptureFixture[str]) -> None:

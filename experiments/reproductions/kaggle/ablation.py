@@ -23,12 +23,12 @@ from scipy import stats
 from torch import nn
 from tqdm import tqdm
 
-from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
+from experiments.reproductions.kaggle.networks import FusedSAGE, NormedSAGE
 from experiments.reproductions.kaggle.reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
 from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
 from gst.machine.devices import machine_record
-from gst.nn import SAGE, Head
+from gst.nn import Head
 from gst.util.process import keep_freed_memory
 
 Modules = Callable[[], tuple[nn.Module, nn.Module]]
@@ -46,7 +46,6 @@ def fused(before: int) -> Modules:
 TECHNIQUES: dict[str, tuple[Modules, str]] = {
     BASE: (sage, "pairwise_hinge"),
     "loss: ListMLE": (sage, "list_mle"),
-    "loss: DiffMat": (sage, "diff_mat"),
     "loss: log runtime": (sage, "log_runtime"),
     "messages to consumers only": (with_sage(directions=("forward",)), "pairwise_hinge"),
     "channel attention": (with_sage(channel_attention=True), "pairwise_hinge"),
@@ -54,9 +53,6 @@ TECHNIQUES: dict[str, tuple[Modules, str]] = {
     "fusion after 1 of 3 layers": (fused(1), "pairwise_hinge"),
     "fusion after 2 of 3 layers": (fused(2), "pairwise_hinge"),
     "late fusion": (fused(3), "pairwise_hinge"),
-    "cross-configuration attention": (
-        lambda: (SAGE(CHANNELS, LAYERS, config_symbols=7), CrossConfigHead(CHANNELS)), "pairwise_hinge",
-    ),
 }  # fmt: skip
 
 

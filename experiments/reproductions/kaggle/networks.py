@@ -1,4 +1,4 @@
-"""Networks of Kaggle's "Predict AI Model Runtime" and of TGraph: fusion within the encoder, norms, gates and a head.
+"""Networks of Kaggle's "Predict AI Model Runtime" and of TGraph: fusion within the encoder, norms and gates.
 
 A configuration names them by their import path: `experiments.reproductions.kaggle.networks.FusedSAGE`.
 """
@@ -14,11 +14,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.method.batch import NodeStates, SegmentBatch
-from gst.nn import Head
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.encoders import BOTH, Aggregation, Encoder, InputProjection, SAGELayer
 from gst.nn.plans import planned
-from gst.nn.sparse import by_rows, check_heads, product
+from gst.nn.sparse import by_rows, product
 
 Over = Literal["channels", "nodes"]
 
@@ -181,41 +180,3 @@ class NormedSAGE(Encoder):
         group = (batch.segment_of_node[:, None] * batch.num_configs + configs).flatten()
         normed = layer.norm(message[: len(group)], group, batch.num_segments * batch.num_configs)
         return nn.functional.pad(normed, (0, 0, 0, len(message) - len(normed)))  # unused rows
-
-
-class CrossConfigHead(nn.Module):
-    """Head with cross-configuration attention: each configuration attends to reference configurations of its graph
-    (TGraph, Khizbullin et al. 2024, arXiv 2405.16623), by scaled dot products (Vaswani et al. 2017, eq. 1).
-
-    The references are the graph's own (`gst.graphs.config_classes`), so that no score depends on the length or the
-    order of a list, as in TGraph. The encoder embeds them in each step and learns from them too.
-
-    Args:
-        references: number of configurations that come first in the embedding, to be heard and not scored.
-        heads: attentions side by side, which share the channels.
-
-    Raises:
-        ValueError: the heads do not divide the channels, or there are no references or nothing else.
-    """
-
-    def __init__(self, channels: int = 64, references: int = 16, heads: int = 4) -> None:
-        super().__init__()
-        check_heads(channels, heads)
-        if references < 1:
-            raise ValueError(f"references is {references}; a configuration is compared with at least one")
-        self.references = references
-        self.norm = nn.LayerNorm(channels)
-        self.attention = nn.MultiheadAttention(channels, heads, batch_first=True)
-        self.head = Head(channels)
-
-    def forward(self, embedding: Float[Tensor, "graphs both channels"]) -> Float[Tensor, "graphs configs"]:
-        """Scores of the configurations after the references."""
-        if embedding.shape[1] <= self.references:
-            raise ValueError(
-                f"the head got embeddings of {embedding.shape[1]} configurations, of which the first {self.references} "
-                f"are references; put those first, with gst.graphs.config_classes.with_references"
-            )
-        normed = self.norm(embedding)
-        references, queries = normed[:, : self.references], normed[:, self.references :]
-        heard, _ = self.attention(queries, references, references, need_weights=False)
-        return self.head(embedding[:, self.references :] + heard)

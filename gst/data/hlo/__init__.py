@@ -1,7 +1,7 @@
 """XLA programs as graphs with the features of TpuGraphs.
 
-HLO text, StableHLO or protobuf files go in; a `Graph` (`reader.py`, read it first) or an HLO module (`modules.py`)
-comes out.
+Protobuf files, or text of HLO or StableHLO, go in; a `Graph` (`reader.py`, read it first) or an HLO module
+(`modules.py`) comes out.
 """
 
 from gst.data.columns import NODE_FEATURES, OPCODE_NAMES

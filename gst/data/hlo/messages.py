@@ -47,37 +47,23 @@ message PaddingConfigDimension
     int64 edge_padding_high = 2
 message PaddingConfig
     repeated PaddingConfigDimension dimensions = 1
-message DotDimensionNumbers
-    repeated int64 lhs_contracting_dimensions = 1
-    repeated int64 rhs_contracting_dimensions = 2
-    repeated int64 lhs_batch_dimensions = 3
-    repeated int64 rhs_batch_dimensions = 4
-message Literal
-    repeated int32 s32s = 4
-    repeated int64 s64s = 5
 message HloInstruction
     string name = 1
     string opcode = 2
     Shape shape = 3
-    Literal literal = 8
     int64 parameter_number = 9
-    int64 tuple_index = 13
     repeated int64 dimensions = 14
     Window window = 15
     ConvolutionDimensionNumbers convolution_dimension_numbers = 16
     repeated SliceDimensions slice_dimensions = 17
     repeated int64 dynamic_slice_sizes = 20
     PaddingConfig padding_config = 21
-    string custom_call_target = 28
-    DotDimensionNumbers dot_dimension_numbers = 30
     int64 id = 35
     repeated int64 operand_ids = 36
     repeated int64 called_computation_ids = 38
-    bytes backend_config = 43
     int64 feature_group_count = 50
     int64 batch_group_count = 58
     bool is_stable = 60
-    string comparison_direction = 63
 message HloComputation
     string name = 1
     repeated HloInstruction instructions = 2
@@ -86,7 +72,6 @@ message HloComputation
 message HloModule
     string name = 1
     repeated HloComputation computations = 3
-    int64 entry_computation_id = 6
 message ExecutionProfile
     int64 compute_time_ns = 4
 message TensorLayout
@@ -129,9 +114,7 @@ def _message_classes() -> dict[str, Any]:
 
 
 _CLASSES = _message_classes()
-HloInstruction, HloComputation, HloModule = (
-    _CLASSES[f"Hlo{name}"] for name in ("Instruction", "Computation", "Module")
-)
+HloModule = _CLASSES["HloModule"]
 ModuleTuningData = _CLASSES["ModuleTuningData"]
 """An `HloModule` with measured configurations. The `HloProto` of an XLA dump has its module in the same field and reads
 as tuning data without configurations."""

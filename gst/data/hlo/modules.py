@@ -1,9 +1,11 @@
-"""Files of XLA programs as HLO modules: HLO text, protobuf, and StableHLO through jaxlib. No program is run."""
+"""Files of XLA programs as HLO modules: protobuf, and text of HLO or StableHLO through jaxlib. No program is run."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,23 +13,24 @@ from typing import Any
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gst.data.hlo.messages import HloModule, ModuleTuningData
-from gst.data.hlo.text import parse_module
 from gst.util.untrusted import plain
 
 WAY_OUT = "give HLO as jax.jit(f).lower(x).compile().as_text(), an XLA dump or a TpuGraphs .pb file has it"
+PARSER = Path(__file__).with_name("text_to_protobuf.py")
+MOST_SECONDS = 300
 MOST_BYTES = 1 << 30
-STABLEHLO = re.compile(rb"\s*(?:(?://|#)[^\n]*\n\s*)*(?:module\b|func\.func\b|\"builtin\.module\")")
+TEXT = re.compile(rb"\s*(?:HloModule|(?:(?://|#)[^\n]*\n\s*)*(?:module\b|func\.func\b|\"builtin\.module\"))")
 
 
 def read_tuning(path: Path | str) -> tuple[Any, Any]:
     """Read an XLA program: an `HloModule` of `gst.data.hlo.messages`, and `ModuleTuningData`, empty if it has none.
 
     Args:
-        path: HLO text, StableHLO text (what `jax.jit(f).lower(x).as_text()` prints), or the protobuf of an
-            `HloModuleProto`, an `HloProto` or a TpuGraphs `ModuleTuningData`.
+        path: the protobuf of an `HloModuleProto`, an `HloProto` or a TpuGraphs `ModuleTuningData`; or text, which
+            jaxlib parses: HLO, or StableHLO (what `jax.jit(f).lower(x).as_text()` prints).
 
     Raises:
-        ValueError: there is no such file, it is no XLA program, it is damaged, or it is StableHLO and jaxlib is not
+        ValueError: there is no such file, it is no XLA program, it is damaged, or it is text and jaxlib is not
             installed; the message names the remedy.
 
     Examples:
@@ -47,10 +50,8 @@ def read_tuning(path: Path | str) -> tuple[Any, Any]:
 
 
 def _decoded(content: bytes) -> tuple[Any, Any]:
-    if content[:4096].lstrip().startswith(b"HloModule"):
-        return parse_module(content.decode(errors="replace")), ModuleTuningData()
-    if STABLEHLO.match(content[:4096]):
-        return _converted(content.decode(errors="replace")), ModuleTuningData()
+    if TEXT.match(content[:4096]):
+        return _parsed(content), ModuleTuningData()
     if content and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in content[:256]):
         raise ValueError(f"text that begins neither with HloModule nor with module is not read; {WAY_OUT}")
     with suppress(DecodeError):
@@ -68,18 +69,19 @@ def _has_instructions(module: Any) -> bool:
     return any(computation.instructions for computation in module.computations)
 
 
-def _converted(text: str) -> Any:
-    """Convert StableHLO text by the converter of XLA."""
-    try:
-        convert = importlib.import_module("jaxlib.xla_client")._xla.mlir.mlir_module_to_xla_computation
-    except (ImportError, AttributeError) as error:
+def _parsed(content: bytes) -> Any:
+    """Parse text of HLO or StableHLO by jaxlib, in a process of its own."""
+    if importlib.util.find_spec("jaxlib") is None:
         raise ValueError(
-            "StableHLO is read by jaxlib, which is not installed here (pip install 'graph-segment-training[xla]'), "
-            'or give HLO: jax.jit(f).lower(x).as_text(dialect="hlo")'
-        ) from error
+            "text is parsed by jaxlib, which is not installed here (pip install 'graph-segment-training[xla]'); or "
+            "give protobuf, as XLA_FLAGS=--xla_dump_hlo_as_proto or as_serialized_hlo_module_proto() has it"
+        )
     try:
-        content = convert(text, use_tuple_args=False, return_tuple=False).as_serialized_hlo_module_proto()
-    except (RuntimeError, ValueError, TypeError) as error:
-        line = next((each for each in str(error).splitlines() if "error:" in each), str(error))
-        raise ValueError(f"StableHLO that jaxlib does not take: {plain(line)}") from error
-    return HloModule.FromString(content)
+        child = subprocess.run([sys.executable, "-P", PARSER], input=content, capture_output=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"text that jaxlib did not parse in {MOST_SECONDS} s") from error
+    if child.returncode:
+        lines = child.stderr.decode(errors="replace").splitlines()
+        line = next((each for each in lines if "error:" in each), f"it ended with {child.returncode}")
+        raise ValueError(f"text that jaxlib does not take: {plain(line)}")
+    return HloModule.FromString(child.stdout)
