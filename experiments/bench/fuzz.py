@@ -29,7 +29,7 @@ KEPT = 5  # findings of a reader that are written out
 SAVED_EVERY_S = 10.0
 MODULES = (
     "gst/util/untrusted.py", "gst/graphs/store.py", "gst/util/arrays.py",
-    "gst/data/hlo/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py",
+    "gst/data/hlo/*.py", "gst/data/tpugraphs.py", "gst/data/collections.py", "gst/data/malnet.py",
     "experiments/reproductions/public_problems/cost_graphs.py", "gst/placement/measured_plans.py",
     "gst/lowering/plan.py",
     "gst/execution/measure.py", "gst/placement/task.py", "experiments/reproductions/elf/*.py",
@@ -40,7 +40,7 @@ TESTS = (
     "tests/fuzz", "tests/graphs/test_store.py", "tests/data/test_hlo.py",
     "tests/data/test_hlo_damage.py", "tests/reproductions/elf/test_elf.py",
     "tests/reproductions/elf/test_elf_source.py",
-    "tests/data/test_tpugraphs.py", "tests/data/test_collections.py",
+    "tests/data/test_tpugraphs.py", "tests/data/test_collections.py", "tests/data/test_malnet.py",
     "tests/reproductions/public_problems/test_cost_graphs.py", "tests/placement/test_measured_plans.py",
     "tests/execution/test_log.py",
     "tests/programs/test_saving.py", "tests/cost/test_model.py", "tests/cli/test_measure_command.py",

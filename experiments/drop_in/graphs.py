@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gst.data.degrees import DEGREE_COLUMNS, degree_profile
+from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

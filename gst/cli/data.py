@@ -22,6 +22,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         commands, "prepare", _prepare, "cut graphs into segments and write the segment store",
         "gst prepare 'data/layout/xla/random/train/*.npz' --max-nodes 2000\n"
         "gst prepare synthetic:200000 --method contiguous\n"
+        "gst prepare gst.data:MalNet --arg root=malnet-graphs-tiny --arg part=train --arg splits=split_info_tiny/type\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
         "gst prepare gst.placement:MeasuredPlans --arg 'directories=[runs/measured/*]'\n"
         "gst prepare mypackage.graphs:Circuits --arg root=data --arg limit=100",

@@ -1,4 +1,4 @@
-"""Datasets of graphs: TpuGraphs, XLA programs, PyG and synthetic programs.
+"""Datasets of graphs: TpuGraphs, XLA programs, MalNet, PyG, NetworkX and synthetic programs.
 
 Files go in; `Graph` objects come out of a `GraphSource`, and `loader.py` turns them into training steps.
 Read `source.py` first. Each name is loaded when it is first used.
@@ -13,12 +13,14 @@ from gst.util.imports import lazy_names
 if TYPE_CHECKING:
     from gst.data.collections import TpuGraphsCollection
     from gst.data.hlo import read_hlo
+    from gst.data.malnet import MalNet
     from gst.data.source import GraphSource, group_of
     from gst.data.synthetic import SyntheticPrograms
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
 _HOMES = {
     "GraphSource": "gst.data.source",
+    "MalNet": "gst.data.malnet",
     "SyntheticPrograms": "gst.data.synthetic",
     "TpuGraphs": "gst.data.tpugraphs",
     "TpuGraphsCollection": "gst.data.collections",
@@ -27,6 +29,15 @@ _HOMES = {
     "write_npz": "gst.data.tpugraphs",
 }
 
-__all__ = ["GraphSource", "SyntheticPrograms", "TpuGraphs", "TpuGraphsCollection", "group_of", "read_hlo", "write_npz"]
+__all__ = [
+    "GraphSource",
+    "MalNet",
+    "SyntheticPrograms",
+    "TpuGraphs",
+    "TpuGraphsCollection",
+    "group_of",
+    "read_hlo",
+    "write_npz",
+]
 
 __getattr__ = lazy_names("gst.data", _HOMES)

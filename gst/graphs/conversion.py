@@ -72,7 +72,7 @@ def converted(data: Any, name: str = "", with_target: bool = True) -> Graph:
 
 
 def _plain(data: Any) -> dict[str, Any]:
-    x = _matrix(data, "x", "(nodes, features)", "gst.data.degrees.degree_profile(edges, num_nodes) makes some")
+    x = _matrix(data, "x", "(nodes, features)", "gst.data.malnet.degree_profile(edges, num_nodes) makes some")
     edges = _edges(data)
     node_data, edge_data, left = {}, {}, []
     for key, tensor in _others(data):

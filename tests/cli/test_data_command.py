@@ -13,6 +13,7 @@ from experiments.reproductions.elf import ElfBinaries
 from gst.cli import main
 from gst.cli.data import dataset, datasets
 from gst.data import SyntheticPrograms, TpuGraphs
+from gst.data.malnet import MalNet
 from gst.graphs.store import open_store
 from gst.placement import MeasuredPlans
 from tests.files import FIXTURES
@@ -37,9 +38,11 @@ class Chains(GraphSource):
 """
 
 
-def test_every_name_makes_its_dataset() -> None:
+def test_every_name_makes_its_dataset(tmp_path: Path) -> None:
     assert datasets(["synthetic:500"]) == [dataset(["synthetic:500"])] == [SyntheticPrograms(num_nodes=500)]
     assert dataset([ALEXNET, "more/*.npz"]) == TpuGraphs([ALEXNET, "more/*.npz"])
+    of_malnet = [f"root={tmp_path}", "part=test", "splits=here"]
+    assert dataset(["gst.data:MalNet"], of_malnet) == MalNet(str(tmp_path), "test", "here")
     plans = dataset(["gst.placement:MeasuredPlans"], ["directories=[runs/*, more]"])
     assert isinstance(plans, MeasuredPlans) and plans.directories == ("runs/*", "more")
     arguments = ["root=/opt", "label=section", "min_bytes=5", "limit=7"]
@@ -132,6 +135,7 @@ def test_prepare_refuses_in_one_line(
     for arguments, word in [
         (["imagenet"], "MODULE:CLASS"),
         ([ELF_CLASS, "--arg", "root=nowhere"], "nowhere"),
+        (["gst.data:MalNet", "--arg", "root=nowhere"], "nowhere"),
         (["synthetic:100", "--part", "train"], "part"),
     ]:
         assert main(["prepare", *arguments]) == 2

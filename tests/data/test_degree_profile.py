@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.data.degrees import DEGREE_COLUMNS, degree_profile
+from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 
 def slow_profile(edges: list[tuple[int, int]], num_nodes: int) -> list[list[float]]:

@@ -59,7 +59,7 @@ def test_names_are_given_or_the_datas_or_made_from_the_content() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": None}, r"x is None, want a tensor \(nodes, features\); gst.data.degrees.degree_profile"),
+        ({"x": None}, r"x is None, want a tensor \(nodes, features\); gst.data.malnet.degree_profile"),
         ({"x": torch.ones(3)}, r"x has shape \(3,\), want \(nodes, features\)"),
         ({"edge_index": None}, "edge_index is None.*ToSparseTensor"),
         ({"edge_index": torch.zeros(5, 2)}, r"edge_index has shape \(5, 2\), want \(2, edges\)"),

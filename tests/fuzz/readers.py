@@ -24,7 +24,8 @@ from experiments.reproductions.go.pretraining import load_policy, save_policy
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
 from gst.cli import main
 from gst.cost import CostModel
-from gst.data import TpuGraphsCollection, read_hlo
+from gst.data import MalNet, TpuGraphsCollection, read_hlo
+from gst.data.malnet import read_edge_list
 from gst.data.tpugraphs import read
 from gst.execution.measure import Log
 from gst.graphs.segments import ARRAYS
@@ -143,6 +144,16 @@ def _write_packages(folder: Path) -> Path:
 
 def _packages(dpkg: Path) -> object:
     return owners([Path("/usr/bin/tool"), Path("/usr/bin/other")], dpkg)
+
+
+def _write_malnet(folder: Path) -> Path:
+    for name in ("adware/first/a", "trojan/second/b"):
+        _text(f"{name}.edgelist", "# caller callee\n1 2\n2 3\n")(folder)
+    return _text("train.txt", "adware/first/a\ntrojan/second/b\n")(folder)
+
+
+def _malnet(listing: Path) -> object:
+    return list(MalNet(str(listing.parent), "train", str(listing.parent)))
 
 
 def _write_store(folder: Path) -> Path:
@@ -293,6 +304,8 @@ READERS = {
     "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
     "debian packages": Reader(_write_packages, _packages),
+    "edge list": Reader(_text("a.edgelist", "# caller callee\n1 2\n2 3\n\n3 10\n"), read_edge_list),
+    "malnet": Reader(_write_malnet, _malnet),
     "store": Reader(_write_store, _store),
     "store verified": Reader(_write_store, verify),
     "store sealed": Reader(_write_store, verify, _seal_store),

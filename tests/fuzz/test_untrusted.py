@@ -18,6 +18,7 @@ from torch import nn
 
 from experiments.reproductions.go.pretraining import load_policy
 from gst.cost import CostModel
+from gst.data import MalNet
 from gst.data.tpugraphs import read
 from gst.graphs.store import open_store, verify
 from gst.programs import Program
@@ -283,6 +284,15 @@ def test_verify_refuses_indices_that_lead_nowhere_under_right_checksums(name: st
     _seal_store(store)
     with pytest.raises(ValueError, match=f"{name} (names|holds)"):
         verify(store)
+
+
+def test_a_listing_of_malnet_leads_to_no_file_outside(tmp_path: Path) -> None:
+    listing = READERS["malnet"].write(tmp_path / "inside" if (tmp_path / "inside").mkdir() is None else tmp_path)
+    (tmp_path / "secret.edgelist").write_text("1 2\n")
+    for name in (f"{tmp_path}/secret", "../../secret", "/a/b"):
+        listing.write_text(f"{name}\n")
+        with pytest.raises(ValueError, match=r"train\.txt, line 1"):
+            list(MalNet(str(listing.parent), "train", str(listing.parent)))
 
 
 # Configurations --------------------------------------------------------------------------------------

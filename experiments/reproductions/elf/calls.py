@@ -19,7 +19,7 @@ from experiments.reproductions.elf.code import (
     sweep,
 )
 from experiments.reproductions.elf.functions import GO_MARKS, function_bounds
-from gst.data.degrees import DEGREE_COLUMNS, degree_profile
+from gst.data.malnet import DEGREE_COLUMNS, degree_profile
 
 MISSING = -1
 TEXTS = (".rodata", ".data.rel.ro")
