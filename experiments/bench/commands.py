@@ -34,7 +34,6 @@ STUDIES = {
     "unseen": "plans of a program that no model has seen, predicted by each model, and measured",
     "placement": "plans of the searches, measured with plain PyTorch, torch.compile, one device and the baselines",
     "placement_simulated": "every search on simulated machines",
-    "windows": "annealing of giant tasks: windows of the schedule compared with whole plans",
     "third_party": "third-party models under gst.place, compared with PyTorch, ONNX Runtime and OpenVINO",
     "gpu": "an accelerator: its tests, GST, workloads by streams; without one, checks on fake tensors",
     "chaos": "commands killed at random moments and resumed: is anything lost?",

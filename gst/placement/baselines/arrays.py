@@ -49,8 +49,9 @@ class Arrays(NamedTuple):
         times: of each node on each device; infinite where it cannot run.
         amounts: one for each edge, or for each node whose readers all read the whole value.
         fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
-        groups: of each node; the nodes of a group (`members`) are on one device.
-        sizes, limits: bytes of each group and of each memory.
+        groups: of each node; the nodes of a group are on one device.
+        sizes: bytes of each group.
+        memory: number of the memory of each device.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
@@ -64,11 +65,8 @@ class Arrays(NamedTuple):
     fixed: Float64[np.ndarray, "devices devices"]
     per_amount: Float64[np.ndarray, "devices devices"]
     groups: Int64[np.ndarray, " nodes"]
-    member_indptr: Int64[np.ndarray, " groups_plus_one"]
-    members: Int64[np.ndarray, " nodes"]
     sizes: Float64[np.ndarray, " groups"]
     memory: Int64[np.ndarray, " devices"]
-    limits: Float64[np.ndarray, " memories"]
 
 
 class Scheduled(NamedTuple):
@@ -104,30 +102,6 @@ class Places(NamedTuple):
     arrived: Float64[np.ndarray, "values memories"]
     lane_free: Float64[np.ndarray, " lanes"]
     lane_next: Float64[np.ndarray, " lanes"]
-
-
-def places(
-    times: Float64[np.ndarray, "devices groups"],
-    room: Float64[np.ndarray, " memories"],
-    device: Int64[np.ndarray, " groups"] | None = None,
-    queued: int = 0,
-) -> Places:
-    """Return the places of groups before anything has run; all are undecided if `device` is None.
-
-    Args:
-        queued: number of values whose copies queue.
-    """
-    lanes = len(room) if queued else 0
-    decided = np.full(times.shape[1], -1) if device is None else device
-    return Places(times, room, decided, np.full((queued, lanes), np.inf), np.zeros(lanes), np.zeros(lanes))
-
-
-def scheduled(
-    arrays: Arrays, use: Bool[np.ndarray, "devices cores"], computed: Bool[np.ndarray, " nodes"] | None = None
-) -> Scheduled:
-    """Return `Scheduled` of arrays and cores; all nodes are computed if `computed` is None."""
-    every = np.ones(arrays.times.shape[1], bool) if computed is None else computed
-    return Scheduled(arrays, every, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1].astype(np.int64))
 
 
 def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarray, " nodes"]:

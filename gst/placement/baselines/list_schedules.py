@@ -13,18 +13,8 @@ from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan, priority_of
-from gst.lowering.stream_program import rows
 from gst.placement.baselines import units
-from gst.placement.baselines.arrays import (
-    Arrays,
-    Places,
-    Scheduled,
-    edge_lists,
-    mean_times,
-    places,
-    scheduled,
-    upward_rank,
-)
+from gst.placement.baselines.arrays import Arrays, Places, Scheduled, edge_lists, mean_times, upward_rank
 from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
 from gst.placement.task import Task
 
@@ -49,20 +39,9 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
         *edge_lists(costs.edges[:, costs.computed[costs.edges[0]]], nodes, by_node=True), costs.times_us,
         costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
         1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
-        *_grouped(task.colocation, task.num_groups), np.zeros(task.num_groups),
-        units.memory_of(task), units.limits_bytes(task),
+        task.colocation, np.zeros(task.num_groups), units.memory_of(task),
     )  # fmt: skip
-    return scheduled(arrays, use, costs.computed)
-
-
-def in_groups(arrays: Arrays, groups: Order, sizes: Float64[np.ndarray, " groups"]) -> Arrays:
-    """Return the arrays with other groups, of these sizes in bytes."""
-    groups, indptr, members = _grouped(groups, len(sizes))
-    return arrays._replace(groups=groups, member_indptr=indptr, members=members, sizes=sizes)
-
-
-def _grouped(groups: Order, count: int) -> tuple[Order, Order, Order]:
-    return groups, *rows(groups, np.arange(len(groups)), count)
+    return Scheduled(arrays, costs.computed, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1])
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
@@ -140,9 +119,11 @@ def _etf(
 
 def _undecided(task: Task, each: Scheduled, parts: units.Units, room: units.Rooms) -> tuple[Scheduled, Places]:
     """Return units as groups, none of them placed yet."""
-    grouped = each._replace(arrays=in_groups(each.arrays, parts.of, parts.load_bytes))
-    queued = task.num_nodes if task.costs.copies_queue else 0
-    return grouped, places(parts.times_us, room.copy(), queued=queued)
+    grouped = each._replace(arrays=each.arrays._replace(groups=parts.of, sizes=parts.load_bytes))
+    queued, lanes = (task.num_nodes, len(room)) if task.costs.copies_queue else (0, 0)
+    arrived = np.full((queued, lanes), np.inf)
+    none = np.full(parts.count, -1)
+    return grouped, Places(parts.times_us, room.copy(), none, arrived, np.zeros(lanes), np.zeros(lanes))
 
 
 def moldable(task: Task) -> Plan | None:
