@@ -118,7 +118,7 @@ def place_measured(
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
-    drawing = {"measurements": [] if search is None else report_rows(search.trials), "curves": planning.curves(planned)}
+    drawing = {"measurements": [] if search is None else report_rows(search.trials)}
     return planning.PlacementResult(task, plans[finals.best], result, drawing)
 
 

@@ -203,7 +203,7 @@ def place_simulated(
         for name, each in planned.items()
     }  # fmt: skip
     result = placed_result(task, settings, "simulated", best, ran[best], plans)
-    return PlacementResult(task, chosen, result, {"curves": curves(planned)})
+    return PlacementResult(task, chosen, result)
 
 
 def _search(
@@ -229,11 +229,6 @@ def _read_log(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned
         assert log is not None
         check_same(log.path, record, settings)
     return {record["method"]: Planned.from_dict(record) for record in records}
-
-
-def curves(planned: dict[str, Planned]) -> dict[str, list[list[float]]]:
-    """Return the curve of each search as lists, for the report."""
-    return {name: [list(point) for point in each.curve] for name, each in planned.items() if each.curve}
 
 
 def check_fits(task: Task, planned: dict[str, Planned]) -> None:

@@ -25,7 +25,6 @@ SHAPES = {
     "baseline": "M-4-4h8v8h-8z",
     "method": "M-4.6 0a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0-9.2 0z",
     "mutation": "M0-5.5L5.2 4h-10.4z",
-    "uncertain": "M0-5.8L5.8 0L0 5.8L-5.8 0z",
 }
 CROSS = "M-4-4L4 4M-4 4L4-4"
 NUM_COLOURS = 7
@@ -33,10 +32,6 @@ DASH = "\u2013"
 
 MOST_MARKED = 40  # epochs; lines of more have no marks
 EPOCH_COLOURS = ("c0", "c5", "c2", "c3")
-CURVE_COLOURS = ("c0", "c1", "c2", "c3", "c5", "ink", "c4")
-STAIRS_HEIGHT = 372
-CURVES_END = WIDTH - 118  # where curves end and their names begin
-TOP = 1.6  # times the least time; greater times are drawn at the upper edge, so that ends stay distinct
 GAP = 15  # between two names, in pixels
 
 Course = tuple[str, Sequence[tuple[float, float]]]
@@ -124,13 +119,12 @@ class Axis:
 
 
 def drawing(
-    label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = "",
-    role: str = "img",
-) -> str:  # fmt: skip
-    """Return a complete figure with a name and a description; its role is 'group' if parts of it can be chosen."""
+    label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = ""
+) -> str:
+    """Return a complete figure with a name and a description."""
     name = escape(label)
     return (
-        f'<svg class="chart" role="{role}" aria-label="{name}" viewBox="0 0 {width:g} {height:g}" '
+        f'<svg class="chart" role="img" aria-label="{name}" viewBox="0 0 {width:g} {height:g}" '
         f'style="{style}"><title>{name}</title><desc>{escape(description or label, 1000)}</desc>{body}</svg>'
     )
 
@@ -251,38 +245,6 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     (first, _, least, *_), (last, _, most, *_) = rows[0], rows[-1]
     seen = f"From {first}, {brief(least)} ms, at the top to {last}, {brief(most)} ms, at the bottom."
     return drawing(label, "".join(out), height=bottom + 48, description=seen)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Best runtime of a method: `points` (plans asked, best ms so far), at least one, and plans asked in all."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    asked: float
-
-
-def staircases(curves: Sequence[Curve], reference: float, reference_name: str, label: str) -> str:
-    """Draw the curves over a logarithmic axis of plans asked, and `reference` as a dashed line if it is a number."""
-    most = max(curve.asked for curve in curves)
-    x = Axis(1.0, max(most, 10.0), 58, CURVES_END, log=True)
-    times = [time for curve in curves for _, time in curve.points] + [reference] * (not math.isnan(reference))
-    y = Axis.fit([min(time, TOP * min(times)) for time in times], STAIRS_HEIGHT - 50, 24)
-    out = [frame(x, y, "plans asked", "best so far, ms")]
-    out.append(reference_line(x, y, reference, f"best baseline, {reference_name}"[:40], "start"))
-    last = [y(min(curve.points[-1][1], y.high)) for curve in curves]
-    names = label_heights(last, y)
-    for index, end in sorted(enumerate(last), key=lambda entry: entry[1]):
-        curve, at, colour = curves[index], names[index], CURVE_COLOURS[index % len(CURVE_COLOURS)]
-        words = f"{curve.name}: {brief(curve.points[-1][1])} ms after {curve.asked:,.0f} plans"
-        (first, time), *rest = [(x(asked), y(min(time, y.high))) for asked, time in curve.points]
-        stairs = f"M{first} {time}" + "".join(f"H{asked}V{time}" for asked, time in rest) + f"H{x(curve.asked)}"
-        out.append(f'<path class="line {colour} d{index % 4}" d="{stairs}"><title>{escape(words)}</title></path>')
-        lead = f"M{x(curve.asked)} {end}H{CURVES_END + 2}L{CURVES_END + 12} {at:g}"
-        out.append(f'<path class="leader {colour}" d="{lead}"/>')
-        out.append(text(CURVES_END + 15, at + 4, curve.name[:14], "start", "note"))
-    ends = "; ".join(f"{curve.name} ends at {brief(curve.points[-1][1])} ms" for curve in curves)
-    return drawing(label, "".join(out), height=STAIRS_HEIGHT, description=ends)
 
 
 def label_heights(ends: Sequence[float], y: Axis) -> list[float]:

@@ -1,4 +1,4 @@
-"""Lanes and staircases of the report: ink stands for time, gaps stay visible, names stay apart."""
+"""Lanes of the report: ink stands for time, gaps stay visible, names stay apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, strategies
 
 from gst.execution.measure import measure
 from gst.kernels import streams
-from gst.reporting.charts import Curve, apart, staircases
+from gst.reporting.charts import apart
 from gst.reporting.headline import step_kind
 from gst.reporting.placement import render
 from gst.reporting.timeline import IDLE, Bars, busy_ms, cells_of, coverage, kernels, lanes
@@ -88,18 +88,6 @@ def test_names_stay_apart_and_inside(wanted: list[float]) -> None:
     places = np.array(apart(sorted(wanted), 15, 0, 300))
     assert places.min() >= -1e-9 and places.max() <= 300 + 1e-9
     assert (np.diff(places) >= min(15, 300 / max(len(wanted) - 1, 1)) - 1e-9).all()
-
-
-def test_staircases_fall_and_reach_what_was_asked() -> None:
-    curves = [Curve("go", [(1, 90.0), (30, 70.0)], 2_000), Curve("hdp", [(4, 80.0)], 2_000)]
-    svg = staircases(curves, 75.0, "heft", "two")
-    stairs = re.findall(r'class="line [^"]+" d="([^"]+)"', svg)
-    assert len(stairs) == 2 and "best baseline, heft" in svg
-    for path, corners in zip(sorted(stairs, key=len), (2, 3), strict=True):
-        x = [float(at) for at in re.findall(r"[MH]([\d.]+)", path)]
-        y = [float(at) for at in re.findall(r"M[\d.]+ ([\d.]+)", path) + re.findall(r"V([\d.]+)", path)]
-        assert x == sorted(x) and y == sorted(y) and len(x) == corners
-    assert len({float(path.rsplit("H", 1)[1]) for path in stairs}) == 1
 
 
 def test_kernels_on_streams_are_drawn_with_their_critical_path_beside_the_fastest_of_pytorch(
