@@ -86,8 +86,8 @@ class Settings:
             raise ValueError(f"repetitions is {self.repetitions}; want 1 or more")
         if self.cost_model not in COST_MODELS:
             raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
-        if self.warm_start is not None and self.cost_model not in ("fitted", "gst"):
-            raise ValueError(f"the cost model {self.cost_model} starts from no learned costs; take fitted or gst")
+        if self.warm_start is not None and self.cost_model == "none":
+            raise ValueError("without a cost model a search starts from no learned costs; take fitted or gst")
 
 
 DEFAULT_SETTINGS = Settings()
