@@ -26,7 +26,6 @@ SHAPES = {
     "method": "M-4.6 0a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0-9.2 0z",
     "mutation": "M0-5.5L5.2 4h-10.4z",
 }
-CROSS = "M-4-4L4 4M-4 4L4-4"
 NUM_COLOURS = 7
 DASH = "\u2013"
 
@@ -134,11 +133,10 @@ def text(x: float, y: float, words: Any, anchor: str = "middle", css: str = "lab
     return f'<text class="{css}" {where}>{escape(words)}</text>'
 
 
-def mark(kind: str, x: float, y: float, title: str = "", failed: bool = False) -> str:
+def mark(kind: str, x: float, y: float, title: str = "") -> str:
     """Return the mark of a kind of plan, a key of `SHAPES`: a colour and a shape, so that either is enough."""
-    kind, shape = ("failed", CROSS) if failed else (kind, SHAPES[kind])
     inside = f"<title>{escape(title)}</title>" if title else ""
-    return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{shape}">{inside}</path>'
+    return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{SHAPES[kind]}">{inside}</path>'
 
 
 def shape_of(index: int) -> str:
@@ -171,16 +169,6 @@ def square(values: Sequence[float], left: float, x_label: str, y_label: str) -> 
     return x, y, frame(x, y, x_label, y_label), diagonal
 
 
-def reference_line(x: Axis, y: Axis, value: float, words: str, anchor: str) -> str:
-    """Return a dashed line at `value`, if it is a number, with words at its 'start' or its 'end'."""
-    if math.isnan(value):
-        return ""
-    at = y(min(value, y.high))
-    line = f'<path class="reference" d="M{x.start} {at}H{x.end}"/>'
-    across, up = x.start + 6 if anchor == "start" else x.end - 4, at + 15 if at < y.end + 26 else at - 6
-    return line + text(across, up, words, anchor, "note")
-
-
 def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
     """Draw points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
     across, up = [point[0] for point in points], [point[1] for point in points]
@@ -200,26 +188,6 @@ def cloud(predicted: Floats, measured: Floats, x_label: str, y_label: str, label
     off = float(np.median(abs(predicted - measured)))
     seen = f"Half of the {len(pairs):,} points are within {brief(off)} of the diagonal."
     return drawing(label, axes + points + diagonal, description=seen)
-
-
-def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, label: str) -> str:
-    """Draw steps (milliseconds or NaN, kind, title) in the order measured, and the best so far as a staircase."""
-    times = [time for time, _, _ in steps]
-    y = Axis.fit([*times, reference], HEIGHT - 50, 24)
-    x = Axis(0, max(len(steps) * 1.02, 2), 58, WIDTH - 14)
-    dots, stairs, best = [], "", math.inf
-    for count, (time, kind, title) in enumerate(steps, 1):
-        failed = math.isnan(time)
-        dots.append(mark(kind, x(count), y.end - 9 if failed else y(time), title, failed))
-        if time < best:
-            stairs += f"H{x(count)}V{y(time)}" if stairs else f"M{x(count)} {y(time)}"
-            best = time
-    if stairs:
-        stairs = f'<path class="line c0" d="{stairs}H{x.end}"/>'
-    base = reference_line(x, y, reference, "plain PyTorch", "end")
-    marks = frame(x, y, "plans measured so far", "milliseconds of one step") + base + "".join(dots) + stairs
-    seen = f"The best falls to {brief(best)} ms; {len(times)} marks in the order measured."
-    return drawing(label, marks, description=seen)
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str) -> str:

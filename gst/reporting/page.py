@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from gst.reporting.charts import CROSS, DASH, SHAPES, escape, mark
+from gst.reporting.charts import DASH, SHAPES, escape, mark
 
 Record = Mapping[str, Any]
 """Result of a command, as JSON holds it."""
@@ -143,10 +143,9 @@ def legend(items: Iterable[tuple[str, str, str]]) -> str:
     return f'<ul class="legend">{"".join(cells)}</ul>'
 
 
-def kind_legend(kinds: set[str], failed: bool = False) -> str:
-    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`, and of failures."""
-    shown = [("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds]
-    return legend(shown + [("", f'<path class="mark failed" d="{CROSS}"/>', "failed")] * failed)
+def kind_legend(kinds: set[str]) -> str:
+    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`."""
+    return legend(("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds)
 
 
 def details(table: str) -> str:

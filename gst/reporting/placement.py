@@ -75,7 +75,7 @@ def render(record: Record) -> str:
     command = command_of(record)
     eyebrow = f"{command} · <strong>{escape(program)}</strong> · {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
-    middle = pair(predictions(record), search(record)) if measured else ""
+    middle = predictions(record) if measured else ""
     body = f"{plans(record)}{timeline(record)}{kernels(record)}{middle}{setting(record)}"
     return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
 
@@ -202,36 +202,6 @@ def predictions(record: Record) -> str:
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
     title = "Predicted before, measured after"
     return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
-
-
-def search(record: Record) -> str:
-    """Return every measurement of the search in order, and the best so far."""
-    entries = mappings(record.get("measurements"))
-    if not entries:
-        return ""
-    steps, lines, failures = [], [], 0
-    for count, entry in enumerate(entries, 1):
-        ok = entry.get("outcome", "ok") == "ok"
-        time = number(entry.get("median_ms")) if ok else math.nan
-        failures += math.isnan(time)
-        found = f"{brief(time)} ms" if time == time else "failed"
-        origin = str(entry.get("origin"))
-        told = f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}"
-        steps.append((time, kind_of(record, origin), told))
-        interval = span(entry.get("low_ms"), entry.get("high_ms")) if ok else DASH
-        lines.append((count, entry.get("label"), origin, entry.get("round"), brief(time, "failed"), interval))
-    base = time_of(pytorch_of(record))
-    svg = charts.search_curve(steps, base, f"Best time so far over {len(steps)} measured plans")
-    best = min((time for time, _, _ in steps if time == time), default=math.nan)
-    told = (
-        f"<p>{len(steps)} plans ran for real, {failures} of them failed; the fastest single measurement was "
-        f"{brief(best)} ms. Lucky measurements look fast, so section 1 measures the winners again.</p>"
-    )
-    caption = "Each mark is one plan, in the order measured; the line is the best so far."
-    heads = ("#", "plan", "origin", "round", "median ms", "interval")
-    table = rows("All measurements", heads, lines, words=3)
-    shown = figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
-    return section("search", "The search on real devices", told, shown)
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------

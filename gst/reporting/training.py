@@ -245,7 +245,7 @@ def scores(record: Record, more: str = "") -> str:
     label = f"{y_label[0].upper()}{y_label[1:]} against {x_label} of {count:,} held-out configurations"
     svg = cloud(predicted[shown], measured[shown], x_label, y_label, label)
     fewer = f" {len(shown):,} of {count:,} points are drawn." if len(shown) < count else ""
-    chart = figure(svg, TOLD[kind] + fewer, _tenths(predicted, measured, x_label, y_label), heading="All of them")
+    chart = figure(svg, TOLD[kind] + fewer, heading="All of them")
     return section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")), more)
 
 
@@ -276,18 +276,6 @@ def _places(values: PerConfig) -> PerConfig:
     ordered = np.sort(values)
     middle = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") - 1) / 2
     return 100 * middle / max(len(values) - 1, 1)
-
-
-def _tenths(predicted: PerConfig, measured: PerConfig, x_label: str, y_label: str) -> str:
-    """Return a table of the measured values of each tenth of the predictions."""
-    lines = []
-    groups = np.array_split(np.argsort(predicted, kind="stable"), min(10, len(predicted)))
-    for count, inside in enumerate(groups, 1):
-        low, middle, high = np.quantile(measured[inside], [0.25, 0.5, 0.75])
-        said = f"{brief(predicted[inside].min())} to {brief(predicted[inside].max())}"
-        lines.append((count, said, brief(low), brief(middle), brief(high)))
-    heads = ("group", x_label, f"{y_label}: a quarter below", "median", "a quarter above")
-    return rows("Groups of equal size by prediction", heads, lines)
 
 
 def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]], unit: str) -> str:
