@@ -176,12 +176,10 @@ def courses(record: Record) -> str:
 
 
 def table_courses(record: Record) -> str:
-    """Return charts of the ages of the table's rows and of the share of keys without a row."""
+    """Return a chart of the ages of the table's rows, and a table of all that is logged of it."""
     ages = course(record, "age_mean", "mean") + course(record, "age_max", "greatest")
-    unknown = course(record, "share_unknown", "unknown")
-    if not ages or not unknown:
+    if not ages:
         return ""
-    percent = [(name, [(epoch, 100 * value) for epoch, value in points]) for name, points in unknown]
     last = {key: points[-1][1] for key in TABLE for _, points in course(record, key, key)}
     told = (
         "<p>Segments that a step does not encode anew are remembered here. After the last epoch "
@@ -190,18 +188,13 @@ def table_courses(record: Record) -> str:
         f"{brief(100 * last.get('share_unknown', math.nan))} % of all keys had "
         "never been written, and count as unknown, not as zero.</p>"
     )
-    left = figure(
+    chart = figure(
         over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
         "Steps since a row was written.",
         heading="Ages",
     )
-    right = figure(
-        over_epochs(percent, "unknown, % of keys", "Share of keys without a row", zero=True),
-        "Keys (segment and configuration) that have no row yet.",
-        heading="Unknown share",
-    )
     table = details(_table(record, TABLE, "The table by epochs"))
-    return section("table", "The embedding table", told, pair(left, right), table)
+    return section("table", "The embedding table", told, chart, table)
 
 
 def _table(record: Record, names: Mapping[str, str], caption: str) -> str:

@@ -90,9 +90,7 @@ def test_names_stay_apart_and_inside(wanted: list[float]) -> None:
     assert (np.diff(places) >= min(15, 300 / max(len(wanted) - 1, 1)) - 1e-9).all()
 
 
-def test_kernels_on_streams_are_drawn_with_their_critical_path_beside_the_fastest_of_pytorch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_on_streams_are_drawn_with_their_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "measure", partial(measure, time_of=lambda call: call() and call.ms))
     program = random_program(np.random.default_rng(3), 40, num_storages=30)
     found = streams.on_streams(program, fresh_inputs(program), record=slowed({1: 6, 2: 3, 4: 9}), counts=(2, 4))
@@ -100,14 +98,9 @@ def test_kernels_on_streams_are_drawn_with_their_critical_path_beside_the_fastes
     stream, begin, end, kind = np.array(drawn["bars"]).T
     assert len(stream) == 40 and set(stream) == {0, 1} and end.max() * 1e3 <= found.figures["sum_us"]
     assert abs((end - begin)[kind == 0].sum() * 1e3 - found.figures["critical_path_us"]) < 1e-3
-    times = {"pytorch": 5.0, "compiled, reduce-overhead": 3.5, "kernels on streams": 3.1, "heft": 1.0}
-    record = {
-        "kernels": found.figures, "runtime": "measured",
-        "plans": {name: {"median_ms": ms, "again_median_ms": ms} for name, ms in times.items()},
-    }  # fmt: skip
+    record = {"kernels": found.figures, "runtime": "measured"}
     words = kernels(json.loads(json.dumps(record)))
     assert "40 kernels" in words and "on 2 streams" in words and words in render(record)
-    assert "They take 3.10 ms; the fastest of PyTorch, compiled, reduce-overhead, takes 3.50 ms" in words
     assert kernels({"kernels": {"kernels": 3, "best": 1}}) == kernels({}) == ""
 
 
