@@ -31,7 +31,6 @@ DASH = "\u2013"
 
 MOST_MARKED = 40  # epochs; lines of more have no marks
 EPOCH_COLOURS = ("c0", "c5", "c2", "c3")
-GAP = 15  # between two names, in pixels
 
 Course = tuple[str, Sequence[tuple[float, float]]]
 """Name of a line, and its points (epochs finished, value) in order."""
@@ -215,30 +214,11 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     return drawing(label, "".join(out), height=bottom + 48, description=seen)
 
 
-def label_heights(ends: Sequence[float], y: Axis) -> list[float]:
-    """Return heights for the names of lines that end at these heights, far enough apart to be read."""
-    order = sorted(range(len(ends)), key=lambda index: ends[index])
-    names = dict(zip(order, apart([ends[index] for index in order], GAP, y.end + 4, y.start - 2), strict=True))
-    return [names[index] for index in range(len(ends))]
-
-
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places from `low` to `high`, near those wanted (ascending), `gap` apart or as far as the space allows."""
-    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
-    places: list[float] = []
-    for value in wanted:
-        places.append(max(value, places[-1] + gap if places else low))
-    for index in reversed(range(len(places))):
-        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else high)
-    return places
-
-
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
-    """Draw a line for each course, with its own colour, dashes and marks, and its name at the end of several."""
-    right = WIDTH - (14 if len(courses) == 1 else 92)
-    x = Axis(0, max(points[-1][0] for _, points in courses), 62, right, is_count=True)
+    """Draw a line for each course, with its own colour, dashes and marks."""
+    x = Axis(0, max(points[-1][0] for _, points in courses), 62, WIDTH - 14, is_count=True)
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
-    out, names = [frame(x, y, "epochs", y_label)], label_heights([y(points[-1][1]) for _, points in courses], y)
+    out = [frame(x, y, "epochs", y_label)]
     for index, (name, points) in enumerate(courses):
         colour, shape = EPOCH_COLOURS[index % len(EPOCH_COLOURS)], shape_of(index)
         places = [(x(epoch), y(value)) for epoch, value in points]
@@ -250,8 +230,6 @@ def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool 
                 out.append(
                     f'<path class="mark {colour}" transform="translate({across} {up})" d="{shape}">{told}</path>'
                 )
-        if len(courses) > 1:
-            out.append(text(places[-1][0] + 9, names[index] + 4, name[:14], "start", "note"))
     return drawing(label, "".join(out), description=". ".join(_seen(name, points) for name, points in courses))
 
 

@@ -244,41 +244,26 @@ def _faster_again(record: Record) -> str:
 
 def facts(record: Record) -> str:
     """Return the numbers of the headline, and the numbers of plans behind them, as tiles."""
-    return tiles(_measured_facts(record) if runtime_of(record) == "measured" else _computed_facts(record))
-
-
-def _measured_facts(record: Record) -> list[tuple[str, str, str]]:
-    model, best, (name, baseline) = mapping(record.get("cost_model")), again(best_of(record)), best_baseline(record)
+    best, (name, baseline), model = again(best_of(record)), best_baseline(record), mapping(record.get("cost_model"))
+    is_fused, label = mapping(record.get("certificate")).get("is_fused"), "lower bound, by the costs"
+    label += ", of plans that fuse nothing" if is_fused else ", which real runs undercut" if undercut(record) else ""
+    entries = [
+        (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'}), {runtime_of(record)}", ""),
+        (f"{brief(record.get('lower_bound'))} ms", label, ""),
+        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'})", ""),
+    ]
+    if runtime_of(record) == "simulated":
+        asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
+        return tiles([*entries, (whole(asked), "plans evaluated", ""), ("0", "plans measured", "")])
     base = again(pytorch_of(record))
     ratio = time_of(base) / (time_of(best) or math.nan)
-    settled = not math.isnan(ratio) and not overlaps(best, base)
-    bound = number(record.get("lower_bound"))
-    is_fused, label = mapping(record.get("certificate")).get("is_fused"), "lower bound, by profiled costs"
-    label += ", of plans that fuse nothing" if is_fused else ", which real runs undercut" if undercut(record) else ""
-    tone = "" if not settled else "good" if ratio > 1 else "bad"
-    return [
-        (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'})", ""),
+    tone = "" if math.isnan(ratio) or overlaps(best, base) else "good" if ratio > 1 else "bad"
+    entries[1:1] = [
         (f"{brief(time_of(base))} ms", "plain PyTorch, all threads", ""),
         (DASH if math.isnan(ratio) else f"{ratio:.2f}x", "plain PyTorch / best plan", tone),
-        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'})", ""),
-        (f"{brief(bound)} ms", label, ""),
-        (whole(model.get("num_measured")), "plans measured in the search", ""),
-        (whole(model.get("num_screened")), "plans predicted to choose these", ""),
     ]
-
-
-def _computed_facts(record: Record) -> list[tuple[str, str, str]]:
-    (name, baseline), gap = best_baseline(record), gap_percent(record)
-    asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
-    by = runtime_of(record)
-    return [
-        (f"{brief(time_of(best_of(record)))} ms", f"best plan ({record.get('best') or 'none'}), {by}", ""),
-        (f"{brief(record.get('lower_bound'))} ms", "lower bound", ""),
-        (DASH if math.isnan(gap) else f"{brief(max(gap, 0.0))} %", "at most above the optimum", ""),
-        (f"{brief(time_of(baseline))} ms", f"best baseline ({name or 'none'})", ""),
-        (whole(asked), "plans evaluated", ""),
-        ("0", "plans measured", ""),
-    ]
+    counts = [("num_measured", "plans measured in the search"), ("num_screened", "plans predicted to choose these")]
+    return tiles([*entries, *((whole(model.get(key)), words, "") for key, words in counts)])
 
 
 def ratio_of(record: Record, plan: Record) -> str:

@@ -190,7 +190,7 @@ def table_courses(record: Record) -> str:
     )
     chart = figure(
         over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
-        "Steps since a row was written.",
+        "Steps since a row was written: mean (solid) and greatest (dashed).",
         heading="Ages",
     )
     table = details(_table(record, TABLE, "The table by epochs"))

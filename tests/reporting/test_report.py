@@ -58,7 +58,7 @@ def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict
     record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
     text = Page(render(record)).text
     assert "Measured, the best plan took 41.2 ms, which is less: these costs are higher" in text
-    assert "lower bound, by profiled costs, which real runs undercut" in text and not undercut(record).endswith(" ")
+    assert "lower bound, by the costs, which real runs undercut" in text and not undercut(record).endswith(" ")
 
 
 def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[s
     record["certificate"]["is_fused"] = True
     text = Page(render(record)).text
     assert "which is less: it compiles operations into one, and the bound is one of plans that do not." in text
-    assert "by profiled costs, of plans that fuse nothing" in text and "costs are higher" not in text
+    assert "by the costs, of plans that fuse nothing" in text and "costs are higher" not in text
     assert "no plan without fusion takes less than" in text
 
 

@@ -1,4 +1,4 @@
-"""Lanes of the report: ink stands for time, gaps stay visible, names stay apart."""
+"""Lanes of the report: ink stands for time, gaps stay visible."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies
 
 from gst.execution.measure import measure
 from gst.kernels import streams
-from gst.reporting.charts import apart
 from gst.reporting.headline import step_kind
 from gst.reporting.placement import render
 from gst.reporting.timeline import IDLE, Bars, busy_ms, cells_of, coverage, kernels, lanes
@@ -81,13 +79,6 @@ def test_a_lane_of_many_bars_stays_small_and_names_every_device() -> None:
         svg = lanes(together, [(index, f"gpu:{index} <b>") for index in range(num_devices)], list(range(6)), "lanes")
         assert len(svg.encode()) < 290_000
         assert len(re.findall("<text[^>]*>gpu:", svg)) == num_devices and "<b>" not in svg
-
-
-@given(strategies.lists(strategies.floats(0, 300), min_size=1, max_size=30))
-def test_names_stay_apart_and_inside(wanted: list[float]) -> None:
-    places = np.array(apart(sorted(wanted), 15, 0, 300))
-    assert places.min() >= -1e-9 and places.max() <= 300 + 1e-9
-    assert (np.diff(places) >= min(15, 300 / max(len(wanted) - 1, 1)) - 1e-9).all()
 
 
 def test_kernels_on_streams_are_drawn_with_their_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
