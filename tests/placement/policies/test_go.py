@@ -143,15 +143,6 @@ def test_attention_equals_its_slow_twin(num_rows: int, recurrence: bool) -> None
     torch.testing.assert_close(layer(rows), slow_attention(layer, rows), atol=1e-5, rtol=1e-4)
 
 
-def test_one_segment_is_enough_for_all_rows() -> None:
-    torch.manual_seed(0)
-    short, long = RecurrentAttention(8, heads=2, segment=10), RecurrentAttention(8, heads=2, segment=999)
-    long.load_state_dict(short.state_dict())
-    rows = torch.randn(10, 8)
-    torch.testing.assert_close(short(rows), long(rows))
-    torch.testing.assert_close(short(rows[torch.arange(9, -1, -1)]).flip(0), short(rows), atol=1e-5, rtol=1e-4)
-
-
 def test_the_previous_segment_is_seen_but_gets_no_gradient() -> None:
     torch.manual_seed(0)
     layer = RecurrentAttention(8, heads=2, segment=5)
