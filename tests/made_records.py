@@ -7,24 +7,6 @@ from typing import Any
 import numpy as np
 
 
-def layered(num_nodes: int, seed: int = 0) -> dict[str, Any]:
-    """A random layered graph with two edges into each node, cut into stretches of 100 nodes."""
-    rng = np.random.default_rng(seed)
-    target = np.repeat(np.arange(8, num_nodes), 2)
-    source = np.maximum(target - rng.integers(1, 30, len(target)), 0)
-    segment = np.arange(num_nodes) // 100
-    return {
-        "edges": [source.tolist(), target.tolist()],
-        "segment": segment.tolist(),
-        "device": (segment % 2).tolist(),
-        "opcode": [f"aten.op{n % 17}" for n in range(num_nodes)],
-    }
-
-
-def staircase(last: float, asked: int) -> list[list[float]]:
-    return [[1, 2.5 * last], [7, 1.4 * last], [asked // 3, last]]
-
-
 def make_record(num_nodes: int = 300, runtime: str = "measured") -> dict[str, Any]:
     """What `gst place` would find; only a measured one has measurements and plain PyTorch."""
     record = {
@@ -32,9 +14,8 @@ def make_record(num_nodes: int = 300, runtime: str = "measured") -> dict[str, An
         "objective": 41.2, "lower_bound": 38.5, "best": "hdp",
         "machine": {"cpu": "Example CPU", "threads": 2},
         "devices": [{"name": "cpu:0", "description": "core 0"}, {"name": "cpu:1", "description": "core 1"}],
-        "graph": layered(num_nodes), "timeline": timeline(num_nodes),
+        "timeline": timeline(num_nodes),
         "methods": ["annealing", "hdp", "go"],
-        "curves": {"annealing": staircase(44.0, 2000), "hdp": staircase(41.2, 900)},
         "seconds": 92.4, "command": "gst place rnnlm --out runs/rnnlm",
         "certificate": {
             "lower_bound": 38.5, "plan": 41.2, "gap": 41.2 / 38.5 - 1, "peak_bytes": {"host": 123 * 2**20},
@@ -62,7 +43,7 @@ def make_record(num_nodes: int = 300, runtime: str = "measured") -> dict[str, An
 def trials() -> list[dict[str, Any]]:
     """Ten plans, ever faster, the seventh failed."""
     noise = np.random.default_rng(1).normal(size=10)
-    origins = ["single:cpu:0", "annealing", "mutation", "uncertain"]
+    origins = ["single:cpu:0", "annealing", "mutation", "chunks"]
     made = [
         {
             "label": f"plan {i}", "origin": origins[i % 4], "round": i // 4, "median_ms": 50.0 - i, "low_ms": 49.0 - i,

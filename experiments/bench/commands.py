@@ -34,7 +34,6 @@ STUDIES = {
     "unseen": "plans of a program that no model has seen, predicted by each model, and measured",
     "placement": "plans of the searches, measured with plain PyTorch, torch.compile, one device and the baselines",
     "placement_simulated": "every search on simulated machines",
-    "windows": "annealing of giant tasks: windows of the schedule compared with whole plans",
     "gpu": "an accelerator: its tests, GST, workloads by streams",
     "chaos": "commands killed at random moments and resumed: is anything lost?",
     "fuzz": "damaged files for every reader: a clear error or a sound object",

@@ -263,16 +263,6 @@ def simulated_gpus() -> str:
                             ("annealing above it", "{annealing:.1%}")])  # fmt: skip
 
 
-def windows() -> str:
-    found = result("windows")
-    over = [f"{found['geomean'][f'{name}_over_windows']:.3f}x" for name in ("heft", "etf", "whole")]
-    return formatted(found["tasks"], [
-        ("operations", "{num_nodes:,}"), ("devices", "{num_devices}"), ("lower bound, ms", "{bound_ms:.1f}"),
-        ("HEFT", "{heft_ms:.1f}"), ("ETF", "{etf_ms:.1f}"), ("whole plans (CPU)", "{whole_ms:.1f} ({whole_s:.1f} s)"),
-        ("**windows** (CPU)", "**{windows_ms:.1f}** ({windows_s:.1f} s)"),
-    ], ["over windows, geometric mean", "", "", *over, ""])  # fmt: skip
-
-
 def public_graphs() -> str:
     """Return a line for each of MSR's graphs: the published latency, then the simulated makespan."""
     rows = [
@@ -410,7 +400,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ("memory (worst)", "{peak_error:.1%} ({peak_error_worst:.0%})"),
         ("plans a second", "{evaluations_per_second:,.0f}"),
     ]),
-    "simulated machines": simulated_machines, "simulated gpus": simulated_gpus, "windows": windows,
+    "simulated machines": simulated_machines, "simulated gpus": simulated_gpus,
     "public graphs": public_graphs, "kills": kills, "gpu streams": gpu_streams, "gpu step": gpu_step,
     "gpu place": rows_of("gpu/h200_place_inception", "plans", [
         ("plan", "`{name}`"), ("median ms, first set of runs", "{median_ms:.2f}"), ("", "{reason}"),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.reproductions.expert import expert
 from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.machines import machine
@@ -36,6 +37,8 @@ def row(program: str, machine_name: str, methods: Sequence[str], evaluations: in
     runtime = SimulatedObjective(task)
     found = [plan_all(task, runtime, methods, evaluations, seed=seed) for seed in range(seeds)]
     portfolio = {name: each.expected_ms for name, each in found[0].items() if name not in methods}
+    if (by_hand := expert(task)) is not None:
+        portfolio["expert"] = float(runtime([by_hand])[0])
     best_of_portfolio = min(portfolio, key=lambda name: portfolio[name])
     return {
         "num_nodes": task.num_nodes, "lower_bound_ms": lower_bound_us(task) / 1e3, "portfolio_ms": portfolio,

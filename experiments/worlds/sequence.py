@@ -26,12 +26,12 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.bootstrap import mean_interval
+from experiments.worlds.regression import LinearSurrogate
 from experiments.worlds.rows import Row, collect, listed, main, or_none, parser_of, ratio_of
 from experiments.worlds.world import WORLDS, World, world
 from gst.cost import CostModel
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
-from gst.placement.cost_models import LinearSurrogate
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
 from gst.placement.measured_plans import plans_graph

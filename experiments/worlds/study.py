@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from experiments.worlds.fitted import TenParameters
+from experiments.worlds.regression import LinearSurrogate
 from experiments.worlds.rows import Row, collect, listed, main, or_none, parser_of, ratio_of
 from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
@@ -66,7 +67,7 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
     "none": (believed("none"), "annealing", 1),
     "random": (believed("none"), "annealing", 1),
     "true costs": (lambda hidden, seed: TrueCosts(hidden.truth), "annealing", 1),
-    "linear": (believed("linear"), "annealing", 1),
+    "linear": (lambda hidden, seed: LinearSurrogate(hidden.task), "annealing", 1),
     "ten parameters": (lambda hidden, seed: TenParameters(hidden.task), "annealing", 1),
     "fitted": (believed("fitted"), "annealing", 1),
     "fitted without gaps": (lambda hidden, seed: without_gaps(hidden.task), "annealing", 1),

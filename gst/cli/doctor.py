@@ -8,11 +8,9 @@ import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,7 +72,6 @@ def findings() -> Iterator[Finding]:
     yield _compiler()
     yield from _devices()
     yield _threads()
-    yield _bf16()
     yield from _disk()
     yield _wandb()
 
@@ -159,23 +156,6 @@ def _threads() -> Finding:
     elif os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
         advice = "unset OMP_WAIT_POLICY: with it, operations on core sets take twice as long in your process"
     return _noted("threads", "; ".join([f"{torch.get_num_threads()} of torch", *given]), advice)
-
-
-def _bf16() -> Finding:
-    """Compare the time of a layer in bf16 with fp32: some processors emulate bf16."""
-    import torch
-
-    def seconds(dtype: torch.dtype) -> float:
-        nodes, weight = torch.ones(4096, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
-        times = []
-        for _ in range(4):
-            times.append(time.perf_counter())
-            torch.nn.functional.linear(nodes, weight)
-        return min(after - before for before, after in pairwise(times))
-
-    share = seconds(torch.bfloat16) / seconds(torch.float32)
-    advice = "train in fp32 here: leave --trainer.precision bf16-mixed away" if share > 1.1 else ""
-    return _noted("bf16", f"a layer takes {share:.2g} times as long as in fp32 on this CPU", advice)
 
 
 def _disk() -> Iterator[Finding]:

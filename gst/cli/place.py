@@ -39,8 +39,10 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     add("--budget", type=int, metavar="N", help=number)
     evaluations = "plans that each method asks about, and again in each round of measurements (%(default)s)"
     add("--evaluations", type=int, default=2_000, metavar="N", help=evaluations)
-    models = "learns from measurements what rewards proposers: regression, the GST network, none (default: %(default)s)"
-    add("--cost-model", choices=("fitted", "linear", "gst", "none"), default="fitted", help=models)
+    models = (
+        "learns from measurements what rewards proposers: fitted costs, the GST network on top (default: %(default)s)"
+    )
+    add("--cost-model", choices=("fitted", "gst", "none"), default="fitted", help=models)
     warm = "the --out of a search of another program on these devices: begin with the costs that it learned"
     add("--warm-start", type=Path, metavar="DIR", help=warm)
     add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")

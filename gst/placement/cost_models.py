@@ -13,7 +13,6 @@ from jaxtyping import Float64
 
 from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan
-from gst.machine.devices import core_use
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
 from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
@@ -25,12 +24,9 @@ if TYPE_CHECKING:
     from gst.cost.rescoring import Change, Rescorer
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
-PENALTIES = np.logspace(-2, 4, 13)
 LEARNED = "learned_costs.json"  # learned parameters, from which searches of other programs start
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
 SAME = 1e-9  # logarithms of ratios that differ by less are equal
-
-Sums = Float64[np.ndarray, "plans sums"]
 
 
 class NoSurrogate(Surrogate):
@@ -38,50 +34,6 @@ class NoSurrogate(Surrogate):
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         return np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
-
-
-class LinearSurrogate(Surrogate):
-    """Bayesian linear regression on a dozen sums over the operations of a plan, in units of its simulated runtime: of
-    each device the time and the number of operations on it, the time of the core that has least to do, values and bytes
-    that cross threads; and the logarithm of the simulated runtime itself.
-
-    The penalty on the weights is that under which the measurements are likeliest; deviations are those of its posterior
-    and its noise (MacKay, Bayesian Interpolation, 1992).
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._profiled = task.profiled
-        self._computed = task.costs.computed
-        self._use = core_use(task.devices)
-
-    def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
-        sums = self._sums(plans, simulated_ms)
-        self._middle, self._scale = sums.mean(0), np.maximum(sums.std(0), 1e-9)
-        self._mean = float(logs.mean())
-        x, y = (sums - self._middle) / self._scale, logs - self._mean
-        _, penalty, self._variance = max(_evidence(x, y, each) for each in PENALTIES.tolist())
-        self._inverse = np.linalg.inv(x.T @ x + penalty * np.eye(x.shape[1]))
-        self._weights = self._inverse @ x.T @ y
-
-    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
-        x = (self._sums(plans, simulated_ms) - self._middle) / self._scale
-        leverage = np.einsum("ij,jk,ik->i", x, self._inverse, x)
-        return self._mean + x @ self._weights, np.sqrt(self._variance * (1 + leverage))
-
-    def _sums(self, plans: Sequence[Plan], simulated_ms: Answers) -> Sums:
-        """Return sums of bytes at 10 GB/s, of operations and values at 1 us each."""
-        return np.stack([self._of_plan(plan, ms * 1e3) for plan, ms in zip(plans, simulated_ms, strict=True)])
-
-    def _of_plan(self, plan: Plan, simulated_us: float) -> Float64[np.ndarray, " sums"]:
-        placement, num_devices = plan.placement, len(self._use)
-        time = np.bincount(placement, self._profiled.times_us[placement, np.arange(len(placement))], num_devices)
-        count = np.bincount(placement, self._computed, num_devices)
-        producers, consumers = self._profiled.graph.edges
-        thread = self._use.argmax(1)[placement]
-        crossing = producers[thread[producers] != thread[consumers]]
-        moved = self._profiled.output_bytes[crossing].sum() / 1e4
-        sums = np.r_[time, count, (time @ self._use).min(), len(crossing), moved]
-        return np.r_[sums / max(simulated_us, 1e-3), np.log(max(simulated_us, 1e-3))]
 
 
 class NetworkSurrogate(Surrogate):
@@ -154,15 +106,6 @@ class PlanChanges:
         return self._turns[1]
 
 
-def _evidence(x: Sums, y: Answers, penalty: float) -> tuple[float, float, float]:
-    """Return the log likelihood of centred `y`, up to a constant; the penalty; and the likeliest variance of the noise.
-    Weights have the variance of the noise / penalty."""
-    covariance = np.eye(len(x)) + x @ x.T / penalty  # of the measurements, in units of the noise
-    variance = float(y @ np.linalg.solve(covariance, y)) / (len(y) - 1)
-    variance = max(variance, SAME**2)
-    return -len(y) / 2 * np.log(variance) - np.linalg.slogdet(covariance)[1] / 2, penalty, variance
-
-
 def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
@@ -211,12 +154,11 @@ class NetworkOnFitted(Surrogate):
 
 COST_MODELS: dict[str, Callable[[Task, int, Learned], Surrogate]] = {
     "fitted": lambda task, seed, learned: FittedSimulator(task, learned),
-    "linear": lambda task, *_: LinearSurrogate(task),
     "gst": NetworkOnFitted,
     "none": lambda *_: NoSurrogate(),
 }
 """By name, what makes the cost model of a task with a seed and costs learned before: the simulator with fitted costs,
-regression on sums of a plan, the GST network on what fitted costs leave, or none. The first and third start warm."""
+the GST network on what fitted costs leave, or none. The first two start warm."""
 
 
 def save_costs(out: Path, learned: Learned, machine: Mapping[str, Any], devices: Sequence[str]) -> None:

@@ -118,7 +118,7 @@ def place_measured(
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
-    drawing = {"measurements": [] if search is None else report_rows(search.trials), "curves": planning.curves(planned)}
+    drawing = {"measurements": [] if search is None else report_rows(search.trials)}
     return planning.PlacementResult(task, plans[finals.best], result, drawing)
 
 
@@ -333,7 +333,8 @@ def whole_variants(
     source: Path | str, runner: IsolatedExecutor | FleetWorkers, program: Program, settings: planning.Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
 ) -> Iterator[tuple[Found, str]]:  # fmt: skip
-    """Make the whole-model variants of the step, and the reason why nothing is compiled; hosts of a fleet make theirs.
+    """Make the whole-model variants of the step (`here`, on the accelerator, or on the cores), and the reason why
+    nothing is compiled; hosts of a fleet make theirs.
 
     They come before the search: compiled code is the strongest rival of plans, and a short search would leave no time.
     """
@@ -343,8 +344,28 @@ def whole_variants(
     if isinstance(runner, FleetWorkers):
         yield ({}, {}), skip_reason
         return
-    with _variants(source, runner.devices, skip_reason, settings, here, progress) as found:
-        yield found, skip_reason
+    devices = runner.devices
+    accelerator = next((device for device in devices if device.is_accelerator), None)
+    with ExitStack() as stack:
+        if accelerator is not None and not here:
+            progress(COMPILING, 0, 1)
+            place = accelerator.torch_device
+            found = stack.enter_context(variants_on_accelerator(source, place, settings.compile_s, skip_reason))
+            yield found, skip_reason
+            return
+        if skip_reason or here or accelerator is not None:
+            runs = stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s))
+            yield (runs, {}), skip_reason
+            return
+        runs = stack.enter_context(steps_beside(source, "not made yet", here))
+        progress(COMPILING, 0, 1)
+        cores = len({number for each in core_numbers(devices) for number in each})
+        try:
+            variants, reasons = stack.enter_context(variants_on_cores(source, cores, settings.compile_s))
+        except ValueError as error:  # the child stopped
+            variants, reasons = {}, {COMPILED: str(error)}
+        left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
+        yield ({PYTORCH: runs[PYTORCH], **variants, **left_out}, {}), skip_reason
 
 
 def measure_finals(
@@ -388,33 +409,6 @@ def by_name(
     keys = list(dict.fromkeys(plan.key for plan in plans.values()))
     by_key = dict(zip([*keys, *variants], measured, strict=True))
     return {**{name: by_key[plan.key] for name, plan in plans.items()}, **{name: by_key[name] for name in variants}}
-
-
-@contextmanager
-def _variants(
-    source: Path | str, devices: Sequence[Device], skip_reason: str, settings: planning.Settings,
-    here: Mapping[str, Callable[[], object]], progress: Progress,
-) -> Iterator[Found]:  # fmt: skip
-    """Make functions that run the step whole and return milliseconds: `here`, on the accelerator, or on the cores."""
-    accelerator = next((device for device in devices if device.is_accelerator), None)
-    with ExitStack() as stack:
-        if accelerator is not None and not here:
-            progress(COMPILING, 0, 1)
-            place = accelerator.torch_device
-            yield stack.enter_context(variants_on_accelerator(source, place, settings.compile_s, skip_reason))
-            return
-        if skip_reason or here or accelerator is not None:
-            yield stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s)), {}
-            return
-        runs = stack.enter_context(steps_beside(source, "not made yet", here))
-        progress(COMPILING, 0, 1)
-        cores = len({number for each in core_numbers(devices) for number in each})
-        try:
-            variants, reasons = stack.enter_context(variants_on_cores(source, cores, settings.compile_s))
-        except ValueError as error:  # the child stopped
-            variants, reasons = {}, {COMPILED: str(error)}
-        left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
-        yield {PYTORCH: runs[PYTORCH], **variants, **left_out}, {}
 
 
 def chain_share(program: Program) -> float:

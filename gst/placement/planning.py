@@ -86,8 +86,8 @@ class Settings:
             raise ValueError(f"repetitions is {self.repetitions}; want 1 or more")
         if self.cost_model not in COST_MODELS:
             raise ValueError(f"there is no cost model {self.cost_model!r}; there are {', '.join(COST_MODELS)}")
-        if self.warm_start is not None and self.cost_model not in ("fitted", "gst"):
-            raise ValueError(f"the cost model {self.cost_model} starts from no learned costs; take fitted or gst")
+        if self.warm_start is not None and self.cost_model == "none":
+            raise ValueError("without a cost model a search starts from no learned costs; take fitted or gst")
 
 
 DEFAULT_SETTINGS = Settings()
@@ -203,7 +203,7 @@ def place_simulated(
         for name, each in planned.items()
     }  # fmt: skip
     result = placed_result(task, settings, "simulated", best, ran[best], plans)
-    return PlacementResult(task, chosen, result, {"curves": curves(planned)})
+    return PlacementResult(task, chosen, result)
 
 
 def _search(
@@ -229,11 +229,6 @@ def _read_log(log: Log | None, settings: Mapping[str, Any]) -> dict[str, Planned
         assert log is not None
         check_same(log.path, record, settings)
     return {record["method"]: Planned.from_dict(record) for record in records}
-
-
-def curves(planned: dict[str, Planned]) -> dict[str, list[list[float]]]:
-    """Return the curve of each search as lists, for the report."""
-    return {name: [list(point) for point in each.curve] for name, each in planned.items() if each.curve}
 
 
 def check_fits(task: Task, planned: dict[str, Planned]) -> None:

@@ -25,19 +25,12 @@ SHAPES = {
     "baseline": "M-4-4h8v8h-8z",
     "method": "M-4.6 0a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0-9.2 0z",
     "mutation": "M0-5.5L5.2 4h-10.4z",
-    "uncertain": "M0-5.8L5.8 0L0 5.8L-5.8 0z",
 }
-CROSS = "M-4-4L4 4M-4 4L4-4"
 NUM_COLOURS = 7
 DASH = "\u2013"
 
 MOST_MARKED = 40  # epochs; lines of more have no marks
 EPOCH_COLOURS = ("c0", "c5", "c2", "c3")
-CURVE_COLOURS = ("c0", "c1", "c2", "c3", "c5", "ink", "c4")
-STAIRS_HEIGHT = 372
-CURVES_END = WIDTH - 118  # where curves end and their names begin
-TOP = 1.6  # times the least time; greater times are drawn at the upper edge, so that ends stay distinct
-GAP = 15  # between two names, in pixels
 
 Course = tuple[str, Sequence[tuple[float, float]]]
 """Name of a line, and its points (epochs finished, value) in order."""
@@ -124,13 +117,12 @@ class Axis:
 
 
 def drawing(
-    label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = "",
-    role: str = "img",
-) -> str:  # fmt: skip
-    """Return a complete figure with a name and a description; its role is 'group' if parts of it can be chosen."""
+    label: str, body: str, width: float = WIDTH, height: float = HEIGHT, style: str = "", description: str = ""
+) -> str:
+    """Return a complete figure with a name and a description."""
     name = escape(label)
     return (
-        f'<svg class="chart" role="{role}" aria-label="{name}" viewBox="0 0 {width:g} {height:g}" '
+        f'<svg class="chart" role="img" aria-label="{name}" viewBox="0 0 {width:g} {height:g}" '
         f'style="{style}"><title>{name}</title><desc>{escape(description or label, 1000)}</desc>{body}</svg>'
     )
 
@@ -140,11 +132,10 @@ def text(x: float, y: float, words: Any, anchor: str = "middle", css: str = "lab
     return f'<text class="{css}" {where}>{escape(words)}</text>'
 
 
-def mark(kind: str, x: float, y: float, title: str = "", failed: bool = False) -> str:
+def mark(kind: str, x: float, y: float, title: str = "") -> str:
     """Return the mark of a kind of plan, a key of `SHAPES`: a colour and a shape, so that either is enough."""
-    kind, shape = ("failed", CROSS) if failed else (kind, SHAPES[kind])
     inside = f"<title>{escape(title)}</title>" if title else ""
-    return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{shape}">{inside}</path>'
+    return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{SHAPES[kind]}">{inside}</path>'
 
 
 def shape_of(index: int) -> str:
@@ -177,16 +168,6 @@ def square(values: Sequence[float], left: float, x_label: str, y_label: str) -> 
     return x, y, frame(x, y, x_label, y_label), diagonal
 
 
-def reference_line(x: Axis, y: Axis, value: float, words: str, anchor: str) -> str:
-    """Return a dashed line at `value`, if it is a number, with words at its 'start' or its 'end'."""
-    if math.isnan(value):
-        return ""
-    at = y(min(value, y.high))
-    line = f'<path class="reference" d="M{x.start} {at}H{x.end}"/>'
-    across, up = x.start + 6 if anchor == "start" else x.end - 4, at + 15 if at < y.end + 26 else at - 6
-    return line + text(across, up, words, anchor, "note")
-
-
 def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
     """Draw points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
     across, up = [point[0] for point in points], [point[1] for point in points]
@@ -206,26 +187,6 @@ def cloud(predicted: Floats, measured: Floats, x_label: str, y_label: str, label
     off = float(np.median(abs(predicted - measured)))
     seen = f"Half of the {len(pairs):,} points are within {brief(off)} of the diagonal."
     return drawing(label, axes + points + diagonal, description=seen)
-
-
-def search_curve(steps: Sequence[tuple[float, str, str]], reference: float, label: str) -> str:
-    """Draw steps (milliseconds or NaN, kind, title) in the order measured, and the best so far as a staircase."""
-    times = [time for time, _, _ in steps]
-    y = Axis.fit([*times, reference], HEIGHT - 50, 24)
-    x = Axis(0, max(len(steps) * 1.02, 2), 58, WIDTH - 14)
-    dots, stairs, best = [], "", math.inf
-    for count, (time, kind, title) in enumerate(steps, 1):
-        failed = math.isnan(time)
-        dots.append(mark(kind, x(count), y.end - 9 if failed else y(time), title, failed))
-        if time < best:
-            stairs += f"H{x(count)}V{y(time)}" if stairs else f"M{x(count)} {y(time)}"
-            best = time
-    if stairs:
-        stairs = f'<path class="line c0" d="{stairs}H{x.end}"/>'
-    base = reference_line(x, y, reference, "plain PyTorch", "end")
-    marks = frame(x, y, "plans measured so far", "milliseconds of one step") + base + "".join(dots) + stairs
-    seen = f"The best falls to {brief(best)} ms; {len(times)} marks in the order measured."
-    return drawing(label, marks, description=seen)
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str) -> str:
@@ -253,62 +214,11 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     return drawing(label, "".join(out), height=bottom + 48, description=seen)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Best runtime of a method: `points` (plans asked, best ms so far), at least one, and plans asked in all."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    asked: float
-
-
-def staircases(curves: Sequence[Curve], reference: float, reference_name: str, label: str) -> str:
-    """Draw the curves over a logarithmic axis of plans asked, and `reference` as a dashed line if it is a number."""
-    most = max(curve.asked for curve in curves)
-    x = Axis(1.0, max(most, 10.0), 58, CURVES_END, log=True)
-    times = [time for curve in curves for _, time in curve.points] + [reference] * (not math.isnan(reference))
-    y = Axis.fit([min(time, TOP * min(times)) for time in times], STAIRS_HEIGHT - 50, 24)
-    out = [frame(x, y, "plans asked", "best so far, ms")]
-    out.append(reference_line(x, y, reference, f"best baseline, {reference_name}"[:40], "start"))
-    last = [y(min(curve.points[-1][1], y.high)) for curve in curves]
-    names = label_heights(last, y)
-    for index, end in sorted(enumerate(last), key=lambda entry: entry[1]):
-        curve, at, colour = curves[index], names[index], CURVE_COLOURS[index % len(CURVE_COLOURS)]
-        words = f"{curve.name}: {brief(curve.points[-1][1])} ms after {curve.asked:,.0f} plans"
-        (first, time), *rest = [(x(asked), y(min(time, y.high))) for asked, time in curve.points]
-        stairs = f"M{first} {time}" + "".join(f"H{asked}V{time}" for asked, time in rest) + f"H{x(curve.asked)}"
-        out.append(f'<path class="line {colour} d{index % 4}" d="{stairs}"><title>{escape(words)}</title></path>')
-        lead = f"M{x(curve.asked)} {end}H{CURVES_END + 2}L{CURVES_END + 12} {at:g}"
-        out.append(f'<path class="leader {colour}" d="{lead}"/>')
-        out.append(text(CURVES_END + 15, at + 4, curve.name[:14], "start", "note"))
-    ends = "; ".join(f"{curve.name} ends at {brief(curve.points[-1][1])} ms" for curve in curves)
-    return drawing(label, "".join(out), height=STAIRS_HEIGHT, description=ends)
-
-
-def label_heights(ends: Sequence[float], y: Axis) -> list[float]:
-    """Return heights for the names of lines that end at these heights, far enough apart to be read."""
-    order = sorted(range(len(ends)), key=lambda index: ends[index])
-    names = dict(zip(order, apart([ends[index] for index in order], GAP, y.end + 4, y.start - 2), strict=True))
-    return [names[index] for index in range(len(ends))]
-
-
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places from `low` to `high`, near those wanted (ascending), `gap` apart or as far as the space allows."""
-    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
-    places: list[float] = []
-    for value in wanted:
-        places.append(max(value, places[-1] + gap if places else low))
-    for index in reversed(range(len(places))):
-        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else high)
-    return places
-
-
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
-    """Draw a line for each course, with its own colour, dashes and marks, and its name at the end of several."""
-    right = WIDTH - (14 if len(courses) == 1 else 92)
-    x = Axis(0, max(points[-1][0] for _, points in courses), 62, right, is_count=True)
+    """Draw a line for each course, with its own colour, dashes and marks."""
+    x = Axis(0, max(points[-1][0] for _, points in courses), 62, WIDTH - 14, is_count=True)
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
-    out, names = [frame(x, y, "epochs", y_label)], label_heights([y(points[-1][1]) for _, points in courses], y)
+    out = [frame(x, y, "epochs", y_label)]
     for index, (name, points) in enumerate(courses):
         colour, shape = EPOCH_COLOURS[index % len(EPOCH_COLOURS)], shape_of(index)
         places = [(x(epoch), y(value)) for epoch, value in points]
@@ -320,8 +230,6 @@ def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool 
                 out.append(
                     f'<path class="mark {colour}" transform="translate({across} {up})" d="{shape}">{told}</path>'
                 )
-        if len(courses) > 1:
-            out.append(text(places[-1][0] + 9, names[index] + 4, name[:14], "start", "note"))
     return drawing(label, "".join(out), description=". ".join(_seen(name, points) for name, points in courses))
 
 

@@ -6,9 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int64
-
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
@@ -88,11 +85,11 @@ def best_baseline(record: Record) -> tuple[str, Record]:
 
 
 def kind_of(record: Record, origin: Any) -> str:
-    """Return the kind of a plan, which decides its mark: 'baseline', 'method', 'mutation' or 'uncertain'. The record
-    names its `methods`."""
+    """Return the kind of a plan, which decides its mark: 'baseline', 'method' or 'mutation'. The record names its
+    `methods`."""
     origin = str(origin).partition(":")[0]  # the rest names the operations that were fused before
     methods = (LOOP, *listed(record.get("methods")))
-    return "method" if origin in methods else origin if origin in ("mutation", "uncertain") else "baseline"
+    return "method" if origin in methods else "mutation" if origin == "mutation" else "baseline"
 
 
 def gap_percent(record: Record) -> float:
@@ -114,22 +111,6 @@ def device_names(record: Record, indices: Iterable[int] = ()) -> dict[int, str]:
         for index, entry in enumerate(listed(record.get("devices")))
     }
     return {**{index: f"device {index}" for index in sorted(set(indices))}, **names}
-
-
-def graph_arrays(
-    record: Record,
-) -> tuple[Int64[np.ndarray, "ends edges"], Int64[np.ndarray, " nodes"], Int64[np.ndarray, " nodes"], list[str]]:
-    """Return the valid edges, then segment, device and opcode of each node."""
-    graph = mapping(record.get("graph"))
-    lists = [list(graph.get(key) or []) for key in ("segment", "device", "opcode")]
-    nodes = max(map(len, lists))
-    segment, device = (np.array([*lists[i], *[0] * (nodes - len(lists[i]))], np.int64).clip(0) for i in (0, 1))
-    if segment.size:
-        segment = segment if segment.max() < 4 * nodes else np.unique(segment, return_inverse=True)[1]
-    pairs = graph.get("edges") or [[], []]
-    edges = np.array([list(pairs[0]), list(pairs[1])], np.int64).reshape(2, -1)
-    edges = edges[:, ((edges >= 0) & (edges < nodes)).all(axis=0) & (edges[0] != edges[1])]
-    return edges, segment, device, [str(word) for word in lists[2]] + ["?"] * (nodes - len(lists[2]))
 
 
 # Headline -------------------------------------------------------------------------------------------------------
@@ -193,9 +174,7 @@ def _measured(record: Record) -> str:
         words = f"No plan beat {name}{noise}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
         words += "" if winner == PYTORCH else f"; plain PyTorch {brief(plain)} ms{_bracket(base)}"
         return words if step_kind(str(record.get("best"))) else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
-    used = len(set(graph_arrays(record)[2].tolist()))
-    where = f" on {used} device{'s' * (used != 1)}" if used else ""
-    words = f"Best plan {brief(found)} ms{_bracket(best)}{where}"
+    words = f"Best plan {brief(found)} ms{_bracket(best)}"
     if math.isnan(plain):
         return f"{words}; plain PyTorch was not measured"
     words += f"; plain PyTorch {brief(plain)} ms{_bracket(base)}, so it is {plain / found:.2f}x as fast"
@@ -265,41 +244,26 @@ def _faster_again(record: Record) -> str:
 
 def facts(record: Record) -> str:
     """Return the numbers of the headline, and the numbers of plans behind them, as tiles."""
-    return tiles(_measured_facts(record) if runtime_of(record) == "measured" else _computed_facts(record))
-
-
-def _measured_facts(record: Record) -> list[tuple[str, str, str]]:
-    model, best, (name, baseline) = mapping(record.get("cost_model")), again(best_of(record)), best_baseline(record)
+    best, (name, baseline), model = again(best_of(record)), best_baseline(record), mapping(record.get("cost_model"))
+    is_fused, label = mapping(record.get("certificate")).get("is_fused"), "lower bound, by the costs"
+    label += ", of plans that fuse nothing" if is_fused else ", which real runs undercut" if undercut(record) else ""
+    entries = [
+        (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'}), {runtime_of(record)}", ""),
+        (f"{brief(record.get('lower_bound'))} ms", label, ""),
+        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'})", ""),
+    ]
+    if runtime_of(record) == "simulated":
+        asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
+        return tiles([*entries, (whole(asked), "plans evaluated", ""), ("0", "plans measured", "")])
     base = again(pytorch_of(record))
     ratio = time_of(base) / (time_of(best) or math.nan)
-    settled = not math.isnan(ratio) and not overlaps(best, base)
-    bound = number(record.get("lower_bound"))
-    is_fused, label = mapping(record.get("certificate")).get("is_fused"), "lower bound, by profiled costs"
-    label += ", of plans that fuse nothing" if is_fused else ", which real runs undercut" if undercut(record) else ""
-    tone = "" if not settled else "good" if ratio > 1 else "bad"
-    return [
-        (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'})", ""),
+    tone = "" if math.isnan(ratio) or overlaps(best, base) else "good" if ratio > 1 else "bad"
+    entries[1:1] = [
         (f"{brief(time_of(base))} ms", "plain PyTorch, all threads", ""),
         (DASH if math.isnan(ratio) else f"{ratio:.2f}x", "plain PyTorch / best plan", tone),
-        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'})", ""),
-        (f"{brief(bound)} ms", label, ""),
-        (whole(model.get("num_measured")), "plans measured in the search", ""),
-        (whole(model.get("num_screened")), "plans predicted to choose these", ""),
     ]
-
-
-def _computed_facts(record: Record) -> list[tuple[str, str, str]]:
-    (name, baseline), gap = best_baseline(record), gap_percent(record)
-    asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
-    by = runtime_of(record)
-    return [
-        (f"{brief(time_of(best_of(record)))} ms", f"best plan ({record.get('best') or 'none'}), {by}", ""),
-        (f"{brief(record.get('lower_bound'))} ms", "lower bound", ""),
-        (DASH if math.isnan(gap) else f"{brief(max(gap, 0.0))} %", "at most above the optimum", ""),
-        (f"{brief(time_of(baseline))} ms", f"best baseline ({name or 'none'})", ""),
-        (whole(asked), "plans evaluated", ""),
-        ("0", "plans measured", ""),
-    ]
+    counts = [("num_measured", "plans measured in the search"), ("num_screened", "plans predicted to choose these")]
+    return tiles([*entries, *((whole(model.get(key)), words, "") for key, words in counts)])
 
 
 def ratio_of(record: Record, plan: Record) -> str:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from gst.reporting.charts import CROSS, DASH, SHAPES, escape, mark
+from gst.reporting.charts import DASH, SHAPES, escape, mark
 
 Record = Mapping[str, Any]
 """Result of a command, as JSON holds it."""
 
-KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation", "uncertain": "uncertain"}
+KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation"}
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def mapping(value: Any) -> Record:
@@ -43,10 +43,7 @@ def command_of(record: Record) -> str:
 
 def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: str) -> str:
     """Return a page that is one file and loads nothing. Eyebrow, lead and body are HTML, the rest plain words."""
-    css, script = (
-        resources.files("gst.reporting").joinpath(name).read_text(encoding="utf-8")
-        for name in ("report.css", "report.js")
-    )
+    css = resources.files("gst.reporting").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -54,7 +51,7 @@ def page(title: str, heading: str, eyebrow: str, lead: str, body: str, command: 
         f"<title>{escape(title)}</title><style>{css}</style></head>\n<body><header>"
         f'<p class="eyebrow">{eyebrow}</p><h1>{_unbroken(heading)}</h1>{lead}</header>\n<main>{body}</main>\n'
         f"<footer><p>Written by {escape(command)}. This page is one file and loads nothing.</p></footer>"
-        f"<script>{script}</script></body></html>\n"
+        "</body></html>\n"
     )
 
 
@@ -102,17 +99,15 @@ def pair(*parts: str) -> str:
 
 
 def rows(
-    caption: str, heads: Sequence[str], lines: Iterable[Sequence[Any]], best: int | None = None, words: int = 1,
-    anchor: str = "",
-) -> str:  # fmt: skip
-    """Return a table of `words` columns of words, then numbers; `anchor` and its first word name a row for links."""
+    caption: str, heads: Sequence[str], lines: Iterable[Sequence[Any]], best: int | None = None, words: int = 1
+) -> str:
+    """Return a table of `words` columns of words, then numbers."""
     kind = ["" if column < words else ' class="num"' for column in range(len(heads))]
     head = "".join(f'<th scope="col"{css}>{escape(cell)}</th>' for css, cell in zip(kind, heads, strict=True))
     body = []
     for index, line in enumerate(lines):
         cells = "".join(f"<td{css}>{escape(cell)}</td>" for css, cell in zip(kind[1:], line[1:], strict=True))
-        name = f' id="{anchor}{escape(line[0])}"' if anchor else ""
-        body.append(f'<tr{name}{" class=best" * (index == best)}><th scope="row">{escape(line[0])}</th>{cells}</tr>')
+        body.append(f'<tr{" class=best" * (index == best)}><th scope="row">{escape(line[0])}</th>{cells}</tr>')
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
@@ -131,9 +126,9 @@ def figure(svg: str, caption: str, table: str = "", legend: str = "", heading: s
 
 
 def wide_figure(name: str, svg: str, caption: str, table: str, legend: str = "") -> str:
-    """Return a drawing as wide as the page, which scrolls if it does not fit and has buttons to zoom."""
+    """Return a drawing as wide as the page, which scrolls if it does not fit."""
     return (
-        f'<h3>{name}</h3><figure class="graph">{legend}'
+        f"<h3>{name}</h3><figure>{legend}"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{svg}</div>'
         f"<figcaption>{caption}</figcaption>{details(table)}</figure>"
     )
@@ -148,10 +143,9 @@ def legend(items: Iterable[tuple[str, str, str]]) -> str:
     return f'<ul class="legend">{"".join(cells)}</ul>'
 
 
-def kind_legend(kinds: set[str], failed: bool = False) -> str:
-    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`, and of failures."""
-    shown = [("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds]
-    return legend(shown + [("", f'<path class="mark failed" d="{CROSS}"/>', "failed")] * failed)
+def kind_legend(kinds: set[str]) -> str:
+    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`."""
+    return legend(("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds)
 
 
 def details(table: str) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from gst.reporting import charts
-from gst.reporting.charts import DASH, Curve, brief, escape, number, span, whole
-from gst.reporting.graph import graph
+from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.headline import (
     PYTORCH,
     again,
@@ -35,7 +33,6 @@ from gst.reporting.page import (
     definitions,
     figure,
     kind_legend,
-    listed,
     mapping,
     mappings,
     page,
@@ -45,47 +42,25 @@ from gst.reporting.page import (
 )
 from gst.reporting.timeline import kernels, timeline
 
-AFTER = (1, 10, 100, 1_000)
-"""Numbers of plans asked, at which the table under the curves shows the best so far."""
-
 TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
 TOLD = {
-    "measured": "Runs of all plans took turns, so that a busy moment of the machine hits them alike. Intervals are "
-    "95 % bootstrap intervals of the median. The fastest were measured again, in a second set of runs, which gives "
-    "the times of the headline, of the picture and of the order here: luck did not choose them. The ratio is plain "
-    "PyTorch's time over the plan's, of that set where the plan has it: above 1 the plan is faster, below 1 it is "
-    "slower. Simulated is what the simulator expects from profiled costs, measured how many plans the search ran. "
-    "Plans that lose are listed too.",
-    "simulated": "All times are simulated: each operation takes what the costs say, and so does each value that "
-    "changes device. Above the bound is by how much a plan exceeds what no plan can beat by these costs. Plans that "
-    "lose are listed too.",
-}
-
-HOW = {
-    "measured": (
-        "How it was measured",
-        "Operations were profiled on each device. From these costs the simulator judged the plans of all baselines "
-        "and methods; simulated times and the timeline come from it. The search then measured the most promising "
-        "plans and a few uncertain ones for real, after writing down what it expected of each. At the end the plan of"
-        " the search, those of the best baselines and of all methods, and plain PyTorch (in a process of its own, all "
-        "threads, nothing changed) ran again in turns, and the fastest of them a second time: the headline uses this "
-        "second set alone, the median of each and its 95 % bootstrap interval. Measured times are wall-clock times of "
-        "one step, run for real on these devices. They hold for this program on this machine; another machine needs "
-        "its own run.",
-    ),
-    "simulated": (
-        "How it was computed",
-        "No plan was run. Every time on this page comes from a simulator of the devices, which starts each operation "
-        "when its device is free and its inputs have arrived; operations and transfers take what the costs say. The "
-        "lower bound is what no plan can beat by the same costs. A real machine has other times, and may put the "
-        "plans in another order: measure before you rely on them.",
-    ),
+    "measured": "Operations were profiled on each device. From these costs the simulator judged the plans of all "
+    "baselines and methods, and the search measured the most promising ones for real. At the end all plans ran in "
+    "turns, plain PyTorch in a process of its own, so that a busy moment of the machine hits them alike; the fastest "
+    "ran again, in a second set of runs, which gives the times of the headline and of the order here: luck did not "
+    "choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
+    "plan's, of the second set where the plan has it: above 1 the plan is faster. Simulated is what the simulator "
+    "expects, measured how many plans the search ran. The times hold for this program on this machine.",
+    "simulated": "No plan was run. A simulator of the devices starts each operation when its device is free and its "
+    "inputs have arrived; operations and transfers take what the costs say. Above the bound is by how much a plan "
+    "exceeds what no plan can beat by these costs. A real machine has other times, and may put the plans in another "
+    "order: measure before you rely on them.",
 }
 
 
 def render(record: Record) -> str:
-    """Return the page of a search: one HTML file that needs no network, no fonts and, but for zooming, no scripts.
+    """Return the page of a search: one HTML file that needs no network, fonts or scripts.
 
     Args:
         record: the result of `gst place`, see `gst.placement.planning.placed_result` and
@@ -100,18 +75,17 @@ def render(record: Record) -> str:
     command = command_of(record)
     eyebrow = f"{command} · <strong>{escape(program)}</strong> · {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
-    middle = pair(predictions(record), search(record)) if measured else ""
-    body = f"{plans(record)}{timeline(record)}{kernels(record)}{middle}{graph(record)}{setting(record)}"
+    middle = predictions(record) if measured else ""
+    body = f"{plans(record)}{timeline(record)}{kernels(record)}{middle}{setting(record)}"
     return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
 
 
 def plans(record: Record) -> str:
-    """Return the table of all plans, a chart of their times, the lower bound, and a curve of each method."""
+    """Return the table of all plans, a chart of their times, and the lower bound."""
     runtime, known = runtime_of(record), plans_of(record)
     title = TITLE[runtime]
-    curve = _curves(record)
     if not known:
-        return section("plans", title, curve)
+        return ""
     times = {name: time_of(again(plan)) for name, plan in known.items()}
     names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
     best = names.index(winner_of(record)) if winner_of(record) in names else None
@@ -122,7 +96,7 @@ def plans(record: Record) -> str:
     table = rows("All plans", ["plan", *columns, "kind"], lines, best)
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
     told = f"<p>{TOLD[runtime]}</p>"
-    return section("plans", title, told, table, _failures(known), _bound(record), pair(chart, curve))
+    return section("plans", title, told, table, _failures(known), _bound(record), chart)
 
 
 def _bound(record: Record) -> str:
@@ -196,55 +170,6 @@ def _times(record: Record, names: list[str]) -> str:
     return figure(svg, f"{caption} The axis need not start at zero.", heading="Times")
 
 
-def _curves(record: Record) -> str:
-    curves = {str(name): kept for name, points in mapping(record.get("curves")).items() if (kept := _points(points))}
-    if not curves:
-        return ""
-    known, most = plans_of(record), max(points[-1][0] for points in curves.values())
-    drawn = [Curve(name, points, _asked(known.get(name, {}), points, most)) for name, points in curves.items()]
-    least, name = min(_asked_baselines(record), default=(math.nan, ""))
-    label = f"Best simulated time so far of {len(drawn)} methods over the plans they asked about"
-    svg = charts.staircases(drawn, least, name, label)
-    heads = ["method", *(f"after {count:,}" for count in AFTER), "at the end", "found after"]
-    table = rows("Best so far", heads, (_curve_line(name, points) for name, points in curves.items()))
-    caption = (
-        "The best simulated time so far over the number of plans asked about (a logarithmic axis). Dashed: the best "
-        "baseline. Lines along the upper edge are above it. These times are not measured."
-    )
-    return figure(svg, caption, table, heading="How the methods got there")
-
-
-def _asked_baselines(record: Record) -> list[tuple[float, str]]:
-    """Return the simulated time of each baseline, and its name."""
-    times = [
-        (number(plan.get("simulated_ms", plan.get("latency"))), name)
-        for name, plan in plans_of(record).items()
-        if kind_of(record, name) == "baseline" and not step_kind(name)
-    ]
-    return [each for each in times if not math.isnan(each[0])]
-
-
-def _points(value: Any) -> list[tuple[float, float]]:
-    """Return the pairs (plans asked, ms) that are numbers, in order."""
-    points = [(number(entry[0]), number(entry[1])) for entry in listed(value) if len(listed(entry)) == 2]
-    return sorted((asked, best) for asked, best in points if asked >= 1 and not math.isnan(best))
-
-
-def _asked(plan: Record, points: list[tuple[float, float]], most: float) -> float:
-    """Return the number of plans that a method asked about; if it is unknown, the most of any method."""
-    asked = number(plan.get("evaluations"))
-    return most if math.isnan(asked) else max(asked, points[-1][0])
-
-
-def _curve_line(name: str, points: list[tuple[float, float]]) -> list[Any]:
-    def after(count: float) -> str:
-        return brief(min((best for asked, best in points if asked <= count), default=math.nan))
-
-    least = min(best for _, best in points)
-    found = next(asked for asked, best in points if best == least)
-    return [name, *map(after, AFTER), brief(least), whole(found)]
-
-
 # Predictions and the search -------------------------------------------------------------------------------------------
 
 
@@ -279,44 +204,13 @@ def predictions(record: Record) -> str:
     return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
 
 
-def search(record: Record) -> str:
-    """Return every measurement of the search in order, and the best so far."""
-    entries = mappings(record.get("measurements"))
-    if not entries:
-        return ""
-    steps, lines, failures = [], [], 0
-    for count, entry in enumerate(entries, 1):
-        ok = entry.get("outcome", "ok") == "ok"
-        time = number(entry.get("median_ms")) if ok else math.nan
-        failures += math.isnan(time)
-        found = f"{brief(time)} ms" if time == time else "failed"
-        origin = str(entry.get("origin"))
-        told = f"{count}. {entry.get('label')} ({origin}, round {entry.get('round')}): {found}"
-        steps.append((time, kind_of(record, origin), told))
-        interval = span(entry.get("low_ms"), entry.get("high_ms")) if ok else DASH
-        lines.append((count, entry.get("label"), origin, entry.get("round"), brief(time, "failed"), interval))
-    base = time_of(pytorch_of(record))
-    svg = charts.search_curve(steps, base, f"Best time so far over {len(steps)} measured plans")
-    best = min((time for time, _, _ in steps if time == time), default=math.nan)
-    told = (
-        f"<p>{len(steps)} plans ran for real, {failures} of them failed; the fastest single measurement was "
-        f"{brief(best)} ms. Lucky measurements look fast, so section 1 measures the winners again.</p>"
-    )
-    caption = "Each mark is one plan, in the order measured; the line is the best so far."
-    heads = ("#", "plan", "origin", "round", "median ms", "interval")
-    table = rows("All measurements", heads, lines, words=3)
-    shown = figure(svg, caption, table, kind_legend({step[1] for step in steps}, failures > 0))
-    return section("search", "The search on real devices", told, shown)
-
-
 # Where the numbers come from ------------------------------------------------------------------------------------------
 
 
 def setting(record: Record) -> str:
-    """Return the machine, the devices, the command and the method of this runtime."""
+    """Return the machine, the devices and the command."""
     measured = runtime_of(record) == "measured"
     machine = {**mapping(record.get("machine")), "seconds in all": brief(record.get("seconds"))}
-    title, words = HOW[runtime_of(record)]
     where = "Machine" if measured else "Machine that computed this"
     return section(
         "setting",
@@ -326,7 +220,6 @@ def setting(record: Record) -> str:
             block("Devices" if measured else "Devices of the costs", _devices(record)),
         ),
         command_line(record),
-        f"<h3>{title}</h3><p>{words}</p>",
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.reporting.charts import NUM_COLOURS, Axis, brief, drawing, escape, number, text, whole
-from gst.reporting.headline import KERNELS, again, best_of, device_names, plans_of, runtime_of, step_kind, time_of
+from gst.reporting.headline import again, best_of, device_names, runtime_of, time_of
 from gst.reporting.page import Record, legend, listed, mapping, rows, section, wide_figure
 
 MOST_DEVICES = 64
@@ -47,7 +47,7 @@ def timeline(record: Record) -> str:
 
 
 def kernels(record: Record) -> str:
-    """Return kernels on streams, those of the critical path in a colour of their own, beside the fastest of PyTorch.
+    """Return kernels on streams, those of the critical path in a colour of their own.
 
     Nothing where the record has none.
     """
@@ -72,23 +72,12 @@ def kernels(record: Record) -> str:
     caption = "Kernels in order of the schedule, each for as long as it took alone. Where a lane is empty, it waits."
     told = (
         f"{len(bars.kind):,} kernels, which Inductor made of the step, run on {best} streams as one graph. "
-        f"{_beside(record, mapping(tried.get(best)))} Kernels on the critical path wait for each other, "
+        f"They take {brief(mapping(tried.get(best)).get('ms'))} ms. Kernels on the critical path wait for each other, "
         f"{brief(number(found.get('critical_path_us')) / 1e3)} ms in all: no number of streams takes less."
     )
     table = rows("Numbers of streams", heads, lines, chosen)
     figure = wide_figure("Lanes of the streams", svg, caption, table, shapes)
     return section("kernels", "Kernels of the compiled step on streams", f"<p>{escape(told, 1000)}</p>", figure)
-
-
-def _beside(record: Record, taken: Record) -> str:
-    """Compare kernels on streams with the fastest way of PyTorch."""
-    times = {name: time_of(again(plan)) for name, plan in plans_of(record).items() if step_kind(name)}
-    own = times.pop(KERNELS, number(taken.get("ms")))
-    others = {name: ms for name, ms in times.items() if not math.isnan(ms)}
-    if not others:
-        return f"They take {brief(own)} ms."
-    name = min(others, key=lambda each: others[each])
-    return f"They take {brief(own)} ms; the fastest of PyTorch, {name}, takes {brief(others[name])} ms."
 
 
 def _drawn(bars: Bars, kinds: Sequence[str], over: Sequence[tuple[int, str]], what: str) -> tuple[str, str]:

@@ -203,12 +203,10 @@ def courses(record: Record) -> str:
 
 
 def table_courses(record: Record) -> str:
-    """Return charts of the ages of the table's rows and of the share of keys without a row."""
+    """Return a chart of the ages of the table's rows, and a table of all that is logged of it."""
     ages = course(record, "age_mean", "mean") + course(record, "age_max", "greatest")
-    unknown = course(record, "share_unknown", "unknown")
-    if not ages or not unknown:
+    if not ages:
         return ""
-    percent = [(name, [(epoch, 100 * value) for epoch, value in points]) for name, points in unknown]
     last = {key: points[-1][1] for key in TABLE for _, points in course(record, key, key)}
     told = (
         "<p>Segments that a step does not encode anew are remembered here. After the last epoch "
@@ -217,18 +215,13 @@ def table_courses(record: Record) -> str:
         f"{brief(100 * last.get('share_unknown', math.nan))} % of all keys had "
         "never been written, and count as unknown, not as zero.</p>"
     )
-    left = figure(
+    chart = figure(
         over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
-        "Steps since a row was written.",
+        "Steps since a row was written: mean (solid) and greatest (dashed).",
         heading="Ages",
     )
-    right = figure(
-        over_epochs(percent, "unknown, % of keys", "Share of keys without a row", zero=True),
-        "Keys (segment and configuration) that have no row yet.",
-        heading="Unknown share",
-    )
     table = details(_table(record, TABLE, "The table by epochs"))
-    return section("table", "The embedding table", told, pair(left, right), table)
+    return section("table", "The embedding table", told, chart, table)
 
 
 def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
@@ -272,7 +265,7 @@ def scores(record: Record, more: str = "") -> str:
     label = f"{y_label[0].upper()}{y_label[1:]} against {x_label} of {count:,} held-out configurations"
     svg = cloud(predicted[shown], measured[shown], x_label, y_label, label)
     fewer = f" {len(shown):,} of {count:,} points are drawn." if len(shown) < count else ""
-    chart = figure(svg, TOLD[kind] + fewer, _tenths(predicted, measured, x_label, y_label), heading="All of them")
+    chart = figure(svg, TOLD[kind] + fewer, heading="All of them")
     return section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")), more)
 
 
@@ -303,18 +296,6 @@ def _places(values: PerConfig) -> PerConfig:
     ordered = np.sort(values)
     middle = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") - 1) / 2
     return 100 * middle / max(len(values) - 1, 1)
-
-
-def _tenths(predicted: PerConfig, measured: PerConfig, x_label: str, y_label: str) -> str:
-    """Return a table of the measured values of each tenth of the predictions."""
-    lines = []
-    groups = np.array_split(np.argsort(predicted, kind="stable"), min(10, len(predicted)))
-    for count, inside in enumerate(groups, 1):
-        low, middle, high = np.quantile(measured[inside], [0.25, 0.5, 0.75])
-        said = f"{brief(predicted[inside].min())} to {brief(predicted[inside].max())}"
-        lines.append((count, said, brief(low), brief(middle), brief(high)))
-    heads = ("group", x_label, f"{y_label}: a quarter below", "median", "a quarter above")
-    return rows("Groups of equal size by prediction", heads, lines)
 
 
 def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]], unit: str) -> str:

@@ -131,7 +131,7 @@ def test_the_help_is_short_and_names_the_methods_and_cost_models_that_there_are(
     names = [f"{name}({METHODS[name].words})" for name in METHODS]
     names += [f"--cost-model{{{','.join(COST_MODELS)}}}", f"(default:{','.join(Settings().methods)})"]  # as gst.place
     assert [name for name in names if "".join(name.split()) not in printed] == []
-    with pytest.raises(ValueError, match="no cost model 'magic'; there are fitted, linear, gst, none"):
+    with pytest.raises(ValueError, match="no cost model 'magic'; there are fitted, gst, none"):
         Settings(cost_model="magic")
 
 

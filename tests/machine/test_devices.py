@@ -50,11 +50,6 @@ def test_streams_of_a_gpu_are_named_and_share_its_memory() -> None:
             select([name], [gpu, CPU[0]])
 
 
-def test_a_device_has_no_limit_of_memory_unless_given() -> None:
-    assert all(device.memory_limit is None for device in discover())
-    assert dataclasses.replace(CPU[0], memory_limit=parse_bytes("1KiB")).memory_limit == 1024
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("3kb", 3000), ("1TiB", 1 << 40),

@@ -16,13 +16,6 @@ def sets_of(root: Path, count: int) -> list[str]:
     return [each.name for each in core_sets(cores(count), shared_domains(root))]
 
 
-def test_without_shared_parts_sets_are_powers_of_two_and_all(tmp_path: Path) -> None:
-    assert shared_domains(tmp_path / "nothing") == []
-    assert sets_of(made_up_system(tmp_path / "1", 1), 1) == []
-    assert sets_of(made_up_system(tmp_path / "2", 2, cache=2, numa=2), 2) == ["cpu:0-1"]
-    assert sets_of(made_up_system(tmp_path / "5", 5, cache=5, numa=5), 5) == [each.name for each in core_sets(cores(5))]
-
-
 def test_by_hand_eight_threads_of_four_cores_on_two_nodes(tmp_path: Path) -> None:
     """Threads of one core are 4 apart; cores 0 and 1 are on one node."""
     assert sets_of(made_up_system(tmp_path, 8, threads=2, cache=2, numa=2), 8) == [

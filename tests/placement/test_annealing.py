@@ -17,9 +17,9 @@ from gst.placement.machines import generated_task
 from gst.placement.methods import GIANT, Annealing
 from gst.placement.objectives import Budgeted, SearchReward, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.moves import BUSY, CROSSING, Timelines
 from gst.placement.search.neighbourhoods import Neighbourhood
 from gst.placement.search.random_plans import random_plans
+from gst.placement.search.waits import BUSY, CROSSING, Timelines
 from gst.placement.task import Task
 from gst.simulation.copies import copies_of
 from gst.util.progress import no_progress

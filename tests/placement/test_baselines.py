@@ -14,7 +14,7 @@ from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, r
 from experiments.reproductions.public_problems.cost_graphs import read_cost_graph, task_of_cost_graph
 from gst.machine.devices import Device
 from gst.placement.baselines.list_schedules import heft
-from gst.placement.baselines.portfolio import chunks, expert, layers, metis, portfolio, single, topo
+from gst.placement.baselines.portfolio import chunks, metis, portfolio, single, topo
 from gst.placement.baselines.units import held_bytes, smallest_units
 from gst.placement.machines import CORE, GPU, Machine, machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
@@ -24,7 +24,7 @@ from gst.placement.task import Task
 from gst.simulation.simulator import Simulator
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures/cost_graphs/bert24_inference.json"
-ALWAYS = {"chunks", "expert", "metis", "topo", "heft", "etf", "sct"}
+ALWAYS = {"chunks", "metis", "topo", "heft", "etf", "sct"}
 
 
 def on(task: Task, devices: Sequence[Device], rows: np.ndarray) -> Task:
@@ -83,26 +83,6 @@ def test_inputs_go_where_they_are_first_read(gpus: Task) -> None:
         if len(readers):
             assert of[node] == of[readers.min()]
     assert len(np.unique(of[gpus.costs.computed])) == gpus.costs.computed.sum()
-
-
-def test_a_layer_holds_what_reads_its_parameters_and_renews_them(task: Task) -> None:
-    layer, home, program = layers(task), task.program.parameter_home, task.program
-    for parameter in np.unique(home[home >= 0]):
-        assert len(set(layer[home == parameter])) == 1
-    assert 3 <= layer.max() + 1 <= 8  # embedding, two cells, words
-    in_order = [layer[home == parameter][0] for parameter in np.unique(home[home >= 0])]
-    assert in_order == sorted(in_order)
-    for node, operation in enumerate(program.operations):
-        parameters = {int(home[each]) for each in operation.producers} - {-1}
-        if home[node] < 0 and len(parameters) == 1:
-            assert layer[node] == layer[parameters.pop()]
-
-
-def test_the_expert_puts_consecutive_layers_on_consecutive_devices(gpus: Task) -> None:
-    layer, placement = layers(gpus), expert(gpus).placement
-    device = [set(placement[layer == each]) for each in range(layer.max() + 1)]
-    assert all(len(each) == 1 for each in device)
-    assert (np.diff([each.pop() for each in device]) >= 0).all() and len(set(placement)) > 1
 
 
 def test_metis_repeats_by_seed_and_keeps_groups_whole(gpus: Task) -> None:

@@ -147,8 +147,8 @@ def test_learned_costs_are_kept_in_a_file_and_checked(tmp_path: Path) -> None:
         (tmp_path / LEARNED).write_text(wrong)
         with pytest.raises(ValueError, match="cannot be read"):
             load_costs(tmp_path, machine_of, ["cpu:0"])
-    with pytest.raises(ValueError, match="the cost model linear starts from no learned costs"):
-        Settings(cost_model="linear", warm_start=tmp_path)
+    with pytest.raises(ValueError, match="without a cost model a search starts from no learned costs"):
+        Settings(cost_model="none", warm_start=tmp_path)
 
 
 def test_leave_one_out_residuals_are_those_of_predictions_by_the_others() -> None:

@@ -55,19 +55,6 @@ def test_a_plan_may_name_devices_in_any_order_and_only_those_it_uses() -> None:
     assert np.array_equal(one, other)
 
 
-def test_loads_of_cores_are_means_over_nodes() -> None:
-    """Mean pooling reads twice the time on both cores that the profile of the wide device has for one."""
-    profiled, rng = chain(), np.random.default_rng(0)
-    for _ in range(20):
-        placement = rng.integers(0, 3, 4)
-        loads = plans_graph(profiled, [Plan(NAMES, placement)]).config_features[0, :, 3:5].sum(0)
-        busy = np.zeros(2)
-        for node, device in enumerate(placement):
-            for core in profiled.devices[device].cores:
-                busy[core] += profiled.times_us[device, node]
-        assert np.allclose(loads * profiled.times_us.mean(), busy)
-
-
 def test_priorities_are_told_as_a_delay_of_the_turn() -> None:
     placement = np.zeros(4, np.int64)
     plain, same, reversed_ = plans_graph(

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gst.cli import main
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
-from gst.graphs.store import open_store
-from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.loop import NUM_AGAIN, Loop
 from gst.placement.objectives import MeasuredObjective
 from gst.placement.task import Task
-from gst.programs import TrainingStep
-from gst.programs.workloads import rnnlm
 from tests.placement.pretended import Pretended
-
-
-def small() -> TrainingStep:
-    """Return the program that `gst place` gets below."""
-    return rnnlm(layers=2, hidden=16, steps=3, batch=4, vocabulary=30)
 
 
 def begun(task: Task, log: Path, budget: int) -> Loop:
@@ -127,27 +116,3 @@ def test_plans_are_measured_in_a_process_of_their_own(task: Task, tmp_path: Path
         best = loop.run()
         assert (measurer([best]) > 0).all()
     assert len(loop.trials) == 4 and all(trial.measurement.outcome == "ok" for trial in loop.trials)
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_gst_place_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parent)]))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    arguments = ["--budget", "14", "--evaluations", "40", "--methods", "annealing", "--patience", "0", "--no-compile"]
-    arguments += ["--out", "runs/place", "--json", "place.json"]
-    assert main(["place", "test_search:small", *arguments]) == 0
-    result = json.loads(Path("place.json").read_text())
-    assert result.keys() >= {"program", "num_nodes", "devices", "plans", "best", "pytorch_ms", "cost_model", "command"}
-    assert {"pytorch", "loop"} <= result["plans"].keys()
-    assert result["plans"][result["best"]]["median_ms"] == min(
-        plan["median_ms"] for name, plan in result["plans"].items() if name != "pytorch" and plan["feasible"]
-    )
-    assert result["cost_model"]["num_measured"] <= 14
-    out = Path("runs/place")
-    assert len(Plan.load(out / "plan.json").placement) == result["num_nodes"]
-    assert len(Log(out / "measurements.jsonl").read()) == result["cost_model"]["num_measured"]
-    assert "</html>" in (out / "report.html").read_text()
-    stores = [path.parent for path in (out / "dataset").glob("*/meta.json")]
-    assert open_store(stores[0])[0].num_nodes == result["num_nodes"]

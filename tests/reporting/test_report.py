@@ -58,7 +58,7 @@ def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict
     record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
     text = Page(render(record)).text
     assert "Measured, the best plan took 41.2 ms, which is less: these costs are higher" in text
-    assert "lower bound, by profiled costs, which real runs undercut" in text and not undercut(record).endswith(" ")
+    assert "lower bound, by the costs, which real runs undercut" in text and not undercut(record).endswith(" ")
 
 
 def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def test_a_plan_that_fuses_undercuts_a_bound_of_plans_that_do_not(record: dict[s
     record["certificate"]["is_fused"] = True
     text = Page(render(record)).text
     assert "which is less: it compiles operations into one, and the bound is one of plans that do not." in text
-    assert "by profiled costs, of plans that fuse nothing" in text and "costs are higher" not in text
+    assert "by the costs, of plans that fuse nothing" in text and "costs are higher" not in text
     assert "no plan without fusion takes less than" in text
 
 
@@ -85,21 +85,21 @@ def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]
     expected = (
         "41.2 ms", "40.2\u201342.4", "61.8 ms", "1.50x", "0.88x", "0.68x", "chunks", "0.64", "4,321", "38.5 ms",
         "37.1", "3.25", "go: no memory", "plan 9", "Example CPU", "core 1", "gst place rnnlm --out runs/rnnlm",
-        "failed", "aten.op0", "cpu:1: busy 50 %", "matrix product", "gst place · ", "Written by gst place.",
+        "cpu:1: busy 50 %", "matrix product", "gst place · ", "Written by gst place.",
         "at most 7.01 % above it", "proved by the checker", "123 MiB",
     )  # fmt: skip
     assert [words for words in expected if words not in page.text] == []
-    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 6
+    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 4
     assert page.text.count("single:cpu:0") >= 4
 
 
 def test_a_page_without_measurements_claims_none() -> None:
     page = Page(render(make_record(runtime="simulated")))
-    for word in ("PyTorch", "real devices", "How it was measured", "95 %", "median"):
+    for word in ("PyTorch", "real devices", "95 %", "median"):
         assert word not in page.text, word
     for words in ("No plan was run", "0 plans measured", "gst place · ", "70.3", "3.25", "82.6 %"):
         assert words in page.text, words
-    assert page.tags.count("h2") == 4
+    assert page.tags.count("h2") == 3
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_page_without_measurements_claims_none() -> None:
 def test_the_headline_is_honest(record: dict[str, Any], base: float, found: float, says: str) -> None:
     for name, time in (("pytorch", base), ("hdp", found)):
         record["plans"][name] |= {"median_ms": time, "low_ms": time - 1, "high_ms": time + 1}
-    assert headline(record).startswith("Best plan 41.2 ms (40.2\u201342.2) on 2 devices; plain PyTorch ")
+    assert headline(record).startswith("Best plan 41.2 ms (40.2\u201342.2); plain PyTorch ")
     assert headline(record).endswith(says)
 
 
@@ -167,7 +167,7 @@ def test_the_headline_names_what_is_to_run(record: dict[str, Any]) -> None:
     record["winner"] = "hdp"
     again = {"again_median_ms": 43.0, "again_low_ms": 42.0, "again_high_ms": 44.0}
     second = record | {"plans": record["plans"] | {"hdp": record["plans"]["hdp"] | again}}
-    assert headline(second).startswith("Best plan 43.0 ms (42.0\u201344.0) on 2 devices; plain PyTorch 61.8 ms")
+    assert headline(second).startswith("Best plan 43.0 ms (42.0\u201344.0); plain PyTorch 61.8 ms")
     record["winner"] = "pytorch"
     assert headline(record | {"best": "pytorch"}) == "No plan beat plain PyTorch: 61.8 ms (60.8\u201363.0)"
     assert headline(record).startswith(
@@ -180,7 +180,6 @@ def test_single_numbers_may_be_missing(record: dict[str, Any]) -> None:
     record["measurements"][5]["median_ms"] = math.inf
     record["plans"]["chunks"] |= {"low_ms": None, "high_ms": math.nan, "simulated_ms": None}
     record["timeline"]["bars"] += [[0, math.nan, 3.0, 1], [0, 5.0, 4.0, 1], [10**400, 0, 1, 1], [1, 2.0, 3.0, 99], []]
-    record["curves"]["hdp"] += [[1000, None], [None, 3.0], [0, 1.0]]
     record["cost_model"]["tau"] = None
     page = drawn(render(record))
     text = Page(page).text
@@ -194,4 +193,3 @@ def test_the_page_stays_small(num_nodes: int, most: int) -> None:
     assert len(page.encode()) < most
     lanes = page.split('id="timeline"')[1].split("</section>")[0]
     assert len(lanes.encode()) < 300_000
-    assert page.count("data-segment=") == min(-(-num_nodes // 100), 400)

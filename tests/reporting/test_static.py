@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from importlib import resources
 from itertools import product
 from typing import Any
 
@@ -54,16 +53,15 @@ def test_a_page_stands_whatever_is_missing_or_wrong(name: str) -> None:
         assert faults(draw(record | {part: wrong})) == [], (part, wrong)
     for inner in WRONG:
         inside = {"annealing": inner, "kinds": inner, "bars": inner, "best": "1", "streams": inner}
-        assert faults(draw(record | dict.fromkeys(("timeline", "curves", "plans", "kernels"), inside))) == []
+        assert faults(draw(record | dict.fromkeys(("timeline", "plans", "kernels"), inside))) == []
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, None, "words"])
 @pytest.mark.parametrize("name", PAGES)
 def test_not_a_number_never_reaches_a_page(name: str, wrong: Any) -> None:
     draw, record = PAGES[name]
-    graph = {"graph": record["graph"]} if "graph" in record else {}
-    page = draw(replaced(record, lambda value: wrong if isinstance(value, float) else value) | graph)
-    drawn = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    page = draw(replaced(record, lambda value: wrong if isinstance(value, float) else value))
+    drawn = re.sub(r"<style\b.*?</style>", "", page, flags=re.DOTALL)
     assert faults(page) == [] and not re.search(r"\b(nan|inf|None|NaN)\b", drawn)
 
 
@@ -73,10 +71,10 @@ def test_hostile_text_stays_text(name: str) -> None:
     known = {"ok", "failed", "measured", "simulated", "hdp", "annealing", "pytorch", "order", "training"}
     hostile = replaced(record, lambda each: each + HOSTILE if isinstance(each, str) and each not in known else each)
     page = Html(draw(hostile))
-    assert set(page.tags) <= {*Html(draw(record)).tags} and page.tags.count("script") == 1 and "img" not in page.tags
+    assert set(page.tags) <= {*Html(draw(record)).tags} and "script" not in page.tags and "img" not in page.tags
     assert "alert('x')" in page.text and not [each for each, _ in page.attributes if each.startswith("on")]
     named = replaced(record, lambda value: value)
-    for part in ("plans", "curves", "machine", "model", "tau"):  # keys are text of the record, too
+    for part in ("plans", "machine", "model", "tau"):  # keys are text of the record, too
         if isinstance(entries := named.get(part), dict):
             named[part] = {key + HOSTILE: entry for key, entry in entries.items()}
     assert "img" not in Html(draw(named)).tags
@@ -87,8 +85,8 @@ def test_hostile_text_stays_text(name: str) -> None:
     [
         ('<html lang="en">', "<html>"), ("<h2 ", "<h4 "), ('role="img"', ""), ("<desc>", "<p>"), ('scope="col"', ""),
         ('tabindex="0"', ""), ("<footer>", '<footer><img src="http://example.com/a.png">'),
-        ("<body>", "<body onload=1>"), ('href="#segment-1"', 'href="#segment-999"'),
-        ("<main>", '<main style="background:url(a.png)">'), ("<h1>", "<h1>a</h1><h1>"), ("<p>", '<p id="graph">'),
+        ("<body>", "<body onload=1>"), ('aria-labelledby="plans-title"', 'aria-labelledby="absent"'),
+        ("<main>", '<main style="background:url(a.png)">'), ("<h1>", "<h1>a</h1><h1>"), ("<p>", '<p id="plans">'),
     ],
 )  # fmt: skip
 def test_each_fault_is_found(right: str, wrong: str) -> None:
@@ -113,9 +111,3 @@ def test_colours_are_those_that_the_colour_blind_can_tell_apart() -> None:
     """Okabe and Ito, Color Universal Design, 2008; the blue of the dark page is lighter."""
     palette = {"#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"}
     assert {colour for name, colour in colours(False).items() if re.fullmatch(r"c\d", name)} == palette
-
-
-def test_the_script_builds_no_html_and_calls_nobody() -> None:
-    script = resources.files("gst.reporting").joinpath("report.js").read_text(encoding="utf-8")
-    for word in ("innerHTML", "eval", "fetch", "XMLHttpRequest", "import", "http", "document.write", "</"):
-        assert word not in script, word

@@ -9,7 +9,7 @@ import pytest
 from made_training import make_training
 from report_html import Html, faults
 
-from gst.reporting.charts import over_epochs
+from gst.reporting.charts import Axis, over_epochs
 from gst.reporting.training import _places, render_training, summary
 
 
@@ -99,3 +99,9 @@ def test_measured_columns_have_a_unit_and_the_whole_width() -> None:
     assert "least, unit of targets" in render_training(make_training())
     scores = page[page.index('id="scores"') : page.index('id="table"')]
     assert 'class="pair"' not in scores  # in half the width the last column was cut off at 1,200 pixels
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert Axis(0.0, 10.0, 0, 100).ticks() == [0, 2, 4, 6, 8, 10]
+    log = Axis.fit([1.0, 90.0], 0, 100)
+    assert log.log and log.ticks() == [1, 2, 5, 10, 20, 50, 100]

@@ -115,15 +115,6 @@ def test_by_hand_a_value_that_arrives_while_its_core_is_busy_delays_nothing(slow
     assert got.end_us == pytest.approx([10, 120, 40, 100, 110])
 
 
-def test_by_hand_a_value_travels_between_memories() -> None:
-    """10 us of work, 5 us latency and 1,000 bytes at 100 bytes a microsecond, then 7 us there."""
-    devices = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(2)]
-    costs = made(devices, [(0, 1)], np.array([[10.0, 7], [10, 7]]))
-    got = Simulator(costs, NOTHING).run(Plan(names(devices), np.array([0, 1])))
-    assert got.end_us.tolist() == [10, 32]
-    assert peak_bytes(costs, got) == {"memory 0": 1000, "memory 1": 2000}
-
-
 def test_by_hand_a_value_stays_until_its_copy_has_arrived() -> None:
     """Operation 0 ends at 10, and its copy arrives at 25; operation 2 makes another value in memory 0 meanwhile."""
     devices = [Device(f"cpu:{n}", "cpu", (), 1, f"memory {n}", "test") for n in range(2)]
@@ -148,15 +139,6 @@ def test_by_hand_a_value_crosses_once_and_copies_of_a_memory_go_one_after_the_ot
     ]  # fmt: skip
     free = Simulator(made(devices, edges, times), NOTHING).run(plan)
     assert free.begin_us.tolist() == [0, 10, 25, 26, 25, 27]
-
-
-def test_by_hand_two_at_once_slow_each_other() -> None:
-    """Each loses a quarter of its speed while the other runs: 6 us of work end at 8, then 4 of 10 are left."""
-    costs = made(MOLDABLE, [], np.array([[10.0, 6], [10, 6], [10, 6]]), size=0)
-    got = Simulator(costs, Contention(0.25, switch_us=0, hand_over_us=0, wake_us=0)).run(
-        Plan(names(MOLDABLE), np.array([0, 1]))
-    )
-    assert got.end_us.tolist() == [12, 8]
 
 
 def test_contention_is_recovered_from_runs_under_it() -> None:

@@ -112,7 +112,7 @@ def _with_chain_prices(placing: Placing, has_time: Callable[[], bool]) -> Placin
     """The prices of bytes at which the bound of chains is greatest: one price for the memories of each limit, searched
     by thirds, as the bound is concave in it, while there is time."""
     arrays = placing.arrays
-    limited = np.unique(arrays.limits[np.isfinite(arrays.limits) & (arrays.limits > 0)])
+    limited = np.unique(placing.limits[np.isfinite(placing.limits) & (placing.limits > 0)])
     nothing = np.full(len(arrays.sizes), -1, np.int64)
     longest = float(np.where(np.isfinite(arrays.times), arrays.times, 0.0).max(0).sum())
     for limit in limited.tolist() if arrays.sizes.any() and has_time() else ():
@@ -130,4 +130,4 @@ def _with_chain_prices(placing: Placing, has_time: Callable[[], bool]) -> Placin
 
 
 def _priced(placing: Placing, limit: float, price: float) -> Placing:
-    return placing._replace(chain_prices=np.where(placing.arrays.limits == limit, price, placing.chain_prices))
+    return placing._replace(chain_prices=np.where(placing.limits == limit, price, placing.chain_prices))

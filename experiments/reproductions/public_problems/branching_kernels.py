@@ -19,7 +19,9 @@ class Placing(NamedTuple):
     """A placement problem as the kernels read it.
 
     Args:
-        arrays: operations, devices, links, groups and memories.
+        arrays: operations, devices, links and groups.
+        members: nodes by group.
+        limits: bytes of each memory.
         use: which device takes which core.
         prices: for each sort of work the price of a core's time; those of one sort add up to 1.
         size_prices: for each sort of work and each memory the price of its bytes.
@@ -28,6 +30,9 @@ class Placing(NamedTuple):
     """
 
     arrays: Arrays
+    member_indptr: Int64[np.ndarray, " groups_plus_one"]
+    members: Int64[np.ndarray, " nodes"]
+    limits: Float64[np.ndarray, " memories"]
     use: Bool[np.ndarray, "devices cores"]
     prices: Float64[np.ndarray, "sorts cores"]
     size_prices: Float64[np.ndarray, "sorts memories"]
@@ -108,7 +113,7 @@ def partial_bound(part, placing, most):
         changed = False
         for group in range(len(part)):
             able, urgent[group] = 0, 0.0
-            members = arrays.members[arrays.member_indptr[group] : arrays.member_indptr[group + 1]]
+            members = placing.members[placing.member_indptr[group] : placing.member_indptr[group + 1]]
             for number, device in enumerate(every):
                 longest = 0.0
                 for node in members:
@@ -138,7 +143,7 @@ def _left(part, placing):
     of each class: here, and elsewhere; and whether what is placed fits."""
     arrays = placing.arrays
     devices = arrays.times.shape[0]
-    times, room = arrays.times.copy(), arrays.limits.copy()
+    times, room = arrays.times.copy(), placing.limits.copy()
     looked, others = np.zeros(devices, np.bool_), np.zeros(devices, np.int64)
     for group in range(len(part)):
         if part[group] >= 0:
@@ -152,8 +157,8 @@ def _left(part, placing):
         for device in range(devices):
             if device == part[group] or (part[group] < 0 and arrays.sizes[group] <= room[arrays.memory[device]]):
                 continue
-            for position in range(arrays.member_indptr[group], arrays.member_indptr[group + 1]):
-                times[device, arrays.members[position]] = np.inf
+            for position in range(placing.member_indptr[group], placing.member_indptr[group + 1]):
+                times[device, placing.members[position]] = np.inf
     return times, np.flatnonzero(looked), room.min() >= 0
 
 
@@ -175,9 +180,9 @@ def _work_bound(times, head, tail, every, placing):
         work[:] = np.inf
         back, sort = 0.0, case - cores
         if sort >= 0:
-            for memory in range(len(arrays.limits)):
+            for memory in range(len(placing.limits)):
                 if placing.size_prices[sort, memory] > 0:
-                    back += placing.size_prices[sort, memory] * arrays.limits[memory]
+                    back += placing.size_prices[sort, memory] * placing.limits[memory]
         for device in every:
             rate = 0.0
             if sort < 0:
@@ -203,7 +208,7 @@ def _share(node, placing):
     """Bytes of a node: its part of those of its group."""
     arrays = placing.arrays
     group = arrays.groups[node]
-    return arrays.sizes[group] / (arrays.member_indptr[group + 1] - arrays.member_indptr[group])
+    return arrays.sizes[group] / (placing.member_indptr[group + 1] - placing.member_indptr[group])
 
 
 @compiled
@@ -212,9 +217,9 @@ def _paid_chain(times, every, placing):
     """The longest chain if bytes are paid for, minus the price of all bytes that there are."""
     arrays = placing.arrays
     back, paid = 0.0, times.copy()
-    for memory in range(len(arrays.limits)):
+    for memory in range(len(placing.limits)):
         if placing.chain_prices[memory] > 0:
-            back += placing.chain_prices[memory] * arrays.limits[memory]
+            back += placing.chain_prices[memory] * placing.limits[memory]
     for device in every:
         price = placing.chain_prices[arrays.memory[device]]
         if price > 0:

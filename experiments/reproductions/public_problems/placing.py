@@ -8,8 +8,9 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from experiments.reproductions.public_problems.branching_kernels import Placing
-from gst.placement.baselines.list_schedules import in_groups, task_scheduled
-from gst.placement.baselines.units import unit_times_us
+from gst.lowering.stream_program import rows
+from gst.placement.baselines.list_schedules import task_scheduled
+from gst.placement.baselines.units import limits_bytes, unit_times_us
 from gst.placement.task import Task
 
 MOST_VARIABLES = 100_000  # of the linear program
@@ -19,15 +20,18 @@ def placing_of(task: Task) -> Placing:
     """Return a task as the kernels of branch and bound read it. Of memory only resident bytes count."""
     view, apart = task_scheduled(task, handed_over=False), task.taken_apart()
     sizes = np.bincount(apart.colocation, apart.resident_bytes.astype(np.float64), apart.num_groups)
-    arrays = in_groups(view.arrays, apart.colocation, sizes)
-    memory, limits, use = arrays.memory, arrays.limits[arrays.memory], view.use
+    arrays, every = view.arrays._replace(groups=apart.colocation, sizes=sizes), limits_bytes(task)
+    memory, limits, use = arrays.memory, every[arrays.memory], view.use
     alike = classes(arrays.times, limits, (arrays.fixed, arrays.per_amount), use)
-    own, shared = np.full((1, use.shape[1]), 1 / use.shape[1]), np.zeros((1, len(arrays.limits)))
-    if use.sum() == len(use) == use.shape[1] == len(arrays.limits):
+    own, shared = np.full((1, use.shape[1]), 1 / use.shape[1]), np.zeros((1, len(every)))
+    if use.sum() == len(use) == use.shape[1] == len(every):
         of_time, of_bytes = prices(unit_times_us(apart, apart.colocation), sizes, limits, alike)
         own, shared = of_time @ use, np.zeros(of_bytes.shape)
         shared[:, memory] = of_bytes
-    return Placing(arrays, use, np.ascontiguousarray(own, np.float64), shared, np.zeros(len(arrays.limits)), alike)
+    members = rows(apart.colocation, np.arange(task.num_nodes), apart.num_groups)
+    return Placing(
+        arrays, *members, every, use, np.ascontiguousarray(own, np.float64), shared, np.zeros(len(every)), alike
+    )
 
 
 def classes(

@@ -15,7 +15,6 @@ from jaxtyping import Float64, Int64
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, refusal
 from gst.lowering.plan import Plan
 from gst.lowering.stream_program import rows
-from gst.placement.search.moves import uniform
 from partitioners.compiled import compiled
 
 
@@ -346,6 +345,14 @@ def _group_arrays(graph: CostGraph) -> _GroupArrays:
     groups = int(graph.colocation.max()) + 1
     indptr, members = rows(graph.colocation, np.arange(graph.num_nodes), groups)
     return _GroupArrays(graph.colocation, indptr, members, graph.sizes, float(graph.memory_limit), orders(graph))
+
+
+@compiled
+@no_type_check
+def uniform(state):
+    """Draw a number of [0, 1): the linear congruential generator of Knuth's MMIX, 53 upper bits."""
+    state[0] = state[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    return (state[0] >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @compiled

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from gst.graphs.segments import segment
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.lowering.stream_program import StreamProgram
@@ -18,31 +17,20 @@ from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from gst.reporting.headline import LOOP
 from gst.simulation.copies import copies_of
-from partitioners import usual_method
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
 NUM_NAMED = 3
-SMALLEST_SEGMENT = 16  # nodes; otherwise segments are as many as keep both them and their insides readable
 
 
 def plan_drawing(task: Task, plan: Plan) -> dict[str, Any]:
-    """Return the segment and device of each node, and the simulated timeline, for `gst.reporting`."""
-    graph = task.graph
-    max_nodes = max(SMALLEST_SEGMENT, math.ceil(2 * math.sqrt(task.num_nodes)))
-    cut = segment(graph, max_nodes, usual_method())
-    part = np.empty(graph.num_nodes, np.int64)
-    part[cut.node_ids] = np.repeat(np.arange(cut.num_segments), cut.owned_counts)
+    """Return the devices and the simulated timeline, for `gst.reporting`."""
     run = task.simulator.run(plan)
     nodes = np.flatnonzero(task.costs.computed & (run.end_us > run.begin_us))
     operations = None if task.program is None else task.program.operations
     kinds = [KINDS.index("other" if operations is None else kind_of(operations[n])) for n in nodes]
     return {
-        "num_edges": graph.num_edges,
+        "num_edges": task.graph.num_edges,
         "devices": [{"name": device.name, "description": device.description} for device in task.devices],
-        "graph": {
-            "edges": graph.edges.tolist(), "segment": part.tolist(), "device": plan.placement.tolist(),
-            "opcode": _opcodes(task),
-        },
         "timeline": {
             "kinds": list(KINDS),
             "bars": [

@@ -7,68 +7,32 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.lowering.stream_program import rows
 from gst.util.compiled import compiled
 
 
-class EdgeLists(NamedTuple):
-    """Edges from both of their ends, in compressed rows: consumers and producers of each node, and the number of each
-    amount that moves to or from them.
-    """
-
-    indptr: Int64[np.ndarray, " nodes_plus_one"]
-    consumers: Int64[np.ndarray, " edges"]
-    out_edges: Int64[np.ndarray, " edges"]
-    producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
-    producers: Int64[np.ndarray, " edges"]
-    in_edges: Int64[np.ndarray, " edges"]
-
-
-def edge_lists(edges: Int64[np.ndarray, "2 edges"], num_nodes: int, by_node: bool = False) -> EdgeLists:
-    """Return the lists of edges, producer -> consumer.
-
-    Args:
-        by_node: an amount has the number of its producer, instead of that of its edge.
-
-    Examples:
-        >>> lists = edge_lists(np.array([[0, 0, 1], [1, 2, 2]]), 3)
-        >>> lists.consumers.tolist(), lists.out_edges.tolist(), lists.in_edges.tolist()
-        ([1, 2, 2], [0, 1, 2], [0, 1, 2])
-    """
-    number = edges[0] if by_node else np.arange(edges.shape[1])
-    lists: list[Int64[np.ndarray, " _"]] = []
-    for ends in (edges, edges[::-1]):
-        lists += [*rows(ends[0], ends[1], num_nodes), rows(ends[0], number, num_nodes).items]
-    return EdgeLists(*lists)
-
-
 class Arrays(NamedTuple):
-    """Operations, devices and links. Nodes are in topological order; the first six fields are those of `EdgeLists`.
+    """Operations, devices and links. Nodes are in topological order; consumers and producers are in compressed rows.
 
     Args:
         times: of each node on each device; infinite where it cannot run.
-        amounts: one for each edge, or for each node whose readers all read the whole value.
+        amounts: of the value of each node.
         fixed, per_amount: a transfer between two devices takes fixed + amount x per_amount; zeros on the diagonal.
-        groups: of each node; the nodes of a group (`members`) are on one device.
-        sizes, limits: bytes of each group and of each memory.
+        groups: of each node; the nodes of a group are on one device.
+        sizes: bytes of each group.
+        memory: number of the memory of each device.
     """
 
     indptr: Int64[np.ndarray, " nodes_plus_one"]
     consumers: Int64[np.ndarray, " edges"]
-    out_edges: Int64[np.ndarray, " edges"]
     producer_indptr: Int64[np.ndarray, " nodes_plus_one"]
     producers: Int64[np.ndarray, " edges"]
-    in_edges: Int64[np.ndarray, " edges"]
     times: Float64[np.ndarray, "devices nodes"]
-    amounts: Float64[np.ndarray, " amounts"]
+    amounts: Float64[np.ndarray, " nodes"]
     fixed: Float64[np.ndarray, "devices devices"]
     per_amount: Float64[np.ndarray, "devices devices"]
     groups: Int64[np.ndarray, " nodes"]
-    member_indptr: Int64[np.ndarray, " groups_plus_one"]
-    members: Int64[np.ndarray, " nodes"]
     sizes: Float64[np.ndarray, " groups"]
     memory: Int64[np.ndarray, " devices"]
-    limits: Float64[np.ndarray, " memories"]
 
 
 class Scheduled(NamedTuple):
@@ -106,30 +70,6 @@ class Places(NamedTuple):
     lane_next: Float64[np.ndarray, " lanes"]
 
 
-def places(
-    times: Float64[np.ndarray, "devices groups"],
-    room: Float64[np.ndarray, " memories"],
-    device: Int64[np.ndarray, " groups"] | None = None,
-    queued: int = 0,
-) -> Places:
-    """Return the places of groups before anything has run; all are undecided if `device` is None.
-
-    Args:
-        queued: number of values whose copies queue.
-    """
-    lanes = len(room) if queued else 0
-    decided = np.full(times.shape[1], -1) if device is None else device
-    return Places(times, room, decided, np.full((queued, lanes), np.inf), np.zeros(lanes), np.zeros(lanes))
-
-
-def scheduled(
-    arrays: Arrays, use: Bool[np.ndarray, "devices cores"], computed: Bool[np.ndarray, " nodes"] | None = None
-) -> Scheduled:
-    """Return `Scheduled` of arrays and cores; all nodes are computed if `computed` is None."""
-    every = np.ones(arrays.times.shape[1], bool) if computed is None else computed
-    return Scheduled(arrays, every, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1].astype(np.int64))
-
-
 def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarray, " nodes"]:
     """Return the mean time of each node over the devices that can run it; 0 if none can.
 
@@ -143,11 +83,11 @@ def mean_times(times: Float64[np.ndarray, "devices nodes"]) -> Float64[np.ndarra
 
 @compiled
 @no_type_check
-def moved(edge, here, there, arrays):
-    """Return the time of amount number `edge` from a device to another."""
+def moved(node, here, there, arrays):
+    """Return the time of the value of a node from a device to another."""
     if here == there:
         return 0.0
-    return arrays.fixed[here, there] + arrays.amounts[edge] * arrays.per_amount[here, there]
+    return arrays.fixed[here, there] + arrays.amounts[node] * arrays.per_amount[here, there]
 
 
 @compiled
@@ -164,12 +104,12 @@ def arrives(node, device, arrays, places, home, end, is_placed):
         lane = arrays.memory[home[producer]]
         arrival = end[producer]
         if not queues or lane == there:
-            arrival += moved(arrays.in_edges[position], home[producer], device, arrays)
+            arrival += moved(producer, home[producer], device, arrays)
         elif places.arrived[producer, there] < np.inf:
             arrival = places.arrived[producer, there]
         else:
             arrival = max(arrival, places.lane_next[lane])
-            arrival += moved(arrays.in_edges[position], home[producer], device, arrays)
+            arrival += moved(producer, home[producer], device, arrays)
             places.lane_next[lane] = arrival
             if is_placed:
                 places.arrived[producer, there] = arrival
@@ -209,30 +149,30 @@ def take(device, group, arrays, places):
 
 @compiled
 @no_type_check
-def upward_rank(times, transfers, lists):
+def upward_rank(times, transfers, indptr, consumers):
     """Return the time from the start of each node to the end along its longest path. (Topcuoglu, Hariri and Wu, IEEE
     TPDS 13(3), 2002, equation 8)
 
     Args:
-        transfers: of each number of `lists`, `EdgeLists` or `Arrays`; zeros count operations alone.
+        transfers: of the value of each node; zeros count operations alone.
+        indptr, consumers: of each node, in compressed rows.
     """
     rank = np.zeros(len(times))
     for node in range(len(times) - 1, -1, -1):
         longest = 0.0
-        for position in range(lists.indptr[node], lists.indptr[node + 1]):
-            longest = max(longest, transfers[lists.out_edges[position]] + rank[lists.consumers[position]])
+        for position in range(indptr[node], indptr[node + 1]):
+            longest = max(longest, transfers[node] + rank[consumers[position]])
         rank[node] = times[node] + longest
     return rank
 
 
 @compiled
 @no_type_check
-def downward_rank(times, transfers, lists):
+def downward_rank(times, transfers, indptr, producers):
     """Return the time from the beginning to the start of each node along its longest path (ibid., equation 9)."""
     rank = np.zeros(len(times))
     for node in range(len(times)):
-        for position in range(lists.producer_indptr[node], lists.producer_indptr[node + 1]):
-            producer = lists.producers[position]
-            way = rank[producer] + times[producer] + transfers[lists.in_edges[position]]
-            rank[node] = max(rank[node], way)
+        for position in range(indptr[node], indptr[node + 1]):
+            producer = producers[position]
+            rank[node] = max(rank[node], rank[producer] + times[producer] + transfers[producer])
     return rank

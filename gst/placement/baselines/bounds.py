@@ -198,7 +198,7 @@ def window_bound(
 def heads(times, devices, arrays):
     """Return (devices, nodes) the least time before each node starts on each of some devices; see `_least`."""
     order = np.arange(times.shape[1])
-    return _least(arrays.producer_indptr, arrays.producers, arrays.in_edges, order, False, times, devices, arrays)
+    return _least(arrays.producer_indptr, arrays.producers, order, False, times, devices, arrays)
 
 
 @compiled
@@ -206,12 +206,12 @@ def heads(times, devices, arrays):
 def tails(times, devices, arrays):
     """Return (devices, nodes) the least time after each node ends."""
     order = np.arange(times.shape[1])[::-1].copy()
-    return _least(arrays.indptr, arrays.consumers, arrays.out_edges, order, True, times, devices, arrays)
+    return _least(arrays.indptr, arrays.consumers, order, True, times, devices, arrays)
 
 
 @compiled
 @no_type_check
-def _least(indptr, others, edges, order, backwards, times, devices, arrays):
+def _least(indptr, others, order, backwards, times, devices, arrays):
     """Return heads, or tails if `backwards`. An operation starts when the values of its producers are there: some
     producers are on the same device, one after the other, and the others pay a transfer, by the best choice
     (Papadimitriou and Yannakakis, SIAM J. Computing 19(2), 1990).
@@ -225,15 +225,15 @@ def _least(indptr, others, edges, order, backwards, times, devices, arrays):
         away, near, here = np.empty(degree), np.empty(degree), np.empty(degree)
         for mine in range(count):
             for number in range(degree):
-                other, edge = others[first + number], edges[first + number]
+                other = others[first + number]
                 away[number] = np.inf
                 for there in range(count):
                     if there == mine or arrays.groups[other] == arrays.groups[node]:
                         continue
                     if backwards:
-                        transfer = moved(edge, devices[mine], devices[there], arrays)
+                        transfer = moved(node, devices[mine], devices[there], arrays)
                     else:
-                        transfer = moved(edge, devices[there], devices[mine], arrays)
+                        transfer = moved(other, devices[there], devices[mine], arrays)
                     away[number] = min(away[number], head[there, other] + times[devices[there], other] + transfer)
                 near[number], here[number] = head[mine, other], times[devices[mine], other]
             dearest, soonest = np.argsort(-away), np.argsort(near)

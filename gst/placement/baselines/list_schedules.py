@@ -10,21 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
-from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan, priority_of
 from gst.lowering.stream_program import rows
 from gst.placement.baselines import units
-from gst.placement.baselines.arrays import (
-    Arrays,
-    Places,
-    Scheduled,
-    edge_lists,
-    mean_times,
-    places,
-    scheduled,
-    upward_rank,
-)
+from gst.placement.baselines.arrays import Arrays, Places, Scheduled, mean_times, upward_rank
 from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
 from gst.placement.task import Task
 
@@ -45,24 +35,14 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
     pairs = np.array([(device, core) for device, mine in enumerate(simulator.cores) for core in mine], np.int64).T
     use = np.zeros((len(simulator.cores), int(pairs[1].max()) + 1), bool)
     use[tuple(pairs)] = True
+    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
     arrays = Arrays(
-        *edge_lists(costs.edges[:, costs.computed[costs.edges[0]]], nodes, by_node=True), costs.times_us,
+        *rows(producers, consumers, nodes), *rows(consumers, producers, nodes), costs.times_us,
         costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
         1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
-        *_grouped(task.colocation, task.num_groups), np.zeros(task.num_groups),
-        units.memory_of(task), units.limits_bytes(task),
+        task.colocation, np.zeros(task.num_groups), units.memory_of(task),
     )  # fmt: skip
-    return scheduled(arrays, use, costs.computed)
-
-
-def in_groups(arrays: Arrays, groups: Order, sizes: Float64[np.ndarray, " groups"]) -> Arrays:
-    """Return the arrays with other groups, of these sizes in bytes."""
-    groups, indptr, members = _grouped(groups, len(sizes))
-    return arrays._replace(groups=groups, member_indptr=indptr, members=members, sizes=sizes)
-
-
-def _grouped(groups: Order, count: int) -> tuple[Order, Order, Order]:
-    return groups, *rows(groups, np.arange(len(groups)), count)
+    return Scheduled(arrays, costs.computed, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1])
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
@@ -73,7 +53,8 @@ def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
 
 def rank_us(task: Task) -> Float64[np.ndarray, " nodes"]:
     """Return the upward rank of each node in microseconds, with mean times and mean transfers."""
-    return upward_rank(mean_times(task.times_us), mean_transfers_us(task), task_scheduled(task).arrays)
+    arrays = task_scheduled(task).arrays
+    return upward_rank(mean_times(task.times_us), mean_transfers_us(task), arrays.indptr, arrays.consumers)
 
 
 def longest_first(task: Task) -> Order:
@@ -140,9 +121,11 @@ def _etf(
 
 def _undecided(task: Task, each: Scheduled, parts: units.Units, room: units.Rooms) -> tuple[Scheduled, Places]:
     """Return units as groups, none of them placed yet."""
-    grouped = each._replace(arrays=in_groups(each.arrays, parts.of, parts.load_bytes))
-    queued = task.num_nodes if task.costs.copies_queue else 0
-    return grouped, places(parts.times_us, room.copy(), queued=queued)
+    grouped = each._replace(arrays=each.arrays._replace(groups=parts.of, sizes=parts.load_bytes))
+    queued, lanes = (task.num_nodes, len(room)) if task.costs.copies_queue else (0, 0)
+    arrived = np.full((queued, lanes), np.inf)
+    none = np.full(parts.count, -1)
+    return grouped, Places(parts.times_us, room.copy(), none, arrived, np.zeros(lanes), np.zeros(lanes))
 
 
 def moldable(task: Task) -> Plan | None:
@@ -200,20 +183,12 @@ MOST_EDGES = 10_000  # of the linear program
 
 
 def sct(task: Task) -> Plan | None:
-    """Place by `etf` with favourite children (see `favourite_children`): the m-SCT of Baechi.
-
-    A task of more than `MOST_EDGES` edges is coarsened to colocation groups for the linear program. None if there are
-    still too many edges, or if no plan keeps the memory limits.
-    """
+    """Place by `etf` with favourite children (see `favourite_children`): the m-SCT of Baechi. None for a task of more
+    than `MOST_EDGES` edges, or if no plan keeps the memory limits."""
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
-    ends, times, transfer = pairs, task.times_us.min(0), mean_transfers_us(task)[pairs[0]]
-    if pairs.shape[1] > MOST_EDGES:
-        group = _acyclic_groups(task.colocation, pairs)
-        ends, heaviest = _between(group[pairs], transfer)
-        pairs, transfer, times = pairs[:, heaviest], transfer[heaviest], np.bincount(group, times)
     if pairs.shape[1] > MOST_EDGES:
         return None
-    chosen = favourite_children(ends, times, transfer)
+    chosen = favourite_children(pairs, task.times_us.min(0), mean_transfers_us(task)[pairs[0]])
     favourite = np.full(task.num_nodes, -1)
     favourite[pairs[0, chosen]] = pairs[1, chosen]
     return etf(task, favourite)
@@ -238,43 +213,24 @@ def favourite_children(
     ones, edge = np.ones(count), np.arange(count)
     leaves, enters = (csr_array((ones, (end, edge)), shape=(nodes, count)) for end in edges)
     moved = csr_array((transfer, (edge, edge)), shape=(count, count))
-    rows = [hstack([moved, (leaves - enters).T, coo_array((count, 1))])]  # s_i + p_i + c_ij x_ij <= s_j
+    lines = [hstack([moved, (leaves - enters).T, coo_array((count, 1))])]  # s_i + p_i + c_ij x_ij <= s_j
     limits = [-times[edges[0]]]
     for incidence in (leaves, enters):  # all but one x of a node are 1, on either side
         degree = np.asarray(incidence.sum(1)).reshape(-1)
         several = np.flatnonzero(degree > 1)
-        rows.append(hstack([-incidence[several], coo_array((len(several), nodes + 1))]))
+        lines.append(hstack([-incidence[several], coo_array((len(several), nodes + 1))]))
         limits.append(1 - degree[several])
-    rows.append(hstack([coo_array((nodes, count)), eye_array(nodes), coo_array(-np.ones((nodes, 1)))]))
+    lines.append(hstack([coo_array((nodes, count)), eye_array(nodes), coo_array(-np.ones((nodes, 1)))]))
     limits.append(-times)  # s_i + p_i <= w
     objective = np.zeros(count + nodes + 1)
     objective[-1] = 1.0
     most = np.concatenate([ones, np.full(nodes + 1, np.inf)])
     found = linprog(
         objective,
-        vstack(rows).tocsr(),
+        vstack(lines).tocsr(),
         np.concatenate(limits),
         bounds=np.stack([np.zeros_like(most), most], axis=1),
         method="highs",
     )
     assert found.status == 0, found.message
     return np.flatnonzero(found.x[:count] < 0.5 - 1e-6)
-
-
-def _acyclic_groups(
-    colocation: Int64[np.ndarray, " nodes"], pairs: Int64[np.ndarray, "2 edges"]
-) -> Int64[np.ndarray, " nodes"]:
-    """Return colocation groups, with those that wait for each other joined."""
-    count = int(colocation.max()) + 1
-    matrix = coo_array((np.ones(pairs.shape[1]), tuple(colocation[pairs])), shape=(count, count))
-    return connected_components(matrix, directed=True, connection="strong")[1].astype(np.int64)[colocation]
-
-
-def _between(
-    ends: Int64[np.ndarray, "2 edges"], weights: Float64[np.ndarray, " edges"]
-) -> tuple[Int64[np.ndarray, "2 pairs"], Int64[np.ndarray, " pairs"]]:
-    """Return distinct pairs of different ends, and the number of the heaviest edge of each."""
-    order = np.lexsort((-weights, ends[1], ends[0]))
-    order = order[ends[0, order] != ends[1, order]]
-    pairs, first = np.unique(ends[:, order], axis=1, return_index=True)
-    return pairs, order[first]

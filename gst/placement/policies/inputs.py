@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use
 from gst.nn.sparse import CsrMatrix
-from gst.placement.baselines.arrays import downward_rank, edge_lists, upward_rank
+from gst.placement.baselines.arrays import downward_rank, upward_rank
 from gst.placement.search.neighbourhoods import in_order_of_first
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
@@ -83,8 +84,9 @@ def policy_inputs(task: Task) -> PolicyInputs:
     times = np.where(able, task.times_us, 0.0)
     mean_us = times.sum(0) / np.maximum(able.sum(0), 1)
     transfer_us = mean_transfers_us(task)
-    lists = edge_lists(task.costs.edges, task.num_nodes, by_node=True)
-    upward, downward = upward_rank(mean_us, transfer_us, lists), downward_rank(mean_us, transfer_us, lists)
+    producers, consumers = task.costs.edges
+    upward = upward_rank(mean_us, transfer_us, *rows(producers, consumers, task.num_nodes))
+    downward = downward_rank(mean_us, transfer_us, *rows(consumers, producers, task.num_nodes))
     critical = max(float((upward + downward).max(initial=0.0)), 1e-9)
     group = in_order_of_first(task.colocation)
     sizes = np.bincount(group)
@@ -93,15 +95,14 @@ def policy_inputs(task: Task) -> PolicyInputs:
     group_able |= ~group_able.any(0)
     graph = task.graph
     captured = graph.node_features.shape[1] == len(FEATURE_NAMES)
-    producers, consumers = task.costs.edges
-    rows, columns = np.concatenate([producers, consumers]), np.concatenate([consumers, producers])
+    row, column = np.concatenate([producers, consumers]), np.concatenate([consumers, producers])
     devices = _device_features(task, times, by_group)
     return PolicyInputs(
         torch.from_numpy(graph.opcodes if captured else np.full(task.num_nodes, UNKNOWN_OPCODE)),
         _tensor(_scaled(graph.node_features) if captured else np.zeros((task.num_nodes, len(FEATURE_NAMES)))),
         _tensor(_cost_features(task, times, able, mean_us, transfer_us)),
         _tensor(_path_features(upward / critical, downward / critical)),
-        CsrMatrix.from_entries(torch.from_numpy(rows), torch.from_numpy(columns), (task.num_nodes,) * 2),
+        CsrMatrix.from_entries(torch.from_numpy(row), torch.from_numpy(column), (task.num_nodes,) * 2),
         torch.from_numpy(_first_producers(task)),
         torch.from_numpy(group),
         torch.from_numpy(sizes),

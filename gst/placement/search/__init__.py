@@ -1,1 +1,1 @@
-"""Searches over plans: annealing, windows of giant tasks, random plans. Read `annealing.py` first."""
+"""Searches over plans: annealing, random plans. Read `annealing.py` first."""

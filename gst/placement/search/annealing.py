@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int64
 
-from gst.lowering.plan import Plan, priority_of
-from gst.placement.baselines.arrays import edge_lists, places, scheduled
-from gst.placement.baselines.list_kernels import place_the_rest
-from gst.placement.baselines.list_schedules import in_groups, task_scheduled
+from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.baselines.units import limits_bytes, smallest_units
 from gst.placement.objectives import Budgeted
 from gst.placement.search.neighbourhoods import Neighbourhood, State
-from gst.placement.search.windows import refine, schedule
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress
 
@@ -26,12 +20,6 @@ HOT, COLD = 0.2, 0.002
 WARM_UP = 200  # steps, at most, that estimate this cost
 LOOK_EVERY = 15  # steps, at least, between two simulations that show the waits of the plan
 PATIENCE = 0.15  # share of the budget without a better plan before the search returns to the best
-MANY = 1_000  # nodes of a task, from which on windows of its schedule are annealed before whole plans
-ROUNDS = (0.1, 0.3, 0.3, 0.3)
-"""Shares of the rounds of windows. Each begins with the simulated run of the best plan so far."""
-MISLED = 1.1  # a round whose plan takes so many times as long is the last: windows do not know of queues of links
-WINDOWS = 0.7  # share of the budget that windows have, at most
-STEPS = 0.1  # steps in windows per node: they take as long as one simulation
 
 
 def anneal(
@@ -44,12 +32,8 @@ def anneal(
     first steps uphill; after long without a better plan the search returns to the best. Plans that fail are not
     accepted. Until a plan runs, plans are accepted that exceed the memory by less, if the objective has `excess`.
 
-    From `MANY` nodes on, a whole simulation is slow: most of the budget then goes to windows of the schedule
-    (`gst.placement.search.windows`), at `STEPS` steps per node for each plan of the budget. The objective judges each
-    result, and the search goes on from the faster plan. Where windows mislead (`MISLED`), whole plans get the rest.
-
     Args:
-        objective: asked about `start` first, then until nothing is left, except for the share of windows.
+        objective: asked about `start` first, then until nothing is left.
         start: plans to start from; if there are none, the portfolio.
 
     Examples:
@@ -66,11 +50,7 @@ def anneal(
     energy = _Energy(objective)
     if objective.left > 0:
         state, now = _begin(task, objective, around, energy, start)
-        total = objective.left
-        if task.num_nodes >= MANY and len(task.devices) > 1 and now < FAILED:
-            state, now, share = _anneal_windows(task, around, energy, state, now, seed, progress)
-            total -= int(share * total)
-        _search(around, energy, state, now, generator, progress, min(total, objective.left))
+        _search(around, energy, state, now, generator, progress, objective.left)
 
 
 def _begin(
@@ -86,31 +66,6 @@ def _begin(
         if objective.left > 0 and (result := energy(around.plan(candidate), now)) <= now:
             state, now = candidate, result
     return state, now
-
-
-def _anneal_windows(
-    task: Task, around: Neighbourhood, energy: _Energy, state: State, now: float, seed: int, progress: Progress
-) -> tuple[State, float, float]:
-    """Return the best of a state and of the plans of each round of windows, its energy, and the share of the budget
-    that the rounds took."""
-    operations, objective = ComputedOperations(task), energy.objective
-    steps, share = WINDOWS * objective.left * STEPS * task.num_nodes, 0.0
-    number = np.full(task.num_nodes, -1)
-    number[operations.nodes] = np.arange(len(operations.nodes))
-    for each, part in enumerate(ROUNDS):
-        order = number[task.simulator.run(around.plan(state)).order]
-        begin = schedule(operations.what, state.placement[operations.nodes], order[order >= 0])
-
-        def report(what: str, done: int, whole: int, each: int = each) -> None:
-            progress(what, each * whole + done, len(ROUNDS) * whole)
-
-        result, count = refine(operations.what, begin, int(part * steps), len(ROUNDS) * seed + each, report)
-        plan, share = operations.plan(result.home, result.order), share + part * WINDOWS
-        if plan is None or count == 0 or objective.left == 0 or (took := energy(plan, now)) > MISLED * now:
-            break
-        if took < now:
-            state, now = around.state(plan, by_tail=False), took
-    return state, now, share
 
 
 def _search(
@@ -166,12 +121,12 @@ class _Energy:
     """Asks the objective about one plan."""
 
     def __init__(self, objective: Budgeted) -> None:
-        self.objective = objective
+        self._objective = objective
         self._excess = getattr(objective.objective, "excess", None)
 
     def __call__(self, plan: Plan, now: float) -> float:
         """Return milliseconds, or more than `FAILED` for a plan that fails: by its excess of memory if `now` fails."""
-        took = float(self.objective([plan])[0])
+        took = float(self._objective([plan])[0])
         if not np.isnan(took):
             return took
         return FAILED * (1 + self._excess(plan)) if self._excess and now >= FAILED else FAILED * 1e3
@@ -200,49 +155,3 @@ class _Chooser:
             self._sums = np.append(np.cumsum(weight[:-1]) / weight.sum(), 1.0)
             self._tries *= 0.8
             self._gains *= 0.8
-
-
-class ComputedOperations:
-    """Computed operations of a task, in its smallest units. Inputs and constants follow the first operation that reads
-    them.
-
-    Attributes:
-        nodes: numbers of the operations in the task.
-        what: operations and devices; links never queue.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._task, self._all, self._units = task, task_scheduled(task), smallest_units(task)
-        arrays, use = self._all.arrays, self._all.use
-        self.nodes = np.flatnonzero(task.costs.computed)
-        number = np.full(task.num_nodes, -1)
-        number[self.nodes] = np.arange(len(self.nodes))
-        edges = number[task.costs.edges]
-        unit, groups = np.unique(self._units.of[self.nodes], return_inverse=True)
-        self.what = scheduled(
-            in_groups(
-                arrays._replace(
-                    **edge_lists(edges[:, (edges >= 0).all(0)], len(self.nodes), by_node=True)._asdict(),
-                    times=np.ascontiguousarray(arrays.times[:, self.nodes]), amounts=arrays.amounts[self.nodes],
-                    limits=limits_bytes(task),
-                ),
-                groups.astype(np.int64), self._units.load_bytes[unit],
-            ),
-            use,
-        )  # fmt: skip
-
-    def plan(self, home: Int64[np.ndarray, " computed"], order: Int64[np.ndarray, " computed"]) -> Plan | None:
-        """Return the plan of the task with this placement and order; None if the rest does not fit the memories."""
-        placement, device = np.full(self._task.num_nodes, -1), np.full(self._units.count, -1)
-        placement[self.nodes] = home
-        device[self._units.of[self.nodes]] = home
-        placed, memory = device >= 0, self._all.arrays.memory
-        room = self.what.arrays.limits - np.bincount(
-            memory[device[placed]], self._units.load_bytes[placed], len(self.what.arrays.limits)
-        )
-        every = in_groups(self._all.arrays, self._units.of, self._units.load_bytes)
-        place_the_rest(placement, every, places(self._units.times_us, room, device))
-        if (placement < 0).any():
-            return None
-        others = np.flatnonzero(~self._task.costs.computed)
-        return self._task.plan(placement, priority_of(np.concatenate([others, self.nodes[order]])))

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.lowering.plan import Plan, ranks
 from gst.lowering.stream_program import Rows, rows
 from gst.machine.devices import overlap
-from gst.placement.search.moves import BUSY, CROSSING, Timelines, Waits
+from gst.placement.search.waits import BUSY, CROSSING, Timelines, Waits
 from gst.placement.task import Task
 from partitioners import has_metis, partition
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.bench import executor, simulator, windows
+from experiments.bench import executor, simulator
 from experiments.bench.__main__ import main
 from experiments.reproductions.placement_tables import first_as_good
 from experiments.worlds.sequence import MODELS
@@ -111,18 +111,6 @@ def test_placement_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*arguments, "30", "--json", str(tmp_path / "result.json")]) == 2
     assert "has other settings" in capsys.readouterr().err
     assert [first_as_good([(1, 3.0), (5, 2.0)], ms) for ms in (2.5, 1.0)] == [5, None]
-
-
-def test_windows(tmp_path: Path) -> None:
-    """Whole plans have more time, and all variants the same start."""
-    result = ran(tmp_path, "windows", "--nodes", 1_000, "--devices", 2, "--budget", 20)
-    row = result["tasks"][0]
-    assert row["num_nodes"] >= 1_000 and row["num_devices"] == 2
-    assert row["whole_s"] >= windows.TIMES * row["windows_s"] > 0 and row["whole_plans"] >= 20
-    assert max(row["windows_ms"], row["whole_ms"]) <= min(row["heft_ms"], row["etf_ms"])
-    assert result["geomean"]["heft_over_windows"] == pytest.approx(row["heft_ms"] / row["windows_ms"])
-    with pytest.raises(ValueError, match="500 operations; windows are annealed from 1000 on"):
-        windows.run(500)
 
 
 @pytest.mark.e2e
