@@ -108,8 +108,9 @@ def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) ->
 
 
 def peaks(program: StreamProgram, clocks: Clocks, accesses: Accesses) -> Int64[np.ndarray, " memories"]:
-    """Return for each memory a bound of the bytes taken there at any moment of any run that the events allow; exact
-    where all steps that use a memory are in one order.
+    """Return for each memory a bound of the bytes taken there at any moment of any run that the events allow.
+
+    It is exact where all steps that use a memory are in one order.
 
     A step *requests* the buffers that it makes, and the bytes that its group takes while it runs; these it *releases*
     when it ends. The last free of a buffer releases that. Each request is served by bytes of releases that happen

@@ -43,7 +43,7 @@ from gst.reporting.page import (
     rows,
     section,
 )
-from gst.reporting.timeline import kernels, timeline
+from gst.reporting.timeline import timeline
 
 AFTER = (1, 10, 100, 1_000)
 """Numbers of plans asked, at which the table under the curves shows the best so far."""
@@ -101,7 +101,7 @@ def render(record: Record) -> str:
     eyebrow = f"{command} · <strong>{escape(program)}</strong> · {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = pair(predictions(record), search(record)) if measured else ""
-    body = f"{plans(record)}{timeline(record)}{kernels(record)}{middle}{graph(record)}{setting(record)}"
+    body = f"{plans(record)}{timeline(record)}{middle}{graph(record)}{setting(record)}"
     return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
 
 
