@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from gst.placement.profiling import chains, fused_task, measured_task, whole_ste
 from gst.placement.task import Task
 from gst.programs import WORKLOADS, traced
 from gst.util.progress import Progress, no_progress
-from gst.whole_model.child_process import StepProcess
+from gst.whole_model.child_process import START_LIMIT_S, StepProcess
 from gst.whole_model.variants import COMPILED
 
 CORES, SETS = ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:0-1")
@@ -139,7 +140,8 @@ def _one(
             _add(plans, "fused", candidates[chosen[-1]])
         beside = {"pytorch": stack.enter_context(StepProcess(name))}
         if compiled:
-            beside["compile"] = stack.enter_context(StepProcess(name, COMPILED))
+            process = stack.enter_context(StepProcess(name, seconds=START_LIMIT_S, skip_reason=""))
+            beside["compile"] = partial(process, COMPILED)
         flat = [(label, plan) for label, several in plans.items() for plan in several]
         seen = measure_plans(isolated, [plan for _, plan in flat], repetitions, 2, gate, beside)
     measured: dict[str, list[Measurement]] = {}

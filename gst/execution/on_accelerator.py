@@ -1,4 +1,4 @@
-"""A program run whole, without a plan: as written, recorded as one graph, compiled, and as the reference of plans.
+"""A step run whole, without a plan: as written, recorded as one graph, and as the reference of plans.
 
 cuDNN rounds the factors of convolutions to TF32 (11 of 24 bits) by default, so plans are compared with outputs of the
 same accelerator.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.event_times import NewGraph, graph_maker
 from gst.execution.lanes import synchronise
-from gst.lowering.calls import HOST, copied, eager, unexpanded
+from gst.lowering.calls import HOST, eager
 from gst.machine.devices import Device, usable_cores
 from gst.programs import Program, Reference, Step, as_module, differ_beyond_rounding, outputs_differ
 from gst.programs.program import distances
@@ -109,32 +109,6 @@ def compiled_by_threads() -> Iterator[None]:
         threads.shutdown(cancel_futures=True)
 
 
-def whole(program: Program, device: torch.device, mode: str | None = None) -> Run:
-    """Return a function that runs all operations of a program on a device, one by one or compiled together.
-
-    Args:
-        program: operations that name a device get this one.
-        device: for inputs and constants.
-        mode: of `torch.compile`, in the first run: 'default', 'reduce-overhead' or 'max-autotune'; None = one by one.
-    """
-    module = module_on(program, device)
-    function = module if mode is None else torch.compile(module, mode=mode)
-    inputs = [value.detach().to(device) for value in program.inputs]
-    on_cpu = device.type == "cpu"
-    if mode is not None and not on_cpu:
-        for value in inputs:  # else modes that record graphs copy all of them in every run
-            torch._dynamo.mark_static_address(value)
-    compiling: AbstractContextManager[None] = compiled_by_threads() if mode is not None and on_cpu else nullcontext()
-
-    def run() -> list[Any]:
-        nonlocal compiling
-        with torch.no_grad(), compiling:
-            compiling = nullcontext()
-            return list(function(*inputs))
-
-    return run
-
-
 def are_weights(program: Program) -> list[bool]:
     """Return for each input True if it is a weight that the program does not renew."""
     homes = program.parameter_home
@@ -151,27 +125,6 @@ def num_weights(program: Program) -> int:
         2
     """
     return [*are_weights(program), False].index(False)
-
-
-def as_called(run: Run, inputs: Sequence[Tensor]) -> Run:
-    """Return a recorded run as a call: it copies the caller's inputs to where the graph reads them, and outputs out of
-    where the next run writes them.
-
-    Args:
-        run: reads `inputs` where it was recorded.
-        inputs: those that change from call to call, on the device.
-    """
-    sources = [copied(value, value.device) for value in inputs]
-
-    def call() -> list[Any]:
-        with torch.no_grad():
-            for old, new in zip(inputs, sources, strict=True):
-                unexpanded(old).copy_(unexpanded(new))
-        outputs = run()
-        with torch.no_grad():
-            return [value.clone() if isinstance(value, Tensor) else value for value in outputs]
-
-    return call
 
 
 def module_on(program: Program, device: torch.device) -> fx.GraphModule:

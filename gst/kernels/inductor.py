@@ -30,12 +30,10 @@ NAMES = {
     "torch._guards": ("TracingContext", "tracing"),
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
     "torch.fx.experimental.symbolic_shapes": ("ShapeEnv",),
-    "torch._C": ("_storage_Use_Count", "_construct_storage_from_data_pointer"),
 }
 """Names by module; the same in all `VERSIONS`."""
 
 CODE = ("current_callable", "cache_key", "source_code")  # attributes of a compiled graph
-Compile = Callable[..., Any]
 
 
 class NotUnderstoodError(ValueError):
@@ -96,35 +94,12 @@ def compiled(
     return function, graphs
 
 
-def compiled_graph(graph: fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Compile a graph of AOTAutograd, with `SETTINGS` where its kernels can be recorded."""
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    with config.patch({} if unsupported() else SETTINGS):
-        return compile_fx_inner(graph, examples, **options)
-
-
-def has_code(graph: Any) -> bool:
-    """True for a compiled graph whose generated code can be replaced."""
-    return all(hasattr(graph, name) for name in CODE)
-
-
 def code_of(graph: Any) -> Any:
     """Return the function of the generated module, without the wrappers of Inductor that copy unaligned inputs."""
     from torch._inductor.codecache import PyCodeCache
 
     for module in reversed(PyCodeCache.modules):
-        if has_code(graph) and getattr(module, "key", None) == graph.cache_key and hasattr(module, "call"):
+        is_its = all(hasattr(graph, name) for name in CODE) and getattr(module, "key", None) == graph.cache_key
+        if is_its and hasattr(module, "call"):
             return module.call
     raise NotUnderstoodError(f"the code of the step is a {type(graph).__name__} without a module")
-
-
-def num_users(storage: torch.UntypedStorage) -> int:
-    """Return the number of tensors and other objects that hold a storage."""
-    return int(torch._C._storage_Use_Count(storage._cdata))
-
-
-def borrowed_storage(address: int, device: torch.device, num_bytes: int) -> Any:
-    """Return a storage in memory of others, which it does not keep alive."""
-    return torch._C._construct_storage_from_data_pointer(address, device, num_bytes)

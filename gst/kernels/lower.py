@@ -68,13 +68,10 @@ class Layout:
     Args:
         start: first byte of each storage; -1 for those that are given or that calls allocate.
         size: of the piece, in bytes.
-        live_bytes: the most bytes of buffers that are in use at once when one stream runs all calls: no run in that
-            order takes less.
     """
 
     start: Int64[np.ndarray, " storages"]
     size: int
-    live_bytes: int
 
 
 def run_steps(streams: StreamProgram) -> Ints:
@@ -94,7 +91,7 @@ def layout(program: KernelProgram, streams: StreamProgram) -> Layout:
     stays = np.isin(placed, list(program.results))
     start = np.full(len(program.storage_bytes), -1)
     start[placed] = begin = shared_bytes(size, _never_together(streams, users, stays))
-    return Layout(start, int((begin + size).max(initial=0)), _live_bytes(program.num_kernels, users, stays, size))
+    return Layout(start, int((begin + size).max(initial=0)))
 
 
 def placed_bytes(program: KernelProgram) -> Ints:
@@ -142,12 +139,3 @@ def _never_together(
         before &= last[:, None, lane] < ended[None, :, lane]
     before[stays] = False
     return before | before.T
-
-
-def _live_bytes(num_kernels: int, users: list[list[int]], stays: Bool[np.ndarray, " placed"], size: Ints) -> int:
-    change = np.zeros(num_kernels + 1, np.int64)
-    for each, calls in enumerate(users):
-        change[min(calls, default=0)] += size[each]
-        if calls and not stays[each]:
-            change[max(calls) + 1] -= size[each]
-    return int(change.cumsum().max(initial=0))

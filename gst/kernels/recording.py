@@ -68,20 +68,6 @@ def kernel_program(
     return called[0].program(name, outputs)
 
 
-def recorded_calls(compiled: Any, inputs: Sequence[Tensor]) -> KernelProgram:
-    """Record the kernel calls of Inductor's `CompiledFxGraph`, in a run that may write to its inputs.
-
-    Raises:
-        NotUnderstoodError: a call cannot be moved to another stream safely.
-    """
-    recording = _Recording(compiled, inputs)
-    try:
-        outputs = recording(list(inputs))
-    finally:
-        recording.restore()
-    return recording.program("graph", outputs)
-
-
 class _Recording:
     """Stands for the code of a `CompiledFxGraph`: runs it once and records its calls. Arguments that are no inputs of
     the step are constants."""

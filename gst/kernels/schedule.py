@@ -23,18 +23,6 @@ def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels
     return ranks
 
 
-def critical_path(program: KernelProgram, times_us: Float64[np.ndarray, " kernels"]) -> Int64[np.ndarray, " path"]:
-    """Return the calls of a longest chain that wait for each other, in order: no number of streams is faster."""
-    ranks = upward_ranks(program, times_us)
-    producers, consumers = program.dependencies
-    path: list[int] = []
-    following = np.arange(len(ranks))
-    while len(following):
-        path.append(int(following[np.argmax(ranks[following])]))
-        following = consumers[producers == path[-1]]
-    return np.array(path, np.int64)
-
-
 def list_schedule(
     program: KernelProgram, times_us: Float64[np.ndarray, " kernels"], num_streams: int, most_bytes: float = np.inf,
     window: int | None = None,

@@ -1,4 +1,4 @@
-"""Checker of stream programs: no two steps race, no lane waits for ever, and the most memory that a run can take."""
+"""Checker of stream programs: no two steps race, no lane waits for ever, and a bound of the memory that a run takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Checked:
     """Memory of a program that is free of races.
 
     Args:
-        peak_bytes: for each memory the most bytes that values and running groups take at any moment of any run; see
-            `peaks`.
+        peak_bytes: for each memory a bound of the bytes that values and running groups take at any moment of any run,
+            see `peaks`.
         resident_bytes: bytes of inputs and constants in each memory.
     """
 
@@ -108,13 +108,14 @@ def _check_values(program: StreamProgram, clocks: Clocks, accesses: Accesses) ->
 
 
 def peaks(program: StreamProgram, clocks: Clocks, accesses: Accesses) -> Int64[np.ndarray, " memories"]:
-    """Return for each memory the most bytes taken there at any moment of any run that the events allow, exactly.
+    """Return for each memory a bound of the bytes taken there at any moment of any run that the events allow.
+
+    It is exact where all steps that use a memory are in one order.
 
     A step *requests* the buffers that it makes, and the bytes that its group takes while it runs; these it *releases*
     when it ends. The last free of a buffer releases that. Each request is served by bytes of releases that happen
-    before it, each byte once, as many as possible. The peak is the volume of requests minus this volume (Dilworth's
-    theorem with weights): the requests that are not served in full, and all that they reach, are a moment that has as
-    much.
+    before it, each byte once. The volume of requests that no release serves bounds the bytes of every moment: requests
+    at one moment cannot serve each other (the easy half of Dilworth's theorem with weights).
 
     Raises:
         RaceError: the step that takes or gives back a buffer differs from run to run.
@@ -182,7 +183,7 @@ def _extreme(
 
 
 def _peak(clocks: Clocks, requests: Int64[np.ndarray, " steps"], releases: Int64[np.ndarray, " steps"]) -> int:
-    """Return all bytes requested minus those that can be served by earlier releases, see `peaks`."""
+    """Return the bytes of requests that no earlier release serves, see `peaks`."""
     wanting = np.flatnonzero(requests)
     wanting = wanting[np.argsort(clocks.when[wanting], kind="stable")]
     giving = np.flatnonzero(releases)  # steps of one lane are neighbours, in its order
@@ -194,41 +195,29 @@ def _peak(clocks: Clocks, requests: Int64[np.ndarray, " steps"], releases: Int64
         usable[:, column] = start[column] + np.searchsorted(positions, clocks.taken(wanting, lane))
     own = np.searchsorted(lanes, clocks.lane[wanting])
     own[own == len(lanes)] = 0
-    unserved, reached, used = _transport(requests[wanting], releases[giving], usable, start, own)
-    assert requests[wanting][reached].sum() - releases[giving][used].sum() == unserved, "no moment takes as much"
-    return int(unserved)
+    return int(_unserved(requests[wanting], releases[giving], usable, start, own))
 
 
 @compiled
 @no_type_check
-def _transport(requests, releases, usable, start, own):
-    """Serve requests by releases, as many bytes as possible. Return the bytes not served, and the requests and releases
-    that are reached from requests not served in full.
+def _unserved(requests, releases, usable, start, own):
+    """Return the bytes of requests that earlier releases do not serve. The latest release serves first: the earlier
+    ones are of use to more requests.
 
     Args:
         requests, releases: bytes of each, in an order that the events allow, and lane by lane.
         usable: (requests, lanes); the releases of a lane from `start` to here may serve the request.
         own: lane of each request.
     """
-    num_requests, num_releases, lanes = len(requests), len(releases), usable.shape[1]
-    unserved, left = requests.copy(), releases.copy()
-    # Services: release, request, bytes; those of one release are a linked list.
-    capacity = 4 * (num_requests + num_releases) + 16
-    release_of, request_of, amount = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
-    following, head = np.empty(capacity, np.int64), np.full(num_releases, -1)
-    services = 0
-    # At first the latest release serves: the earlier ones are of use to more requests. `earlier` skips what is used up.
-    earlier = np.arange(-1, num_releases)
-    for request in range(num_requests):
+    left, total, lanes = releases.copy(), 0, usable.shape[1]
+    earlier = np.arange(-1, len(releases))  # skips releases that are used up
+    for request in range(len(requests)):
+        missing = requests[request]
         for turn in range(lanes):
             lane = (own[request] + turn) % lanes
             low = start[lane]
             at = usable[request, lane]  # one more than the release
-            while unserved[request] > 0:
+            while missing > 0:
                 root = at
                 while root > low and left[root - 1] == 0:
                     root = earlier[root]
@@ -238,89 +227,8 @@ def _transport(requests, releases, usable, start, own):
                     at = shorter
                 if at == low:
                     break
-                release = at - 1
-                moved = min(unserved[request], left[release])
-                unserved[request] -= moved
-                left[release] -= moved
-                if services == capacity:
-                    release_of, request_of, amount, following = _twice(release_of, request_of, amount, following)
-                    capacity *= 2
-                release_of[services], request_of[services], amount[services] = release, request, moved
-                following[services] = head[release]
-                head[release] = services
-                services += 1
-    reached, used = np.zeros(num_requests, np.bool_), np.zeros(num_releases, np.bool_)
-    queue = np.empty(num_requests, np.int64)
-    by_service, by_request = np.empty(num_requests, np.int64), np.empty(num_releases, np.int64)
-    while True:
-        # Search from all requests not served in full to releases that have bytes left.
-        reached[:], used[:] = False, False
-        next_release = start[:-1].copy()
-        size = 0
-        for request in range(num_requests):
-            if unserved[request] > 0:
-                queue[size] = request
-                reached[request], by_service[request] = True, -1
-                size += 1
-        at, ends = 0, 0
-        while at < size:
-            request = queue[at]
-            at += 1
-            for lane in range(lanes):
-                while next_release[lane] < usable[request, lane]:
-                    release = next_release[lane]
-                    next_release[lane] += 1
-                    used[release], by_request[release] = True, request
-                    ends += left[release] > 0
-                    service = head[release]
-                    while service >= 0:
-                        other = request_of[service]
-                        if amount[service] > 0 and not reached[other]:
-                            reached[other], by_service[other] = True, service
-                            queue[size] = other
-                            size += 1
-                        service = following[service]
-        if ends == 0:
-            break
-        for end in range(num_releases):
-            if not used[end] or left[end] == 0:
-                continue
-            moved, release = left[end], end
-            while True:
-                request = by_request[release]
-                if by_service[request] < 0:
-                    moved = min(moved, unserved[request])
-                    break
-                moved = min(moved, amount[by_service[request]])
-                release = release_of[by_service[request]]
-            if moved == 0:
-                continue
-            left[end] -= moved
-            release = end
-            while True:
-                request = by_request[release]
-                if services == capacity:
-                    release_of, request_of, amount, following = _twice(release_of, request_of, amount, following)
-                    capacity *= 2
-                release_of[services], request_of[services], amount[services] = release, request, moved
-                following[services] = head[release]
-                head[release] = services
-                services += 1
-                if by_service[request] < 0:
-                    unserved[request] -= moved
-                    break
-                amount[by_service[request]] -= moved
-                release = release_of[by_service[request]]
-    return unserved.sum(), reached, used
-
-
-@compiled
-@no_type_check
-def _twice(release_of, request_of, amount, following):
-    """Return the same arrays with capacity for as much again."""
-    return (
-        np.concatenate((release_of, release_of)),
-        np.concatenate((request_of, request_of)),
-        np.concatenate((amount, amount)),
-        np.concatenate((following, following)),
-    )
+                moved = min(missing, left[at - 1])
+                missing -= moved
+                left[at - 1] -= moved
+        total += missing
+    return total

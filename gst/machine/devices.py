@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import re
@@ -19,7 +17,6 @@ import torch
 from jaxtyping import Bool
 
 from gst.machine.topology import Domain, core_groups, cores_of, ranges, shared_domains
-from gst.util.compiled import cache_directory
 
 
 def accelerator_names() -> dict[str, str]:
@@ -286,12 +283,6 @@ def with_core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) ->
 def this_machine() -> dict[str, Any]:
     """Return `machine_record` without the number of threads, which callers choose."""
     return {key: value for key, value in machine_record().items() if key != "threads"}
-
-
-def machine_folder(what: str) -> Path:
-    """Return the folder of this machine in `what` below `cache_directory()`."""
-    digest = hashlib.sha256(json.dumps(this_machine(), sort_keys=True).encode()).hexdigest()[:16]
-    return cache_directory() / what / digest
 
 
 def machine_record() -> dict[str, Any]:

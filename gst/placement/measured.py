@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor, measure_plans
-from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, failing
+from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, rested
 from gst.graphs.store import prepare
+from gst.lowering.calls import HOST
 from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, core_numbers, supports, this_machine
 from gst.machine.load import LoadGate
@@ -36,9 +37,10 @@ from gst.placement.reward import Learned
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.reporting.headline import LOOP
-from gst.util.progress import Progress, no_progress
-from gst.whole_model.child_process import steps_beside, variants_on_accelerator, variants_on_cores
+from gst.util.progress import Progress, no_progress, notice
+from gst.whole_model.child_process import Timed, variants_beside
 from gst.whole_model.choosing import TIMES, Candidates, winner
+from gst.whole_model.device_copy import first_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH, Variant
 from partitioners import usual_method
 
@@ -75,7 +77,7 @@ def place_measured(
         source: name of the program (`pinned`), or a directory where it is saved; processes that run plans read it.
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
-        here: whole-model variants in this process by name, see `gst.whole_model.child_process.steps_beside`.
+        here: whole-model variants in this process by name, see `gst.whole_model.choosing.Candidates`.
         seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
 
     Raises:
@@ -90,7 +92,7 @@ def place_measured(
         fleet or IsolatedExecutor(source, devices) as runner,
         whole_variants(source, runner, program, compiling, here, progress) as found,
     ):
-        (variants, kernels), skip_reason = found
+        variants, skip_reason = found
         patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
         profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
         task = cached_task(program, runner.devices, out, profile, host)
@@ -113,7 +115,6 @@ def place_measured(
         finals = measure_finals(runner, plans, program, settings, progress, variants, skip_reason)
 
     result = _result(task, settings, finals, final_plans, search)
-    result |= {"kernels": kernels} if kernels else {}
     if fleet is not None:
         result |= {"machine": dict(finals.first[PYTORCH].machine), "hosts": fleet.kind.num_hosts}
     if search is not None and (dataset := search.dataset()) is not None:
@@ -131,9 +132,12 @@ def _fused(
     extra: dict[str, Planned] = {}
     if "fusion" not in settings.tasks:
         return planned, None, extra
+    if not supports(task.devices):
+        notice("operations are fused on cores of one memory alone; on these devices they run one by one")
+        return planned, None, extra
     assert task.program is not None
     fused = fused_task(task, runner, chains(task), progress, out / GROUPS)
-    if supports(task.devices) and task.program.num_nodes <= LARGEST_WHOLE:
+    if task.program.num_nodes <= LARGEST_WHOLE:
         extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
     if fused is None:
         return planned, None, extra
@@ -321,20 +325,12 @@ def fastest(measurements: Mapping[str, Measurement], count: int | None = None) -
     return [name for key in keys[:count] for name in ran if ran[name].plan_key == key]
 
 
-Variants = Mapping[str, Callable[[], float]]
-"""By name, functions that run a whole-model variant once and return its milliseconds."""
-
-Found = tuple[Variants, dict[str, Any]]
-"""Variants, and the figures of kernels on streams (`gst.kernels.streams.OnStreams`), empty if there are none."""
-
-
 @contextmanager
 def whole_variants(
     source: Path | str, runner: IsolatedExecutor | FleetWorkers, program: Program, settings: planning.Settings,
     here: Mapping[str, Callable[[], object]], progress: Progress,
-) -> Iterator[tuple[Found, str]]:  # fmt: skip
-    """Make the whole-model variants of the step (`here`, on the accelerator, or on the cores), and the reason why
-    nothing is compiled; hosts of a fleet make theirs.
+) -> Iterator[tuple[Timed, str]]:  # fmt: skip
+    """Make the whole-model variants of the step, and the reason why nothing is compiled; hosts of a fleet make theirs.
 
     They come before the search: compiled code is the strongest rival of plans, and a short search would leave no time.
     """
@@ -342,35 +338,21 @@ def whole_variants(
     if program.num_nodes > LARGEST_WHOLE:
         skip_reason = f"left out: torch.compile takes minutes for {program.num_nodes:,} operations"
     if isinstance(runner, FleetWorkers):
-        yield ({}, {}), skip_reason
+        yield {}, skip_reason
         return
-    devices = runner.devices
-    accelerator = next((device for device in devices if device.is_accelerator), None)
-    with ExitStack() as stack:
-        if accelerator is not None and not here:
-            progress(COMPILING, 0, 1)
-            place = accelerator.torch_device
-            found = stack.enter_context(variants_on_accelerator(source, place, settings.compile_s, skip_reason))
-            yield found, skip_reason
-            return
-        if skip_reason or here or accelerator is not None:
-            runs = stack.enter_context(steps_beside(source, skip_reason, here, ALONE * settings.compile_s))
-            yield (runs, {}), skip_reason
-            return
-        runs = stack.enter_context(steps_beside(source, "not made yet", here))
-        progress(COMPILING, 0, 1)
-        cores = len({number for each in core_numbers(devices) for number in each})
-        try:
-            variants, reasons = stack.enter_context(variants_on_cores(source, cores, settings.compile_s))
-        except ValueError as error:  # the child stopped
-            variants, reasons = {}, {COMPILED: str(error)}
-        left_out = {name: partial(failing, reason) for name, reason in reasons.items()}
-        yield ({PYTORCH: runs[PYTORCH], **variants, **left_out}, {}), skip_reason
+    if here:
+        yield {name: partial(rested, step) for name, step in here.items()}, skip_reason
+        return
+    progress(COMPILING, 0, 1)
+    place = first_accelerator(runner.devices) or HOST
+    cores = len({number for each in core_numbers(runner.devices) for number in each})
+    with variants_beside(source, place, cores, settings.compile_s, skip_reason) as variants:
+        yield variants, skip_reason
 
 
 def measure_finals(
     runner: IsolatedExecutor | FleetWorkers, plans: dict[str, Plan], program: Program, settings: planning.Settings,
-    progress: Progress, variants: Variants, skip_reason: str,
+    progress: Progress, variants: Timed, skip_reason: str,
 ) -> Finals:  # fmt: skip
     """Measure all plans and the whole-model variants alternately, then the fastest again.
 

@@ -10,10 +10,10 @@ from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
 LOOP = "loop"  # name of the plan that a search by measurements found
-PYTORCH, COMPILED, KERNELS = "pytorch", "compiled", "kernels on streams"
+PYTORCH, COMPILED = "pytorch", "compiled"
 STEPS = {
     PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
-    "one graph": "recorded as one graph", KERNELS: "compiled, on streams",
+    "one graph": "recorded as one graph",
 }  # fmt: skip
 """Kinds of steps that run without a plan, by the beginning of their name."""
 RUNTIMES = ("measured", "simulated")

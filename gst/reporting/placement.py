@@ -40,7 +40,7 @@ from gst.reporting.page import (
     rows,
     section,
 )
-from gst.reporting.timeline import kernels, timeline
+from gst.reporting.timeline import timeline
 
 TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
@@ -76,7 +76,7 @@ def render(record: Record) -> str:
     eyebrow = f"{command} · <strong>{escape(program)}</strong> · {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = predictions(record) if measured else ""
-    body = f"{plans(record)}{timeline(record)}{kernels(record)}{middle}{setting(record)}"
+    body = f"{plans(record)}{timeline(record)}{middle}{setting(record)}"
     return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
 
 

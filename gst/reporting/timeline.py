@@ -1,4 +1,4 @@
-"""Simulated timelines: of the best plan, a lane for each device, and of kernels, a lane for each stream.
+"""Simulated timeline of the best plan: a lane for each device.
 
 A lane is a row of cells. Each shows one kind of operation or none; the rest of its time is carried to the next cell
 (error diffusion: Floyd and Steinberg, Proceedings of the SID 17, 1976), so that ink is in proportion to time.
@@ -6,7 +6,6 @@ A lane is a row of cells. Each shows one kind of operation or none; the rest of 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,40 +43,6 @@ def timeline(record: Record) -> str:
     more = f" The first {MOST_DEVICES} of {len(every):,} devices are shown." if len(every) > MOST_DEVICES else ""
     told = f"<p>{_told(record, bars)}{more}</p>"
     return section("timeline", title, told, wide_figure("Lanes of the devices", svg, _caption(names), table, shapes))
-
-
-def kernels(record: Record) -> str:
-    """Return kernels on streams, those of the critical path in a colour of their own.
-
-    Nothing where the record has none.
-    """
-    found = mapping(record.get("kernels"))
-    kinds, bars = _bars(mapping(found.get("timeline")))
-    if not len(bars.device) or not bars.span_ms:
-        return ""
-    tried = {str(count): mapping(each) for count, each in mapping(found.get("streams")).items()}
-    best, given = str(found.get("best")), number(found.get("given_bytes"))
-    whole_bytes = {count: given + number(each.get("bytes")) for count, each in tried.items()}
-    lines = [
-        (
-            count, brief(number(each.get("ms")), str(each.get("reason") or "not tried")),
-            brief(number(each.get("simulated_ms"))), brief(whole_bytes[count] / whole_bytes.get("1", math.nan)),
-        )
-        for count, each in tried.items()
-    ]  # fmt: skip
-    chosen = list(tried).index(best) if best in tried else None
-    heads = ("streams", "measured ms", "simulated ms", "memory, of one stream")
-    over = [(stream, f"stream {stream}") for stream in np.unique(bars.device).tolist()[:MOST_DEVICES]]
-    svg, shapes = _drawn(bars, kinds, over, f"What each of {len(over)} streams runs")
-    caption = "Kernels in order of the schedule, each for as long as it took alone. Where a lane is empty, it waits."
-    told = (
-        f"{len(bars.kind):,} kernels, which Inductor made of the step, run on {best} streams as one graph. "
-        f"They take {brief(mapping(tried.get(best)).get('ms'))} ms. Kernels on the critical path wait for each other, "
-        f"{brief(number(found.get('critical_path_us')) / 1e3)} ms in all: no number of streams takes less."
-    )
-    table = rows("Numbers of streams", heads, lines, chosen)
-    figure = wide_figure("Lanes of the streams", svg, caption, table, shapes)
-    return section("kernels", "Kernels of the compiled step on streams", f"<p>{escape(told, 1000)}</p>", figure)
 
 
 def _drawn(bars: Bars, kinds: Sequence[str], over: Sequence[tuple[int, str]], what: str) -> tuple[str, str]:

@@ -25,7 +25,6 @@ from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     AHEAD,
     COMPILED,
-    KERNELS,
     PYTORCH,
     Function,
     OnAccelerator,
@@ -40,7 +39,6 @@ from gst.whole_model.variants import (
 LOOKS = 3  # runs of each variant before only those that may win are timed at length
 MAY_WIN = 1.25  # times the fastest of the first runs, at most
 SCALES = 1.3  # times as long on one core as on all: then nothing is compiled for one core
-AUTOTUNE_S = 240.0  # that must be left for the compiler to measure kernels
 SEED = 0  # of the inputs on which outputs are compared
 MOST_ROUNDS = 25  # of each set of runs at the end
 ATTEMPTS, NEAR = 2, 1.03  # sets with twice as many runs while a variant looks faster by more than 3 %, within noise
@@ -144,7 +142,7 @@ def candidates(
         ('pytorch', 'left out, as asked')
     """
     subject = Subject(
-        model, inputs, variants(model, inputs, cores), lambda variant: whole_run(model, variant, inputs),
+        model, inputs, variants(model, cores), lambda variant: whole_run(model, variant, inputs),
         lambda run: difference(run, lambda *values: as_written(model, values), inputs, SEED),
         lambda variant: Guard(model if variant.kind != PYTORCH else None, inputs, variant.holds_weights),
     )  # fmt: skip
@@ -204,8 +202,6 @@ def tried(
         for number, variant in enumerate(sorted(subject.variants, key=_promise)):
             name, spent = variant.name, time.perf_counter() - started
             late = "" if spent <= seconds / 2 else "no time to compile it"
-            if variant.measures_kernels and seconds - spent < AUTOTUNE_S:
-                late = f"it takes minutes; give {AUTOTUNE_S:g} seconds or more"
             if reason := _left_out(variant, compiled, late, first_ms):
                 reasons[name] = reason
                 continue
@@ -277,8 +273,8 @@ def stopped_after(seconds: float) -> Iterator[None]:
 def _promise(variant: Variant) -> tuple[bool, ...]:
     """Sort key (False before True): nothing to compile, then the usually fastest, then a user's first choice."""
     is_on_other_threads = variant.threads is not None
-    order = variant.kind != PYTORCH, variant.compiles, variant.measures_kernels, is_on_other_threads
-    return *order, variant.channels_last, variant.kind != AHEAD, variant.kind not in (COMPILED, KERNELS)
+    order = variant.kind != PYTORCH, variant.compiles, is_on_other_threads
+    return *order, variant.kind != AHEAD, variant.kind != COMPILED, variant.mode != ""
 
 
 def _left_out(variant: Variant, compiled: bool, late: str, first_ms: Mapping[str, float]) -> str:

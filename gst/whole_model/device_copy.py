@@ -23,8 +23,6 @@ from gst.execution.event_times import NewGraph
 from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
 from gst.execution.on_accelerator import module_on, one_graph
 from gst.execution.residents import Resident
-from gst.kernels.program import KernelProgram
-from gst.kernels.recording import kernel_program
 from gst.lowering.calls import copied
 from gst.machine.devices import Device
 from gst.programs import Program, Step
@@ -36,7 +34,7 @@ from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     COMPILED,
-    KERNELS,
+    MODE,
     ONE_GRAPH,
     PYTORCH,
     Function,
@@ -49,14 +47,8 @@ from gst.whole_model.variants import (
     with_strides_of,
 )  # fmt: skip
 
-VARIANTS = (
-    Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(KERNELS),
-    Variant(COMPILED, mode="reduce-overhead"), Variant(COMPILED, mode="max-autotune"),
-)  # fmt: skip
-"""Variants on an accelerator, the simplest first; those that take longer to compile come later."""
-
-OnStreams = Callable[[KernelProgram, Sequence[Tensor]], Callable[[], list[Any]]]
-"""Takes the kernels of a compiled model and the memory of their inputs; returns a function that runs them there."""
+VARIANTS = (Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(COMPILED, mode=MODE))
+"""Variants on an accelerator, the simplest first."""
 
 
 class DeviceCopy:
@@ -69,7 +61,6 @@ class DeviceCopy:
         device: an accelerator of this process.
         program: of a step, as captured.
         graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
-        on_streams: puts the kernels of the compiled model on streams.
 
     Raises:
         ValueError: it changes its buffers when it runs, which a copy cannot do for it.
@@ -83,9 +74,9 @@ class DeviceCopy:
 
     def __init__(
         self, model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, program: Program | None = None,
-        graph: NewGraph | None = None, on_streams: OnStreams | None = None,
+        graph: NewGraph | None = None,
     ) -> None:  # fmt: skip
-        self.device, self._original, self._on_streams = device, model, on_streams
+        self.device, self._original = device, model
         self._program, self._graph, self._model = program, graph, model
         self._sources: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -194,8 +185,6 @@ class DeviceCopy:
             with torch.inference_mode(False):  # its outputs are written to in any mode
                 recorded.again = one_graph(recorded.again, self.device, self._graph)
             return recorded
-        if variant.kind == KERNELS:
-            return self._kernels()
         compiled = self._compiled(variant.mode)
         if not variant.mode:
             compiled(*self.examples())
@@ -204,19 +193,6 @@ class DeviceCopy:
         for each in tensors_of(run.inputs):
             torch._dynamo.mark_static_address(each)  # otherwise each run copies all of them
         run.again()
-        return run
-
-    def _kernels(self) -> Function:
-        program = self._program
-        assert program is not None and self._on_streams is not None, "they are asked for with both"
-        if draws_on_host(program):
-            raise ValueError(DRAWS_ON_HOST)
-        weights = [] if isinstance(self._model, Step) else [each.detach() for each in _tensors(self._model)]
-        run = OnStaticInputs(self, self.eager)
-        tensors = [*weights, *tensors_of(run.inputs)]
-        kernels = kernel_program(module_on(program, self.device), tensors, program.name).without_inputs()
-        call = self._on_streams(kernels, tensors)
-        run.again = lambda: program.unflatten(call())
         return run
 
     def refused(self, guard: Guard) -> Function:
@@ -297,13 +273,12 @@ def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
 def candidates_on_accelerator(
     model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, seconds: float = math.inf,
     compiled: bool = True, progress: Progress = no_progress, program: Program | None = None,
-    graph: NewGraph | None = None, on_streams: OnStreams | None = None,
+    graph: NewGraph | None = None, stops: bool = False,
 ) -> Candidates:  # fmt: skip
     """Make the variants of a model or a step on an accelerator; see `gst.whole_model.choosing.tried`.
 
     Args:
-        model, inputs, device, program, graph, on_streams: see `DeviceCopy`; without a program, or without streams,
-            kernels are not among the variants.
+        model, inputs, device, program, graph: see `DeviceCopy`.
 
     Raises:
         Exception: it does not run on the accelerator as written.
@@ -313,14 +288,13 @@ def candidates_on_accelerator(
         >>> list(result.runs), result.reasons["one graph"]
         (['pytorch'], 'ValueError: graphs are recorded on an accelerator; this runs on cpu')
     """
-    on_device = DeviceCopy(model, inputs, device, program, graph, on_streams)
+    on_device = DeviceCopy(model, inputs, device, program, graph)
     draws = 0 if isinstance(model, Step) else DRAWS  # random inputs would be no state of an optimiser
     wrong = lambda run: difference(run, on_device.eager, on_device.examples(), SEED, draws)  # noqa: E731
     function = model if isinstance(model, nn.Module) else model.function
     guard = Guard(function, inputs, weights=False, any_device=True)
-    kinds = [each for each in VARIANTS if each.kind != KERNELS or (program is not None and on_streams is not None)]
-    subject = Subject(on_device.refused(guard), inputs, kinds, on_device.run, wrong, lambda variant: guard)
-    return tried(subject, seconds, compiled, progress)
+    subject = Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
+    return tried(subject, seconds, compiled, progress, stops)
 
 
 def give_back(device: torch.device) -> None:

@@ -30,9 +30,8 @@ from gst.whole_model.guards import Guard
 
 PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
 FROZEN, AHEAD = "frozen", "ahead of time"
-KERNELS = "kernels on streams"  # those of the compiled model, recorded once on an accelerator
 ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
-MODES = ("reduce-overhead", "max-autotune")  # of `torch.compile`, apart from its default
+MODE = "reduce-overhead"  # of `torch.compile`, on an accelerator
 MOST_COMPILED = 128  # pieces of compiled code of one model
 PRODUCT_RUNS, FASTER = 15, 0.9  # runs by each library; the share of MKL's time below which oneDNN is taken
 Function = Callable[..., Any]
@@ -81,29 +80,21 @@ class Inputs:
 
 
 class Variant(NamedTuple):
-    """Settings of one run of a whole model: compiler, threads, memory layout.
+    """Settings of one run of a whole model: compiler and threads.
 
     Args:
         kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'; on an accelerator also 'one graph'.
         threads: of PyTorch while it runs; None = as many as PyTorch has.
-        channels_last: True if images are laid out with their channels innermost.
-        autotune: True for `max_autotune`: the compiler measures several kernels for each matrix product.
         mode: of `torch.compile`, on an accelerator; the default if empty.
     """
 
     kind: str
     threads: int | None = None
-    channels_last: bool = False
-    autotune: bool = False
     mode: str = ""
 
     @property
     def compiles(self) -> bool:
         return self.kind not in (PYTORCH, ONE_GRAPH)
-
-    @property
-    def measures_kernels(self) -> bool:
-        return self.autotune or self.mode == "max-autotune"
 
     @property
     def holds_weights(self) -> bool:
@@ -114,12 +105,11 @@ class Variant(NamedTuple):
         """Name in results.
 
         Examples:
-            >>> Variant("frozen", 1, channels_last=True).name, Variant("compiled", mode="reduce-overhead").name
-            ('frozen, channels last, 1 thread', 'compiled, reduce-overhead')
+            >>> Variant("frozen", 1).name, Variant("compiled", mode="reduce-overhead").name
+            ('frozen, 1 thread', 'compiled, reduce-overhead')
         """
-        flags = "max autotune" * self.autotune, "channels last" * self.channels_last
         threads = "" if self.threads is None else f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return ", ".join(filter(None, (self.kind, self.mode, *flags, threads)))
+        return ", ".join(filter(None, (self.kind, self.mode, threads)))
 
     @staticmethod
     def named(name: str) -> Variant:
@@ -130,29 +120,22 @@ class Variant(NamedTuple):
         """
         parts = name.split(", ")
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
-        mode = next((each for each in MODES if each in parts), "")
-        flags = "channels last" in parts, "max autotune" in parts
-        variant = Variant(parts[0], next(iter(counts), None), *flags, mode)
-        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH, KERNELS):
+        variant = Variant(parts[0], next(iter(counts), None), MODE if MODE in parts else "")
+        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH):
             raise ValueError(f"there is no variant {name[:80]!r} of a model")
         return variant
 
 
-def variants(model: nn.Module, inputs: Sequence[Any], cores: int) -> list[Variant]:
+def variants(model: nn.Module, cores: int) -> list[Variant]:
     """Return the variants of a model on the CPU, with `cores` cores or one, the simplest first.
 
     Examples:
         >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
-        >>> [each.name for each in variants(model, (torch.ones(1, 2),), cores=torch.get_num_threads())][:3]
-        ['pytorch', 'compiled', 'frozen']
+        >>> [each.name for each in variants(model, cores=torch.get_num_threads())][:4]
+        ['pytorch', 'compiled', 'frozen', 'ahead of time']
     """
-    kinds = [Variant(PYTORCH), Variant(COMPILED)]
-    if may_freeze(model):
-        kinds.append(Variant(FROZEN))
-        if any(each.dim() == 4 for each in tensors_of(inputs)):
-            kinds.append(Variant(FROZEN, channels_last=True))
-        kinds += [Variant(FROZEN, autotune=True), Variant(AHEAD)]
-    return kinds + on_other_threads([each for each in kinds if not each.autotune and each.kind != AHEAD], cores)
+    kinds = [Variant(PYTORCH), Variant(COMPILED), *[Variant(FROZEN)] * may_freeze(model)]
+    return kinds + [Variant(AHEAD)] * may_freeze(model) + on_other_threads(kinds, cores)
 
 
 def on_other_threads(kinds: Sequence[Variant], cores: int) -> list[Variant]:
@@ -198,12 +181,10 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
     is_frozen = variant.kind == FROZEN
     options: dict[str, Any] = {"cpp.threads": threads}
     options |= {"freezing": True} if is_frozen else {}
-    options |= {"max_autotune": True} if variant.autotune else {}
     # Dynamo compares options when it looks for compiled code of the same model, and reads the global setting for
     # whether weights are constants.
     function: Function = torch.compile(_with_own_code(model), options=options, dynamic=False)
-    function = _with_channels_last(function) if variant.channels_last else with_strides_of(inputs, function)
-    run = on_threads(without_gradients(function), threads)
+    run = on_threads(without_gradients(with_strides_of(inputs, function)), threads)
     packed = packed_by_onednn() if is_frozen and onednn_is_faster() else nullcontext()
     with config.patch(freezing=is_frozen), all_compiled_kept(), packed, compiled_by_threads():
         run(*inputs)
@@ -350,10 +331,3 @@ def with_strides_of(example: Sequence[Any], function: Function) -> Function:
         )
 
     return run
-
-
-def _with_channels_last(function: Function) -> Function:
-    def channels_last(value: Tensor) -> Tensor:
-        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
-
-    return lambda *inputs: function(*pytree.tree_map_only(Tensor, channels_last, inputs))

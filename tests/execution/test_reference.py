@@ -14,11 +14,11 @@ from experiments.bench.gpu import host_outputs
 from experiments.bench.gpu.host_outputs import differs_from_host, exact_convolutions
 from gst.execution import on_accelerator as module
 from gst.execution.child import Runner
-from gst.execution.on_accelerator import reference, whole
+from gst.execution.on_accelerator import reference
 from gst.lowering.calls import HOST, eager, in_program_order
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
-from gst.programs import Program, capture, outputs_differ, training_step
+from gst.programs import Program, as_module, capture, outputs_differ, training_step
 from tests.choices import with_rest
 from tests.execution.tf32 import RoundedConvolutions, on_the_host
 from tests.programs.small import small_program
@@ -77,7 +77,7 @@ def test_convolutions_that_round_are_compared_with_those_of_the_accelerator(
     for each in (module, host_outputs):
         monkeypatch.setattr(each, "eager", by_kind(eager))
     with RoundedConvolutions():
-        got, compared = whole(program, HOST)(), reference(program, [GPU])
+        got, compared = list(as_module(program)(*program.inputs)), reference(program, [GPU])
         assert outputs_differ(got, on_the_host(eager)(program)) is not None
         assert compared.difference(got) is None
         assert compared.difference(on_the_host(eager)(program)) is None  # as a plan on both may be

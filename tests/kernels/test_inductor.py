@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor.compile_fx import compile_fx
 
 from gst.execution.lanes import issue_order
 from gst.kernels import inductor
-from gst.kernels.graphs import GraphOnStreams, inner_compile
 from gst.kernels.lower import stream_program
 from gst.kernels.program import GENERATOR, KernelProgram
 from gst.kernels.recording import NotUnderstoodError, kernel_program, require_movable
@@ -116,29 +113,14 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
 
 def test_this_version_is_known_and_others_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inductor.unsupported() == ""
-    monkeypatch.setitem(inductor.NAMES, "torch._C", ("_storage_that_is_gone",))
-    assert inductor.unsupported.__wrapped__() == f"torch {torch.__version__} has no torch._C._storage_that_is_gone"
+    monkeypatch.setitem(inductor.NAMES, "torch._guards", ("that_is_gone",))
+    assert inductor.unsupported.__wrapped__() == f"torch {torch.__version__} has no torch._guards.that_is_gone"
     reason = inductor.unsupported("9.1.0")
     assert reason == "the code that torch 9.1.0 generates is unknown here; known are 2.11 to 2.15"
     monkeypatch.setattr(inductor, "unsupported", lambda: reason)
     program = capture(Step("relu", lambda x: [torch.relu(x) @ x], (torch.ones(4, 4),)))
     with pytest.raises(NotUnderstoodError, match=reason):
         kernel_program(as_module(program), program.inputs)
-
-
-def test_graphs_of_an_unknown_version_run_as_inductor_compiles_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "unsupported", lambda: "unknown")
-    graphs: list[Any] = []
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        graphs.append(inner_compile(None)(*args, **kwargs))  # type: ignore[arg-type]  # never searches
-        return graphs[-1]
-
-    x = torch.linspace(-1, 1, 16).view(4, 4)
-    compiled = torch.compile(lambda x: torch.relu(x) @ x, backend=partial(compile_fx, inner_compile=inner))
-    with torch._functorch.config.patch(enable_autograd_cache=False):  # as the backend of gst does
-        torch.testing.assert_close(compiled(x), torch.relu(x) @ x)
-    assert graphs and not any(isinstance(each.current_callable, GraphOnStreams) for each in graphs)
 
 
 def test_what_inductor_does_stays_as_it_was() -> None:

@@ -14,7 +14,7 @@ from gst.kernels.program import KernelProgram
 from gst.kernels.recording import kernel_program
 from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
-from gst.kernels.streams import StreamSearch, on_streams
+from gst.kernels.streams import on_streams
 from gst.programs import WORKLOADS, capture, outputs_differ
 from tests.programs.small import SMALL
 
@@ -56,7 +56,7 @@ def test_every_plan_computes_what_one_stream_does(name: str) -> None:
 
 def test_losses_on_streams_are_those_of_the_step_as_written() -> None:
     step = WORKLOADS["gpt"](**SMALL["gpt"])
-    placed = StepInPlace(step, CUDA, StreamSearch())
+    placed = StepInPlace(step, CUDA, lambda *given: on_streams(*given).call)
     assert not placed.reason
     state = {key: value.to(CUDA) for key, value in step.inputs[0].items()}
     batch = [each.to(CUDA) for each in step.inputs[1:]]
@@ -67,7 +67,7 @@ def test_losses_on_streams_are_those_of_the_step_as_written() -> None:
 
 def test_a_step_launches_one_graph_and_copies_its_batch_alone() -> None:
     step = WORKLOADS["rnnlm"](**SMALL["rnnlm"])
-    placed = StepInPlace(step, CUDA, StreamSearch())
+    placed = StepInPlace(step, CUDA, lambda *given: on_streams(*given).call)
     batch = [each.to(CUDA) for each in step.inputs[1:]]
     placed(*batch)
     torch.cuda.synchronize()

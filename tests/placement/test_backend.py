@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +16,13 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from gst.kernels.graphs import inner_compile
 from gst.machine.devices import Device
 from gst.placement.api import backend as module
 from gst.placement.api import place as placing
 from gst.placement.api.backend import backend
 from gst.placement.api.trials import outcome
 from gst.util.compiled import compiler
-from gst.whole_model.variants import KERNELS
 from tests.choices import with_rest
-from tests.kernels.made import on_threads
-from tests.kernels.test_graphs import on_four_streams
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -163,46 +157,6 @@ def test_the_faster_of_both_runs_and_is_asked_once(monkeypatch: pytest.MonkeyPat
     x = X.clone().requires_grad_()
     run = backend(graph, [x], options={"seconds": 0.1})
     assert torch.equal(run(x)[0], x.sin()) and run._run.compiled is quick
-
-
-@pytest.mark.e2e
-@needs_compiler
-def test_training_on_streams_is_that_of_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accelerator has streams; here threads stand for them, and the choice takes them whatever they cost."""
-    graphs = []
-
-    def compiler_of(search: Any) -> Any:
-        made = inner_compile(on_four_streams, lambda run: partial(on_threads, run))
-
-        def inner(*args: Any, **options: Any) -> Any:
-            compiled = made(*args, **options)
-            graphs.append(compiled.current_callable)
-            return compiled
-
-        return inner
-
-    monkeypatch.setattr(module, "_may_use_streams", lambda values: True)
-    monkeypatch.setattr(module, "inner_compile", compiler_of)
-    monkeypatch.setattr(module, "confirmed", lambda found, *rest: {"winner": KERNELS, "plans": {}})
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    mine = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 3))
-    written = copy.deepcopy(mine)
-    fast = torch.compile(mine, backend=backend, options={"seconds": 2})
-    replayed = []
-    for step in range(10):
-        x = torch.randn(4, 6)
-        for model, function in ((mine, fast), (written, written)):
-            torch.manual_seed(step)
-            model.zero_grad()
-            function(x).square().mean().backward()
-            with torch.no_grad():
-                for each in model.parameters():
-                    each -= 0.1 * each.grad
-        replayed.append(sum(each.num_replayed for each in graphs))
-    assert len(graphs) == 2 and not any(each.reason for each in graphs)
-    assert 0 < replayed[0] < replayed[-1]  # those of the trial, and of training
-    torch.testing.assert_close(mine.state_dict(), written.state_dict())
 
 
 def placed(run: Callable[..., Any]) -> SimpleNamespace:

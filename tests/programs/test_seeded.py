@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from gst.execution.executor import executor
-from gst.execution.on_accelerator import whole
-from gst.lowering.calls import HOST, eager
+from gst.lowering.calls import eager
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover
 from gst.programs import Program, Step, TrainingStep, as_module, capture, drawn_from, outputs_differ, training_step
@@ -174,7 +173,7 @@ def test_masks_are_the_same_on_two_devices_in_any_order_and_from_a_file(program:
 @needs_compiler
 def test_compiled_it_draws_the_same_numbers() -> None:
     program = capture(training_step("still", _Dropped(), _sum, [MANY[:99]], seed=3))
-    assert outputs_differ(whole(program, HOST, "default")(), eager(program)) is None
+    assert outputs_differ(torch.compile(as_module(program))(*program.inputs), eager(program)) is None
 
 
 def test_other_draws_and_other_seeds_are_refused_in_one_line() -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from gst.execution.measure import measure
-from gst.kernels import streams
 from gst.reporting.headline import step_kind
-from gst.reporting.placement import render
-from gst.reporting.timeline import IDLE, Bars, busy_ms, cells_of, coverage, kernels, lanes
+from gst.reporting.timeline import IDLE, Bars, busy_ms, cells_of, coverage, lanes
 from gst.whole_model.device_copy import VARIANTS
-from tests.kernels.made import fresh_inputs, random_program
-from tests.kernels.test_stream_choice import slowed
 
 
 def bars(*rows: tuple[float, float, int], device: int = 0) -> Bars:
@@ -79,20 +72,6 @@ def test_a_lane_of_many_bars_stays_small_and_names_every_device() -> None:
         svg = lanes(together, [(index, f"gpu:{index} <b>") for index in range(num_devices)], list(range(6)), "lanes")
         assert len(svg.encode()) < 290_000
         assert len(re.findall("<text[^>]*>gpu:", svg)) == num_devices and "<b>" not in svg
-
-
-def test_kernels_on_streams_are_drawn_with_their_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "measure", partial(measure, time_of=lambda call: call() and call.ms))
-    program = random_program(np.random.default_rng(3), 40, num_storages=30)
-    found = streams.on_streams(program, fresh_inputs(program), record=slowed({1: 6, 2: 3, 4: 9}), counts=(2, 4))
-    drawn = found.figures["timeline"]
-    stream, begin, end, kind = np.array(drawn["bars"]).T
-    assert len(stream) == 40 and set(stream) == {0, 1} and end.max() * 1e3 <= found.figures["sum_us"]
-    assert abs((end - begin)[kind == 0].sum() * 1e3 - found.figures["critical_path_us"]) < 1e-3
-    record = {"kernels": found.figures, "runtime": "measured"}
-    words = kernels(json.loads(json.dumps(record)))
-    assert "40 kernels" in words and "on 2 streams" in words and words in render(record)
-    assert kernels({"kernels": {"kernels": 3, "best": 1}}) == kernels({}) == ""
 
 
 def test_the_report_knows_every_variant_of_an_accelerator() -> None:

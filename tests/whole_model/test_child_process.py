@@ -11,7 +11,7 @@ from torch import nn
 
 from gst.programs import capture_module
 from gst.util.compiled import compiler
-from gst.whole_model.child_process import variants_on_cores
+from gst.whole_model.child_process import StepProcess
 from gst.whole_model.choosing import TimeIsUp, stopped_after
 from gst.whole_model.variants import AHEAD, COMPILED, FROZEN
 
@@ -23,11 +23,12 @@ def test_no_compilation_goes_on_when_the_time_is_up(tmp_path: Path, monkeypatch:
     layers = [nn.Sequential(nn.Linear(size, size + 1), nn.GELU(), nn.LayerNorm(size + 1)) for size in range(16, 116)]
     model = nn.Sequential(*layers).requires_grad_(False).eval()
     capture_module(model, (torch.ones(2, 16),)).save(tmp_path / "program")
-    with variants_on_cores(tmp_path / "program", cores=torch.get_num_threads(), seconds=3.0) as (runs, reasons):
+    with StepProcess(tmp_path / "program", cores=torch.get_num_threads(), seconds=3.0, skip_reason="") as process:
+        reasons = process.reasons
         began_late = "left out: no time to compile it"  # where even looking at the model took half of the seconds
-        assert AHEAD not in runs and reasons[AHEAD].startswith(("left out: not compiled within", began_late))
+        assert AHEAD not in process.names and reasons[AHEAD].startswith(("left out: not compiled within", began_late))
         assert "no time" in reasons[COMPILED] and "no time" in reasons[FROZEN]
-        assert all(run() > 0 for run in runs.values())
+        assert all(process(name) > 0 for name in process.names)
 
 
 def test_an_alarm_of_others_is_set_again() -> None:

@@ -7,7 +7,7 @@ import gc
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +22,13 @@ from torch.utils import _pytree as pytree
 
 import gst
 from gst.execution import on_accelerator
-from gst.kernels.program import KernelProgram
-from gst.kernels.run import Run
 from gst.placement.api import place as placing
 from gst.placement.planning import Settings
 from gst.programs import Step, capture, capture_module, outputs_differ, training_step
 from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
 from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
-from gst.whole_model.variants import COMPILED, KERNELS, MOST_COMPILED, ONE_GRAPH, PYTORCH, OnAccelerator, Variant
+from gst.whole_model.variants import COMPILED, MOST_COMPILED, ONE_GRAPH, PYTORCH, OnAccelerator, Variant
 from tests.choices import with_rest
 from tests.execution.recorded import Recorder, counted
 
@@ -62,16 +60,11 @@ def stands_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     return recorder
 
 
-def in_order(program: KernelProgram, given: Sequence[Tensor]) -> Run:
-    return Run(program, given=given)
-
-
-@pytest.mark.parametrize("kind", [PYTORCH, ONE_GRAPH, KERNELS])
+@pytest.mark.parametrize("kind", [PYTORCH, ONE_GRAPH])
 @pytest.mark.usefixtures("is_elsewhere")
 def test_a_variant_computes_what_the_model_does_with_its_weights_of_now(model: nn.Module, kind: str) -> None:
     recorder = Recorder()
-    program = capture_module(model, (X,))
-    on_device = DeviceCopy(model, (X,), CPU, program, recorder, in_order)
+    on_device = DeviceCopy(model, (X,), CPU, capture_module(model, (X,)), recorder)
     pairs = list(zip(on_device._copies, on_device._sources, strict=True))
     assert pairs and all(each is not other for each, other in pairs)
     run = on_device.run(Variant(kind))
@@ -221,9 +214,9 @@ def test_no_way_is_compiled_under_the_limit_of_dynamo(model: nn.Module, monkeypa
     before = torch._dynamo.config.recompile_limit
     on_device = DeviceCopy(model, (X,), CPU)
     for variant in device_copy.VARIANTS:
-        if variant.compiles and variant.kind != KERNELS:
+        if variant.compiles:
             torch.testing.assert_close(on_device.run(variant)(OTHER), model(OTHER))
-    assert limits == [MOST_COMPILED, MOST_COMPILED] * 3 and torch._dynamo.config.recompile_limit == before
+    assert limits == [MOST_COMPILED, MOST_COMPILED] * 2 and torch._dynamo.config.recompile_limit == before
 
 
 def test_compiled_code_is_given_the_strides_that_it_was_compiled_for(
@@ -338,16 +331,15 @@ def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize(("is_step", "count"), with_rest([(True, 5), (True, 6), (False, 6)], [(True, 5)]))
+@pytest.mark.parametrize(("is_step", "count"), with_rest([(True, 3), (True, 4), (False, 4)], [(True, 3)]))
 def test_compiled_variants_compute_what_a_model_or_a_step_does(
     model: nn.Module, is_step: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels are not among them: they are asked for with streams."""
     monkeypatch.setattr(device_copy, "VARIANTS", device_copy.VARIANTS[:count])
     step = training_step("linear", nn.Linear(16, 8), lambda model, x: model(x).square().mean(), (X,))
     each, inputs, program = (step, step.inputs, capture(step)) if is_step else (model, (X,), None)
     result = candidates_on_accelerator(each, inputs, CPU, program=program, graph=Recorder())
-    assert list(result.runs) == [each.name for each in device_copy.VARIANTS if each.kind != KERNELS], result.reasons
+    assert list(result.runs) == [each.name for each in device_copy.VARIANTS], result.reasons
     want = pytree.tree_leaves(result.runs[PYTORCH](*inputs))
     for run in result.runs.values():
         assert outputs_differ(pytree.tree_leaves(run(*inputs)), want) is None

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from gst.execution.event_times import event_times_us
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
-from gst.execution.on_accelerator import Run, as_written, one_graph, whole
+from gst.execution.on_accelerator import Run, as_written, compiled_by_threads, module_on, one_graph
 from gst.lowering.calls import eager
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
 from gst.util.untrusted import first_line
@@ -82,6 +83,27 @@ def reports(name: str, settings: Mapping[str, Any], device: torch.device) -> Ite
         ways.add(way, partial(whole, program, device, mode))
         ways.time([WRITTEN, GRAPH, way])
         yield row | ways.record()
+
+
+def whole(program: Program, device: torch.device, mode: str) -> Run:
+    """Return a function that runs all operations of a program on a device, compiled together in its first run.
+
+    Args:
+        program: operations that name a device get this one.
+        device: for inputs and constants.
+        mode: of `torch.compile`: 'default', 'reduce-overhead' or 'max-autotune'.
+    """
+    function = torch.compile(module_on(program, device), mode=mode)
+    inputs = [value.detach().to(device) for value in program.inputs]
+    on_cpu = device.type == "cpu"
+    for value in () if on_cpu else inputs:  # else modes that record graphs copy all of them in every run
+        torch._dynamo.mark_static_address(value)
+
+    def run() -> list[Any]:
+        with torch.no_grad(), compiled_by_threads() if on_cpu else nullcontext():
+            return list(function(*inputs))
+
+    return run
 
 
 class Ways:

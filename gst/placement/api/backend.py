@@ -1,8 +1,8 @@
 """`torch.compile(model, backend="gst")`: each graph that Dynamo captures runs by the fastest variant or plan.
 
 The first call of a graph chooses, on copies of its inputs. Inference (no gradients, changed inputs, random numbers or
-dynamic shapes) is placed by `gst.place`; everything else runs as written, by Inductor, or, on an accelerator, with
-Inductor's kernels on streams, whichever is fastest. PyTorch finds it by an entry point (`torch_dynamo_backends`).
+dynamic shapes) is placed by `gst.place`; everything else runs as written or by Inductor, whichever is faster. PyTorch
+finds it by an entry point (`torch_dynamo_backends`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,19 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.measure import measure, rested
 from gst.execution.on_accelerator import compiled_by_threads
-from gst.kernels.graphs import inner_compile
-from gst.kernels.streams import on_streams
 from gst.placement.api import trials
 from gst.placement.api.place import own_devices, place
 from gst.placement.api.trials import Differentiable
 from gst.placement.measured import SHARE
-from gst.programs import outputs_differ
 from gst.util.random_numbers import seeded
-from gst.util.recording import is_here
 from gst.util.untrusted import first_line
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import COMPILED, KERNELS, PYTORCH, Bound
+from gst.whole_model.variants import COMPILED, PYTORCH, Bound
 
 SECONDS = 60.0  # default time limit of placing a graph
 SEED = 0  # of the random numbers of trials
-TO_STREAMS = 0.1  # of the seconds, for trying numbers of streams of each pass
-LEARNING = 12  # calls of both passes, after which their kernels run on streams
-WORDS = {PYTORCH: "as written", COMPILED: "compiled", KERNELS: "compiled, on streams"}
+WORDS = {PYTORCH: "as written", COMPILED: "compiled"}
 INPUTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 Function = Callable[..., Any]
 log = logging.getLogger("gst")
@@ -84,11 +78,7 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
     values = [*example_inputs, *held]
     learns = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in values)
     if learns or any(map(_is_dynamic, values)):
-        streams = None
-        if _may_use_streams(values):
-            search = partial(on_streams, seconds=TO_STREAMS * seconds)
-            streams = _by_inductor(own, values, inner_compile=inner_compile(search))
-        chosen = _Chosen(own, [], seconds, _by_inductor(own, values), streams)
+        chosen = _Chosen(own, [], seconds, _by_inductor(own, values))
     else:
         is_weight = [_is_of_module(node) for node in graph.graph.find_nodes(op="placeholder")]
         chosen = _Chosen(own, is_weight + [True] * len(held), seconds)
@@ -97,19 +87,17 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], options: Mappi
 
 class _Chosen:
     """A graph whose first call chooses how it runs; without `is_weight` (True for each weight) never as inference.
-    `compiled` and `streams` are the graph by Inductor, or the reason if there is none; None = not made yet, not tried.
+    `compiled` is the graph by Inductor, or the reason if there is none; None = not made yet.
 
     Calls of other threads during the choice, and calls under the user's hooks for saved tensors (`torch.utils.
     checkpoint` has some) or dispatch modes, run as written: a pass and its repetition then save the same tensors.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, is_weight: Sequence[bool], seconds: float, compiled: Function | str | None = None,
-        streams: Function | str | None = None,
-    ) -> None:  # fmt: skip
+        self, graph: fx.GraphModule, is_weight: Sequence[bool], seconds: float, compiled: Function | str | None = None
+    ) -> None:
         self._own, self._graph = graph, trials.with_checkpoints(graph)
-        self._is_weight, self._seconds = is_weight, seconds
-        self._compiled, self._streams = compiled, streams
+        self._is_weight, self._seconds, self._compiled = is_weight, seconds, compiled
         self._run: Function | None = None
         self._turn = threading.Lock()
 
@@ -140,19 +128,14 @@ class _Chosen:
         if isinstance(self._compiled, str):
             log.info("a graph runs as written: %s", self._compiled)
             return self._graph
-        run = self._as_eager(self._compiled, want)
+        run = self._compiled  # with the derivatives of the graph as written
+        if want.reached:
+            run = Differentiable(self._graph, run, want, want.draws)
         if wrong := trials.outcome(run, inputs, SEED).difference(want):
             log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
-        runs: dict[str, Function] = {PYTORCH: self._graph, COMPILED: run}
-        if callable(self._streams) and not want.mutated:
-            runs[KERNELS] = self._as_eager(self._streams, want)
-        best = _fastest(runs, inputs, self._seconds, bool(want.mutated))
+        best = _fastest({PYTORCH: self._graph, COMPILED: run}, inputs, self._seconds, bool(want.mutated))
         return best if best is self._graph or not want.mutated else _for_overlaps(self._graph, best, inputs)
-
-    def _as_eager(self, run: Function, want: trials.Trial) -> Function:
-        """Return compiled code whose derivatives are those of the graph as written."""
-        return Differentiable(self._graph, run, want, want.draws) if want.reached else run
 
 
 def _is_dynamic(value: Any) -> bool:
@@ -171,13 +154,7 @@ def _is_of_module(node: fx.Node) -> bool:
     return False
 
 
-def _may_use_streams(values: Sequence[Any]) -> bool:
-    """True if kernels may run on streams: all values are tensors of fixed sizes on one accelerator."""
-    devices = {each.device for each in values if isinstance(each, Tensor)}
-    return not any(map(_is_dynamic, values)) and len(devices) == 1 and all(map(is_here, devices))
-
-
-def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Function | str:
+def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function | str:
     """Compile as `backend="inductor"`, with the random numbers of eager PyTorch; the reason if it fails."""
     from torch._functorch._aot_autograd import graph_compile
     from torch._inductor.compile_fx import compile_fx
@@ -188,7 +165,7 @@ def _by_inductor(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -
     none_donated: Any = patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
     try:
         with none_donated, torch._functorch.config.patch(enable_autograd_cache=False), compiled_by_threads():
-            run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True}, **options)
+            run: Any = compile_fx(own, list(inputs), config_patches={"fallback_random": True})
     except Exception as error:  # any exception of a compiler
         return first_line(error)
     return cast(Function, run)
@@ -262,9 +239,6 @@ def _fastest(runs: dict[str, Function], inputs: Sequence[Any], seconds: float, w
     no_inputs = Guard(None, (), weights=False)
     calls = {name: partial(_passes_of, run, inputs, copies) for name, run in runs.items()}
     with torch.set_grad_enabled(torch.is_grad_enabled()), seeded(SEED, trials.accelerators(inputs)):
-        if KERNELS in calls and (wrong := _wrong_on_streams(calls, inputs)):
-            log.info("a graph does not run with its kernels on streams: it gives other results: %s", wrong)
-            del calls[KERNELS]
         first = measure(calls, LOOKS, 1, time_of=rested)
         guarded = {name: GuardedRun(call, no_inputs, call) for name, call in calls.items()}
         first_ms = {name: min(each.samples_ms, default=float("inf")) for name, each in first.items()}
@@ -273,14 +247,3 @@ def _fastest(runs: dict[str, Function], inputs: Sequence[Any], seconds: float, w
     told = ", ".join(f"{ms} ms {WORDS[name]}" for name, ms in times.items())
     log.info("a graph runs %s: %s", WORDS[result["winner"]], told)
     return runs[result["winner"]]
-
-
-def _wrong_on_streams(calls: Mapping[str, Callable[[], Any]], inputs: Sequence[Any]) -> str | None:
-    """Call both passes until their kernels run on streams; describe the first difference from the graph as written."""
-    for _ in range(LEARNING):
-        calls[KERNELS]()
-    found = []
-    for name in (PYTORCH, KERNELS):
-        with seeded(SEED, trials.accelerators(inputs)):
-            found.append([value for part in calls[name]() for value in part])
-    return outputs_differ(found[1], found[0])

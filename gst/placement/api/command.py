@@ -16,7 +16,6 @@ import numpy as np
 
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
-from gst.kernels.streams import kernel_words
 from gst.lowering.plan import Plan
 from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
@@ -84,7 +83,6 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
             *loop_words(result),
             explanation(task, plan, result),
         ]
-        lines += [kernel_words(result["kernels"])] if "kernels" in result else []
         result["explanation"] = "\n".join(lines)
     save_plan(plan, task, out / "plan.json", streams, certificate)
     drawing = plan_drawing(task, plan) | placement.drawing

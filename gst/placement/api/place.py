@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import failing
-from gst.kernels.streams import StreamSearch
 from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
 from gst.machine.topology import shared_domains
 from gst.placement.api.arguments import Arguments
@@ -38,7 +37,6 @@ from gst.whole_model.choosing import Candidates, candidates, confirmed, step_can
 from gst.whole_model.comparing import repeats
 from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
 
-TO_STREAMS = 0.1  # of the seconds, for trying numbers of streams
 BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # written in training mode
 
 
@@ -170,14 +168,12 @@ def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]
     if captured.is_as_written:
         notice(captured.no_plan)
         return written_alone(model, inputs, progress), {}
-    accelerator, streams = first_accelerator(call.devices), StreamSearch(TO_STREAMS * call.seconds)
+    accelerator = first_accelerator(call.devices)
     if accelerator is not None:
         try:
-            made = candidates_on_accelerator(
-                model, inputs, accelerator, call.seconds, compiled, progress, captured.program, on_streams=streams
-            )
-            kernels = {} if streams.found is None else {"kernels": streams.found.figures}
-            return made, {"accelerator": str(accelerator), **kernels}
+            program = captured.program
+            made = candidates_on_accelerator(model, inputs, accelerator, call.seconds, compiled, progress, program)
+            return made, {"accelerator": str(accelerator)}
         except Exception as error:  # any exception of an operation; memory may be short
             reason = f"it does not run on {accelerator} as a whole ({plain(error)})"
             notice(f"{reason}; plans are compared with it where it is")

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.executor import AnyExecutor, GraphExecutor, executor
 from gst.kernels.state import StepInPlace
-from gst.kernels.streams import StreamSearch, kernel_words
+from gst.kernels.streams import on_streams
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
 from gst.placement.api.arguments import Arguments, ByPosition, called
@@ -121,7 +121,8 @@ class Placed:
         if not isinstance(self.model, Step):
             raise ValueError("a model was placed; want a step that renews its state (gst.programs.training_step)")
         accelerator = self.result.get("accelerator")
-        return StepInPlace(self.model, torch.device(accelerator) if accelerator else None, StreamSearch())
+        device = torch.device(accelerator) if accelerator else None
+        return StepInPlace(self.model, device, lambda *given: on_streams(*given).call)
 
     def explain(self) -> str:
         """Describe in a few lines the time of each variant, and where the time of the plan goes."""
@@ -134,8 +135,6 @@ class Placed:
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
             lines.append(f"  {name}: " + (reason or f"{entry['again_median_ms']:.2f} ms"))
-        if kernels := self.result.get("kernels"):
-            lines.append(kernel_words(kernels))
         if self.plan is not None and self.task is None:
             return "\n".join([*lines, f"its plan for {', '.join(self.plan.devices)} was read from a file"])
         if self.task is None or self.plan is None:

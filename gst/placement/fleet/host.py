@@ -17,19 +17,21 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import torch
 
 from gst.execution.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
 from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
-from gst.machine.devices import Device, discover, select, this_machine
+from gst.machine.devices import Device, core_numbers, discover, select, this_machine
 from gst.machine.load import LoadGate
 from gst.placement.profiling import costs_of, costs_record
 from gst.programs import Program
 from gst.programs.program import FILES
 from gst.util.compiled import cache_directory
 from gst.util.process import version
-from gst.whole_model.child_process import steps_beside, variants_on_accelerator
+from gst.whole_model.child_process import variants_beside
+from gst.whole_model.device_copy import first_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH
 
 
@@ -115,13 +117,9 @@ class Host:
 @contextmanager
 def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterator[dict[str, Callable[[], float]]]:
     """Time the step as written and compiled, on the first accelerator of the devices, or otherwise on the cores."""
-    accelerator = next((device for device in devices if device.is_accelerator), None)
-    if accelerator is None:
-        with steps_beside(program, skip_reason) as steps:
-            yield steps
-        return
-    place = accelerator.torch_device
-    with variants_on_accelerator(program, place, START_LIMIT_S, skip_reason, [COMPILED]) as (steps, _):
+    cores = len({number for each in core_numbers(devices) for number in each})
+    place = first_accelerator(devices) or torch.device("cpu")
+    with variants_beside(program, place, cores, START_LIMIT_S, skip_reason) as steps:
         yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 
@@ -181,7 +179,7 @@ class RemoteWorker:
 
         Args:
             settings: `repetitions`, `warmup`, `patience_s`, and `with_steps`: None, or `skip_reason` of
-                `gst.whole_model.child_process.steps_beside`, whose steps then alternate with the plans.
+                `gst.whole_model.child_process.variants_beside`, whose steps then alternate with the plans.
             limit_s: seconds to wait for the answer.
         """
         answer = self._ask({"measure": {"plans": [plan.to_dict() for plan in plans], **settings}}, limit_s)
