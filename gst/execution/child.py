@@ -91,8 +91,9 @@ class Runner:
         return runs_in_turns(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
 
     def groups(self, plan: Plan) -> dict[int, float]:
-        """Return compiled time / time of the operations for each legal group of a plan, by its first node; none if the
-        executor fuses nothing."""
+        """Return compiled time / time of the operations for each legal group of a plan, by its first node."""
+        if isinstance(self.executor, GraphExecutor):
+            return self.executor.group_shares(plan)
         if not isinstance(self.executor, NativeExecutor):
             return {}
         records = group_records(self.executor.program, plan, self.executor.devices)

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from gst.execution.groups import LaneGroups
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
@@ -67,8 +68,8 @@ def executor(program: Program, devices: Sequence[Device]) -> AnyExecutor:
 class GraphExecutor:
     """Runs plans of one program. Use it as a context manager.
 
-    A plan is lowered, and its lanes are recorded as graphs of their accelerators (`LaneGraph`); operations of fusion
-    groups run one by one. Elsewhere the lanes run eagerly. One thread launches everything and
+    A plan is lowered, its fusion groups are compiled where that is faster (`LaneGroups`), and its lanes are recorded as
+    graphs of their accelerators (`LaneGraph`). Elsewhere the lanes run eagerly. One thread launches everything and
     computes the CPU's part. All recorded plans read inputs, weights and constants in the same memory (`Residents`).
 
     Args:
@@ -88,6 +89,7 @@ class GraphExecutor:
         self._home = next(filter(is_here, homes), None)
         self._worker: Worker | None = None
         self._lower = ProvenLowering(program, self.devices)
+        self._groups = LaneGroups(program, self.devices)
         self._residents = Residents(program)
         self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
         self._graphs: OrderedDict[str, LaneGraph] = OrderedDict()
@@ -109,7 +111,7 @@ class GraphExecutor:
         return self._on_worker(function)
 
     def compile(self, plan: Plan) -> LaneExecutor:
-        """Lower a plan, and prove that its lanes do not race. The most recent plans are kept.
+        """Lower a plan, prove that its lanes do not race, and compile its groups. The most recent plans are kept.
 
         Raises:
             ValueError: the plan does not fit the program or the devices.
@@ -177,10 +179,16 @@ class GraphExecutor:
             self._given = [*inputs[:steady], *others]
         return self._given
 
+    def group_shares(self, plan: Plan) -> dict[int, float]:
+        """See `LaneGroups.shares`."""
+        return self._on_worker(partial(self._groups.shares, plan))
+
     def _compile(self, plan: Plan) -> LaneExecutor:
         key = plan.key
         if key not in self._lanes:
-            self._lanes[key] = LaneExecutor(self.program, self._lower(plan), self.devices)
+            streams = self._lower(plan)
+            groups = {} if plan.fusion is None else self._with_memory(plan, partial(self._groups.calls, plan))
+            self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
             if len(self._lanes) > MAX_PLANS:
                 oldest, _ = self._lanes.popitem(last=False)
                 self._graphs.pop(oldest, None)

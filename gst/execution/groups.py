@@ -1,4 +1,5 @@
-"""Fusion groups compiled by Inductor into libraries for the interpreter, each structure once."""
+"""Fusion groups compiled by Inductor, each structure once: into a library for the interpreter, or in this process for
+lanes."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,17 +21,20 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.execution.event_times import first_runs
+from gst.execution.event_times import first_runs, repeated, span_us
 from gst.execution.interpreter import load, lower, machine
-from gst.lowering.calls import HOST, fixed_values
+from gst.execution.lanes import GroupCall, Values
+from gst.execution.on_accelerator import module_on, one_graph
+from gst.lowering.calls import copied, fixed_values
 from gst.lowering.fusion import Group, fusion_groups
-from gst.lowering.plan import Plan, contracted_plan
+from gst.lowering.plan import Plan, contracted_plan, says_no_memory
 from gst.lowering.rewrite import CompiledGroup, alone, renumbered, rewritten
-from gst.machine.devices import Device, cpu_model
+from gst.machine.devices import Device, cpu_model, usable_cores
 from gst.programs import Program, as_module, outputs_differ
 from gst.programs.operation import form_of, form_of_target
 from gst.util.compiled import cache_directory
 from gst.util.progress import notice
+from gst.util.recording import is_here
 from gst.util.untrusted import first_line, read_object
 
 
@@ -229,18 +233,19 @@ def check_alike(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
 
 
 SCHEMA = 1
+CPU = torch.device("cpu")
 Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 
 
 @lru_cache(maxsize=16)
-def layouts(program: Program) -> dict[int, Layout]:
-    """Return shape, strides and dtype of every tensor of a program, from a run in program order."""
-    return {node: layout(value) for node, value in _values(program) if isinstance(value, Tensor)}
+def layouts(program: Program, device: torch.device = CPU) -> dict[int, Layout]:
+    """Return shape, strides and dtype of every tensor of a program, from a run in program order on a device."""
+    return {node: layout(value) for node, value in _values(program, device) if isinstance(value, Tensor)}
 
 
-def example_values(program: Program, nodes: Collection[int]) -> dict[int, Tensor]:
+def example_values(program: Program, nodes: Collection[int], device: torch.device = CPU) -> dict[int, Tensor]:
     """Return the tensors of these nodes for the example inputs."""
-    return {node: value for node, value in _values(program) if node in nodes and isinstance(value, Tensor)}
+    return {node: value for node, value in _values(program, device) if node in nodes and isinstance(value, Tensor)}
 
 
 def layout(value: Tensor) -> Layout:
@@ -267,8 +272,113 @@ def structure_key(program: Program, group: Group, inputs: Sequence[Layout], thre
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def _values(program: Program) -> Iterator[tuple[int, Any]]:
-    """Yield each node and its value."""
+def _values(program: Program, device: torch.device) -> Iterator[tuple[int, Any]]:
+    """Yield each node and its value: of inputs and constants where they lie, of operations on a device."""
     yield from ((node, value) for node, value in enumerate(fixed_values(program)) if value is not None)
     with torch.no_grad():
-        yield from ((node, values[node]) for node, _, values, _ in first_runs(program, HOST))
+        yield from ((node, values[node]) for node, _, values, _ in first_runs(program, device))
+
+
+# In this process, for lanes: a graph records the kernels that compiled code launches ----------------------------------
+
+BATCH = 20  # calls in a graph that is timed: launching it takes as long as a short kernel
+Function = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """Groups of one structure on one device.
+
+    Args:
+        operations: runs them one by one, from the values of a group's inputs to those of its outputs.
+        layouts: of the inputs for which it was compiled.
+        compiled: the same function compiled, if that is faster.
+        share: compiled time / time of the operations one by one; 1 where they run one by one.
+        reason: why they run one by one; empty if compiled.
+    """
+
+    operations: Function
+    layouts: tuple[Layout, ...]
+    compiled: Function | None = None
+    share: float = 1.0
+    reason: str = ""
+
+
+class LaneGroups:
+    """The groups of plans of one program: each structure is compiled for its device and measured once."""
+
+    def __init__(self, program: Program, devices: Sequence[Device]) -> None:
+        self._program, self._devices = program, {device.name: device for device in devices}
+        self._structures: dict[tuple[object, torch.device], Structure] = {}
+        self._num_cores = len(usable_cores())  # the thread that compiles may be bound to one
+
+    def shares(self, plan: Plan) -> dict[int, float]:
+        """Return compiled time / time of the operations one by one for each legal group of a plan, by first node."""
+        return {group.nodes[0]: structure.share for group, structure in self._groups(plan)}
+
+    def calls(self, plan: Plan) -> dict[tuple[int, ...], GroupCall]:
+        """Return the functions of the groups of a plan that are faster compiled, by their nodes, for `LaneExecutor`."""
+        faster = [(group, structure) for group, structure in self._groups(plan) if structure.compiled is not None]
+        return {group.nodes: partial(_call, group, structure) for group, structure in faster}
+
+    def _groups(self, plan: Plan) -> list[tuple[Group, Structure]]:
+        """Return each legal group of a plan with its structure, which is compiled if it is new."""
+        groups = [group for group in fusion_groups(self._program, plan) if group.outputs]
+        homes = [self._devices[plan.devices[plan.placement[group.nodes[0]]]] for group in groups]
+        keys = [self._key(group, home) for group, home in zip(groups, homes, strict=True)]
+        new = {key: group for key, group in zip(keys, groups, strict=True) if key not in self._structures}
+        for device in dict.fromkeys(device for _, device in new):
+            mine = {key: group for key, group in new.items() if key[1] == device}
+            values = example_values(self._program, {node for group in mine.values() for node in group.inputs}, device)
+            for number, (key, group) in enumerate(mine.items(), 1):
+                notice(f"compiling group {number} of {len(mine)} ({len(group.nodes)} operations) for {device}")
+                inputs = [copied(values[node], device) for node in group.inputs]
+                self._structures[key] = self._structure(alone(self._program, group, inputs), device)
+        return [(group, self._structures[key]) for group, key in zip(groups, keys, strict=True)]
+
+    def _key(self, group: Group, home: Device) -> tuple[object, torch.device]:
+        """Return a key that groups of one structure share; the group itself if an operation has no form in a file."""
+        of_node = layouts(self._program, home.torch_device)
+        inputs = [of_node[node] for node in group.inputs]
+        try:
+            return structure_key(self._program, group, inputs, home.threads), home.torch_device
+        except ValueError:
+            return group, home.torch_device
+
+    def _structure(self, program: Program, device: torch.device) -> Structure:
+        """Compile and measure a group, as a program of its own with inputs on the device; raise if memory is short."""
+        inputs, operations = list(program.inputs), module_on(program, device)
+        structure = partial(Structure, operations, tuple(map(layout, inputs)))
+        try:
+            with torch.no_grad(), torch._inductor.config.patch(compile_threads=self._num_cores):
+                module: Any = module_on(program, device)  # of its own: the compiler changes what it is given
+                compiled: Function = torch._inductor.compile(module, [*inputs])
+                check_alike(compiled(*inputs), operations(*inputs))
+            compiled_us, one_by_one_us = _times_us([partial(compiled, *inputs), partial(operations, *inputs)], device)
+        except Exception as error:  # whatever a compiler, an operator or a graph raises
+            if says_no_memory(str(error)):
+                raise
+            return structure(reason=first_line(error, 300))
+        if compiled_us >= one_by_one_us:
+            return structure(reason=f"{compiled_us:.1f} us compiled, {one_by_one_us:.1f} us one by one")
+        return structure(compiled, compiled_us / one_by_one_us)
+
+
+def _call(group: Group, structure: Structure, values: Values) -> Iterator[tuple[int, Any]]:
+    """Yield nodes and values of a group's outputs. Compiled code runs only for the layouts of the examples."""
+    inputs = [values[node] for node in group.inputs]
+    is_alike = tuple(map(layout, inputs)) == structure.layouts
+    function = structure.compiled if is_alike and structure.compiled is not None else structure.operations
+    return zip(group.outputs, function(*inputs), strict=True)
+
+
+def _times_us(functions: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+    """Return the least time of a call of each function, run alternately; on an accelerator from graphs of `BATCH`
+    calls."""
+
+    with torch.no_grad():
+        batches = [partial(repeated, function, BATCH) for function in functions]
+        timed = [one_graph(each, device) for each in batches] if is_here(device) else batches
+        times = [[span_us(each, device) / BATCH for each in timed] for _ in range(WARMUP + REPETITIONS)]
+    least: list[float] = np.min(times[WARMUP:], axis=0).tolist()
+    return least

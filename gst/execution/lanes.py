@@ -6,9 +6,10 @@ does a lane of an accelerator that is not here, with fake tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from gst.programs import Program, Reference
 from gst.util.recording import is_here
 
 Values = dict[int, Any]  # of nodes, in one memory
+GroupCall = Callable[[Values], Iterable[tuple[int, Any]]]  # outputs of a fusion group: node and value of each
 Turns = list[tuple[int, list[int]]]  # lane, and steps that it takes one after the other
 Placed = dict[tuple[int, torch.device], Tensor]  # examples and constants, by node and device
 
@@ -86,14 +88,16 @@ class LaneExecutor:
         streams: its lowered form.
         devices: for which it was lowered; their memories are those of the stream program.
         order: of its steps; that of `issue_order` if None.
+        groups: functions that compute the outputs of fusion groups, by their operations; other groups run one by one.
 
     Raises:
         ValueError: a memory of the stream program is that of no device.
     """
 
     def __init__(
-        self, program: Program, streams: StreamProgram, devices: Sequence[Device], order: Ints | None = None
-    ) -> None:
+        self, program: Program, streams: StreamProgram, devices: Sequence[Device], order: Ints | None = None,
+        groups: Mapping[tuple[int, ...], GroupCall] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         of_memory = {device.memory: device.torch_device for device in devices}
         if missing := [memory for memory in streams.memories if memory not in of_memory]:
             raise ValueError(f"no device has the memory {missing[0]!r}; there are {', '.join(of_memory)}")
@@ -101,6 +105,7 @@ class LaneExecutor:
         self.devices = [of_memory[memory] for memory in streams.memories]
         self._calls = [bind(program, device) for device in self.devices]
         self._members, self._writes = streams.members.lists(), [set(each) for each in streams.writes.lists()]
+        self._compiled = [groups.get(tuple(sorted(members))) for members in self._members]
         self._lane_of_step = streams.lane_of_step.tolist()
         self._turns = self.turns(issue_order(streams) if order is None else order)
         memories = streams.lane_memory.tolist()
@@ -180,6 +185,10 @@ class LaneExecutor:
             raise ExecutionError(f"{streams.place_words(step)}: {type(error).__name__}: {error}") from error
 
     def _compute(self, group: int, memory: int, values: Values) -> None:
+        if (compiled := self._compiled[group]) is not None:
+            for node, value in compiled(values):
+                _write(values, node, value)
+            return
         calls, writes = self._calls[memory], self._writes[group]
         members = self._members[group]
         for node in members:

@@ -37,7 +37,7 @@ from gst.placement.reward import Learned
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.reporting.headline import LOOP
-from gst.util.progress import Progress, no_progress, notice
+from gst.util.progress import Progress, no_progress
 from gst.whole_model.child_process import Timed, variants_beside
 from gst.whole_model.choosing import TIMES, Candidates, winner
 from gst.whole_model.device_copy import first_accelerator
@@ -132,12 +132,9 @@ def _fused(
     extra: dict[str, Planned] = {}
     if "fusion" not in settings.tasks:
         return planned, None, extra
-    if not supports(task.devices):
-        notice("operations are fused on cores of one memory alone; on these devices they run one by one")
-        return planned, None, extra
     assert task.program is not None
     fused = fused_task(task, runner, chains(task), progress, out / GROUPS)
-    if task.program.num_nodes <= LARGEST_WHOLE:
+    if supports(task.devices) and task.program.num_nodes <= LARGEST_WHOLE:
         extra["whole:fused"] = Planned(whole_step(task), float("nan"), 0.0, 0)
     if fused is None:
         return planned, None, extra

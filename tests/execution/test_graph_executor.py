@@ -1,10 +1,10 @@
-"""Plans run by recorded graphs. Memories of CPUs stand for accelerators."""
+"""Plans run by recorded graphs, and their groups compiled in this process. Memories of CPUs stand for accelerators."""
 
 import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,14 @@ from torch import Tensor
 
 from experiments.bench.gpu.host_outputs import exact_convolutions
 from gst.execution import executor as executing
+from gst.execution import groups as compiling
 from gst.execution.child import Runner
 from gst.execution.executor import GraphExecutor, executor
+from gst.execution.groups import LaneGroups
 from gst.execution.on_accelerator import reference
 from gst.execution.residents import Residents
 from gst.lowering.calls import eager
-from gst.lowering.fusion import pointwise_chains
+from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, differ_beyond_rounding, outputs_differ
@@ -278,6 +280,139 @@ def test_a_closed_executor_and_an_unknown_device_are_refused() -> None:
         running.run(Plan(("cpu:3",), np.zeros(program.num_nodes, np.int64)))
 
 
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group that compiles is used, whatever the clock says."""
+    monkeypatch.setattr(compiling, "_times_us", lambda functions, device: [1.0, 4.0])
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("name", ["gpt", "moe", "rnnlm"])
+def test_compiled_groups_give_the_outputs_of_the_program(name: str) -> None:
+    program, devices = small_program(name), lanes_of(2, 1)
+    with GraphExecutor(program, devices) as running:
+        plan = chained(program, devices, 3)
+        groups = [group for group in fusion_groups(program, plan) if group.outputs]
+        assert groups
+        assert set(running._groups.calls(plan)) == {group.nodes for group in groups}
+        assert set(running.group_shares(plan).values()) == {0.25}
+        for inputs in (None, doubled(program)):
+            assert outputs_differ(running.run(plan, inputs), eager(program, inputs)) is None
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_graph_records_the_function_of_a_group(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in of a graph sees calls of PyTorch alone, so the functions are the operations: right ones give the
+    outputs of the program, ones that are wrong behind their check do not."""
+    program, devices, recorder = tiny_program(), lanes_of(1, 2), Recorder()
+
+    def compiled(module: Callable[..., Any], inputs: Any) -> Callable[..., Any]:
+        count = 0
+
+        def run(*inputs: Tensor) -> list[Tensor]:
+            nonlocal count
+            count += 1
+            return [value if is_right or count == 1 else -value - 1 for value in module(*inputs)]
+
+        return run
+
+    monkeypatch.setattr(torch._inductor, "compile", compiled)
+    plan = chained(program, devices, 4)
+    with GraphExecutor(program, devices, {0}, recorder) as running:
+        for inputs in (None, doubled(program)):
+            for each in recorder.graphs:
+                each.spoil()
+            assert (outputs_differ(running.run(plan, inputs), eager(program, inputs)) is None) == is_right
+        assert running.record(plan).reason == "" and len(recorder.graphs) == 1
+
+
+def for_these_strides(module: Callable[..., Any], examples: Sequence[Tensor]) -> Callable[..., Any]:
+    """Stand in for the compiler, whose code is right for inputs of the strides of its examples alone."""
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        is_expected = [each.stride() for each in inputs] == [each.stride() for each in examples]
+        return [value if is_expected else -value - 1 for value in module(*inputs)]
+
+    return run
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_inputs_of_another_layout_go_through_operations_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, devices = tiny_program(), lanes_of(1, 1)
+    monkeypatch.setattr(torch._inductor, "compile", for_these_strides)
+    groups, plan = LaneGroups(program, devices), chained(program, devices, 5)
+    nodes, call = next((nodes, call) for nodes, call in groups.calls(plan).items())
+    group = next(each for each in fusion_groups(program, plan) if each.nodes == nodes)
+    values = compiling.example_values(program, {*group.inputs, *group.outputs})
+    strided = {
+        node: torch.empty(*value.shape, 2, dtype=value.dtype)[..., 0].copy_(value) for node, value in values.items()
+    }
+    assert any(strided[node].stride() != values[node].stride() for node in group.inputs)
+    for given in (values, strided):
+        assert outputs_differ([value for _, value in call(given)], [values[node] for node in group.outputs]) is None
+
+
+@pytest.mark.e2e
+def test_a_group_that_is_slower_or_does_not_compile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, devices = tiny_program(), lanes_of(1, 1)
+    plan = chained(program, devices, 5)
+    monkeypatch.setattr(compiling, "_times_us", lambda functions, device: [4.0, 1.0])
+    slower = LaneGroups(program, devices)
+    assert slower.calls(plan) == {} and set(slower.shares(plan).values()) == {1.0}
+    assert {each.reason for each in slower._structures.values()} == {"4.0 us compiled, 1.0 us one by one"}
+
+    def fails(module: Any, inputs: Any) -> Any:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(torch._inductor, "compile", fails)
+    broken, words = LaneGroups(program, devices), "no compiler\nat all"
+    assert broken.calls(plan) == {} and set(broken.shares(plan).values()) == {1.0}
+    assert {each.reason for each in broken._structures.values()} == {"RuntimeError: no compiler"}
+    short, words = LaneGroups(program, devices), "CUDA error: out of memory"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        short.calls(plan)
+    assert short._structures == {}  # with more memory it may compile
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, devices = tiny_program(), lanes_of(1, 2)
+    made = list[Any]()
+    monkeypatch.setattr(torch._inductor, "compile", lambda module, inputs: made.append(module) or module)
+    groups, plan = LaneGroups(program, devices), chained(program, devices, 6)
+    shares = groups.shares(plan)
+    count = len(made)
+    assert count == len(groups._structures) < len(shares)
+    assert groups.shares(replace(plan, priority=None)) == shares and len(made) == count
+
+    def no_form(*arguments: Any) -> str:
+        raise ValueError("no form in a file")
+
+    monkeypatch.setattr(compiling, "structure_key", no_form)
+    apart = LaneGroups(program, devices)
+    group = max(fusion_groups(program, plan), key=lambda each: len(each.nodes))
+    fewer = np.full(program.num_nodes, -1)
+    fewer[list(group.nodes[:-1])] = 0
+    apart.shares(plan)
+    count = len(apart._structures)
+    if fusion_groups(program, replace(plan, fusion=fewer)):
+        apart.shares(replace(plan, fusion=fewer))
+        assert len(apart._structures) == count + 1
+
+
+def test_times_of_a_group_and_of_its_operations_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", lambda module, inputs: module)
+    program, devices = tiny_program(), lanes_of(1, 1)
+    groups = LaneGroups(program, devices)
+    assert groups.shares(chained(program, devices, 7))
+    for each in groups._structures.values():
+        assert (0 < each.share < 1 and not each.reason) or "us compiled" in each.reason
+
+
 def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     devices, recorder = lanes_of(1, 2), Recorder()
     plan = unfused(program, devices, 8)
@@ -319,3 +454,4 @@ def test_fused_plans_of_an_accelerator_run_by_graphs(name: str) -> None:
         for plan in plans * 2:
             assert differ_beyond_rounding(running.run(plan), there(program.inputs), there, program.inputs) is None
             assert running.record(plan).reason == ""
+        assert running.group_shares(plans[0])

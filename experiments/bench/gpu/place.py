@@ -31,7 +31,7 @@ def reports(settings: Mapping[str, Any], devices: Sequence[str]) -> dict[str, An
         path = Path(folder) / "result.json"
         command = [
             sys.executable, "-m", "gst.cli", "place", settings["program"], "--devices", ",".join(devices),
-            "--seconds", str(settings["seconds"]), "--out", f"{folder}/out",
+            "--tasks", "placement,schedule,fusion", "--seconds", str(settings["seconds"]), "--out", f"{folder}/out",
             "--json", path,
         ]  # fmt: skip
         ran = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
