@@ -122,7 +122,7 @@ def _counts(values: np.ndarray, groups: np.ndarray, num_groups: int) -> Features
 
 
 def _goals(loss: str, targets: Sequence[np.ndarray]) -> Goals:
-    """Return the values to regress on: see `control_metrics`."""
+    """Return the goals of a regression for each loss, see `control_metrics`."""
     together = np.concatenate(targets)
     if loss in CLASSES:
         return (together[:, None] == np.arange(np.nanmax(together, initial=0) + 1)).astype(np.float64)

@@ -152,8 +152,8 @@ def _growth(growth: Record) -> str:
     )
     words = (
         "<p>The same network, trained on segments and on the whole graph of "
-        f"{whole(compared['segments'].get('nodes'))} nodes, where a step takes four times as long. The error is the share of unseen pairs of "
-        "configurations that the model puts in the wrong order.</p>"
+        f"{whole(compared['segments'].get('nodes'))} nodes, where a step takes four times "
+        "as long. The error is the share of unseen pairs of configurations that the model puts in the wrong order.</p>"
     )
     caption = "Most memory of the process that trains, its libraries included. Both axes are logarithmic."
     heads = ("training on", "steps", "wrong pairs, %", "seconds", "MiB")

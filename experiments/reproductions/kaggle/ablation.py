@@ -23,7 +23,7 @@ from scipy import stats
 from torch import nn
 from tqdm import tqdm
 
-from experiments.reproductions.kaggle.networks import FusedSAGE, NormedSAGE
+from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
 from experiments.reproductions.kaggle.reduction import CHANNELS, FILE, LAYERS, prepared, sage, train
 from gst.cost.losses import LOSSES
 from gst.data.tpugraphs import read
@@ -53,6 +53,9 @@ TECHNIQUES: dict[str, tuple[Modules, str]] = {
     "fusion after 1 of 3 layers": (fused(1), "pairwise_hinge"),
     "fusion after 2 of 3 layers": (fused(2), "pairwise_hinge"),
     "late fusion": (fused(3), "pairwise_hinge"),
+    "cross-configuration attention": (
+        lambda: (sage()[0], CrossConfigHead(CHANNELS)), "pairwise_hinge",
+    ),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Networks of Kaggle's "Predict AI Model Runtime" and of TGraph: fusion within the encoder, norms and gates.
+"""Networks of Kaggle's "Predict AI Model Runtime" and of TGraph: fusion within the encoder, norms, gates and a head.
 
 A configuration names them by their import path: `experiments.reproductions.kaggle.networks.FusedSAGE`.
 """
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gst.method.batch import NodeStates, SegmentBatch
+from gst.nn import Head
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.encoders import BOTH, Aggregation, Encoder, InputProjection, SAGELayer
 from gst.nn.plans import planned
@@ -180,3 +181,21 @@ class NormedSAGE(Encoder):
         group = (batch.segment_of_node[:, None] * batch.num_configs + configs).flatten()
         normed = layer.norm(message[: len(group)], group, batch.num_segments * batch.num_configs)
         return nn.functional.pad(normed, (0, 0, 0, len(message) - len(normed)))  # unused rows
+
+
+class CrossConfigHead(nn.Module):
+    """Head in which the configurations of a graph that are scored together attend to each other, as in TGraph
+    (Khizbullin et al. 2024, arXiv 2405.16623), by scaled dot products (Vaswani et al. 2017, eq. 1).
+
+    Scores therefore depend on the list of configurations; rank all of a graph in one list."""
+
+    def __init__(self, channels: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.attention = nn.MultiheadAttention(channels, heads, batch_first=True)
+        self.head = Head(channels)
+
+    def forward(self, embedding: Float[Tensor, "graphs configs channels"]) -> Float[Tensor, "graphs configs"]:
+        normed = self.norm(embedding)
+        attended, _ = self.attention(normed, normed, normed, need_weights=False)
+        return self.head(embedding + attended)

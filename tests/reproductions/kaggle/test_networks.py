@@ -10,7 +10,7 @@ import torch
 from reference import as_batch, random_graph
 from torch import Tensor, nn
 
-from experiments.reproductions.kaggle.networks import FusedSAGE, NodeNorm, NormedSAGE
+from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
 from gst.graphs.segments import segment
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.fixed_batch import Sizes
@@ -142,3 +142,13 @@ def test_layers_before_fusion_have_one_row_for_each_node_however_many_configurat
     assert rows_into(encoder.after[0], encoder, batch_with(40)) > 24 + 5 * 20
     projected = {rows_into(encoder.fusion.state, encoder, batch_with(n)) for n in (1, 3, 40)}
     assert projected == {5}, "the state of each configurable node, once"
+
+
+def test_configurations_attend_to_each_other_in_any_order() -> None:
+    head, embedding = CrossConfigHead(8, heads=2), torch.randn(2, 5, 8)
+    order = torch.randperm(5)
+    torch.testing.assert_close(head(embedding)[:, order], head(embedding[:, order]))
+    changed = embedding.clone()
+    changed[0, 4] += 1
+    assert (head(embedding)[0, :4] != head(changed)[0, :4]).all()
+    torch.testing.assert_close(head(embedding)[1], head(changed)[1])
