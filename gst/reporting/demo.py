@@ -26,7 +26,7 @@ from gst.reporting.training import scores
 
 NEXT = {
     "growth": ("Train on a graph that does not fit", "gst fit --config experiments/configs/giant_synthetic.yaml"),
-    "ranking": ("Rank configurations of a real program", "gst rank runs/alexnet_layout/checkpoints/best.ckpt FILE.npz"),
+    "ranking": ("Rank configurations of a real program", "gst fit --config experiments/configs/alexnet_layout.yaml"),
     "placement": ("Place a program on this machine", "gst place inception --out runs/place/inception"),
 }
 """Title of each part, and the command to go on with."""
