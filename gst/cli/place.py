@@ -55,7 +55,6 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     seconds = f"time for compiling, searching and measuring, about (default: {USUAL_SECONDS:g}; none with --budget)"
     add("--seconds", type=float, metavar="S", help=seconds)
     add("--explain", action="store_true", help="print what each part of the loop contributed, and why")
-    add("--program", dest="show_streams", action="store_true", help="print the steps of every stream (program.txt)")
     add("--trace", type=Path, metavar="FILE", help="write the simulated timeline for ui.perfetto.dev (Chrome trace)")
     add("--out", type=Path, metavar="DIR", required=True, help="directory of results")
     add("--resume", action="store_true", help="go on with the files in --out")
@@ -89,8 +88,6 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     with Bars() as bars:
         result = place_by_options(options, settings, bars.show)
     _print_plans(result)
-    if options.show_streams:
-        print((options.out / "program.txt").read_text(), end="")
     if options.explain:
         print(result["explanation"])
     print(headline(result))

@@ -1,4 +1,4 @@
-"""Stream programs: the steps of each lane of each memory, as flat arrays, with their text.
+"""Stream programs: the steps of each lane of each memory, as flat arrays.
 
 A lane is a thread or a stream of an accelerator. Each memory has a lane for each device that computes there, and one
 for the copies that leave it. Lanes wait for each other by events alone.
@@ -6,15 +6,13 @@ for the copies that leave it. Lanes wait for each other by events alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-SCHEMA = 1
 RUN, COPY, RECORD, WAIT, FREE = range(5)
 VERBS = ("run", "copy", "record", "wait", "free")
 Ints = Int64[np.ndarray, " _"]
@@ -124,59 +122,20 @@ class StreamProgram:
     def lane_of_step(self) -> Int64[np.ndarray, " steps"]:
         return np.repeat(np.arange(len(self.lanes)), np.diff(self.bounds))
 
-    def step_words(self, step: int, name: Callable[[int], str] = str) -> str:
-        """Return one step in words; `name` gives the name of a node."""
+    def step_words(self, step: int) -> str:
+        """Return one step in words."""
         kind, argument = int(self.kind[step]), int(self.argument[step])
         if kind == RUN:
             _, nodes = self.members.of(np.array([argument]))
-            return f"run {' + '.join(map(name, nodes.tolist()))}"
+            return f"run {' + '.join(map(str, nodes.tolist()))}"
         if kind == COPY:
-            return f"copy {name(argument)} to {self.memories[self.target[step]]}"
-        return f"{VERBS[kind]} {name(argument) if kind == FREE else f'event {argument}'}"
+            return f"copy {argument} to {self.memories[self.target[step]]}"
+        return f"{VERBS[kind]} {argument if kind == FREE else f'event {argument}'}"
 
     def place_words(self, step: int) -> str:
         """Return a step and its place: 'step 3 of cpu:0 (free 7)'."""
         lane = int(np.searchsorted(self.bounds, step, "right")) - 1
         return f"step {step - self.bounds[lane]} of {self.lanes[lane]} ({self.step_words(step)})"
-
-    def text(self, name: Callable[[int], str] = str, most: int = 1_000) -> str:
-        """Return the program for people: each lane that has steps, one step a line, at most `most` of each lane.
-
-        Examples:
-            >>> print(example().text(lambda node: "wxy"[node]).splitlines()[1])
-            lane cpu:0 in host, 2 steps
-        """
-        return "\n".join(self._lines(name, most))
-
-    def _lines(self, name: Callable[[int], str], most: int) -> Iterator[str]:
-        for pairs, verb in ((self.residents, "starts"), (self.results, "ends")):
-            if verb == "ends":
-                yield from self._lane_lines(name, most)
-            for memory, label in enumerate(self.memories):
-                nodes = pairs[0, pairs[1] == memory].tolist()
-                if nodes:
-                    more = f" and {len(nodes) - most:,} more" if len(nodes) > most else ""
-                    yield f"{label} {verb} with {', '.join(map(name, nodes[:most]))}{more}"
-
-    def _lane_lines(self, name: Callable[[int], str], most: int) -> Iterator[str]:
-        for lane, label in enumerate(self.lanes):
-            begin, end = int(self.bounds[lane]), int(self.bounds[lane + 1])
-            if begin < end:
-                yield f"lane {label} in {self.memories[self.lane_memory[lane]]}, {end - begin:,} steps"
-                yield from (f"  {self.step_words(step, name)}" for step in range(begin, min(end, begin + most)))
-                if end - begin > most:
-                    yield f"  and {end - begin - most:,} more"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a record for JSON, with the two lists of `Rows` as a pair."""
-        record: dict[str, Any] = {"schema": SCHEMA}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Rows):
-                record[field.name] = [value.bounds.tolist(), value.items.tolist()]
-            else:
-                record[field.name] = value.tolist() if isinstance(value, np.ndarray) else list(value)
-        return record
 
 
 def example() -> StreamProgram:

@@ -16,7 +16,6 @@ from jaxtyping import Float64, Int64
 from gst.graphs.graph import Graph
 from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import Plan, Timeline, positions_of_nodes
-from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.placement.measured_plans import Profiled
 from gst.programs import Program
@@ -171,18 +170,11 @@ class Task:
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
 
 
-MOST_STEPS = 20_000  # of a stream program in the file of a plan: about a megabyte
-
-
-def save_plan(
-    plan: Plan, program: Program | Task, path: Path, streams: StreamProgram | None = None,
-    certificate: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+def save_plan(plan: Plan, program: Program | Task, path: Path, certificate: Mapping[str, Any] | None = None) -> None:
     """Write a plan to `path`, at once or not at all; `load_plan` and `Plan.load` read it.
 
     Args:
         program: the program, or the task, that the plan is for.
-        streams: the lowered plan, written with it up to `MOST_STEPS` steps.
         certificate: lower bound and memory, see `gst.placement.baselines.bounds.certificate_of`.
 
     Examples:
@@ -196,9 +188,8 @@ def save_plan(
         True
     """
     with atomic_write(path) as file:
-        lowered = {} if streams is None or streams.num_steps > MOST_STEPS else {"streams": streams.to_dict()}
         certified = {} if certificate is None else {"certificate": certificate}
-        file.write(json.dumps({"program": program.key, **plan.to_dict(), **certified, **lowered}))
+        file.write(json.dumps({"program": program.key, **plan.to_dict(), **certified}))
 
 
 def load_plan(path: Path, program: Program, devices: Sequence[Device]) -> Plan:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.measure import measure
 from gst.execution.on_accelerator import compiled_by_threads
 from gst.lowering.calls import laid_out
 from gst.programs import Program, Step, as_module
@@ -33,7 +30,6 @@ FROZEN, AHEAD = "frozen", "ahead of time"
 ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
 MODE = "reduce-overhead"  # of `torch.compile`, on an accelerator
 MOST_COMPILED = 128  # pieces of compiled code of one model
-PRODUCT_RUNS, FASTER = 15, 0.9  # runs by each library; the share of MKL's time below which oneDNN is taken
 Function = Callable[..., Any]
 
 
@@ -185,8 +181,7 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
     # whether weights are constants.
     function: Function = torch.compile(_with_own_code(model), options=options, dynamic=False)
     run = on_threads(without_gradients(with_strides_of(inputs, function)), threads)
-    packed = packed_by_onednn() if is_frozen and onednn_is_faster() else nullcontext()
-    with config.patch(freezing=is_frozen), all_compiled_kept(), packed, compiled_by_threads():
+    with config.patch(freezing=is_frozen), all_compiled_kept(), compiled_by_threads():
         run(*inputs)
     return run
 
@@ -238,34 +233,6 @@ def compiled_step(program: Program, inputs: Sequence[Any], module: Function) -> 
         return program.unflatten(list(module(*tensors)))
 
     return run
-
-
-@lru_cache(maxsize=1)
-def onednn_is_faster() -> bool:
-    """True if oneDNN multiplies matrices of 32 bits faster here than MKL, by one product of a language model:
-    MKL uses fewer features of other makers' processors."""
-    x, weight = torch.ones(128, 768), torch.ones(1536, 768)
-    try:
-        from torch._inductor.fx_passes.mkldnn_fusion import _mkldnn_fusion_init  # noqa: F401  (for `packed_by_onednn`)
-
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
-        by_onednn = partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], "")
-        by_mkl = partial(nn.functional.linear, x, weight)
-        with torch.no_grad():
-            measured = measure({"onednn": by_onednn, "mkl": by_mkl}, PRODUCT_RUNS)
-        return measured["onednn"].median_ms < FASTER * measured["mkl"].median_ms
-    except (AttributeError, ImportError, RuntimeError):  # this build of PyTorch has one of them alone
-        return False
-
-
-@contextmanager
-def packed_by_onednn() -> Iterator[None]:
-    """Make Inductor pack the weights of matrix products for oneDNN, as it does ahead of time and on Arm."""
-    from torch._inductor.fx_passes import mkldnn_fusion
-
-    mkldnn_fusion._mkldnn_fusion_init()  # reads once whether this is Arm, which is patched below
-    with patch.object(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: True):
-        yield
 
 
 def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Function:

@@ -169,17 +169,6 @@ def test_without_a_budget_there_is_the_portfolio_alone() -> None:
     assert "heft" in plans and not {"annealing", "go"} & set(plans)
 
 
-def test_the_stream_program_of_a_plan_is_printed_and_saved(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["place", PROGRAM, "--machine", "gpus:2", "--evaluations", "20", "--methods", "annealing"]
-    assert main([*arguments, "--out", "out", "--program", "--json", "result.json"]) == 0
-    printed, text = capsys.readouterr().out, Path("out/program.txt").read_text()
-    assert text in printed and "lane cuda:0 in cuda:0" in text
-    streams = json.loads(Path("out/plan.json").read_text())["streams"]
-    result = json.loads(Path("result.json").read_text())["streams"]
-    assert set(result["peak_bytes"]) == set(streams["memories"]) and result["steps"] == len(streams["kind"])
-    assert Plan.load(Path("out/plan.json")).devices == ("cuda:0", "cuda:1")
-
-
 def test_the_plan_is_written_with_its_certificate(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["place", PROGRAM, "--machine", "cores:2", "--evaluations", "20", "--methods", "annealing"]
     assert main([*command, "--out", "out", "--json", "result.json"]) == 0

@@ -19,7 +19,7 @@ from gst.lowering.plan import ExecutionError, Plan
 from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, RECORD, WAIT, StreamProgram, example
 from gst.machine.devices import Device
-from gst.programs import Program, Reference, differ_beyond_rounding, outputs_differ
+from gst.programs import WORKLOADS, Program, Reference, differ_beyond_rounding, outputs_differ
 from gst.util.recording import is_here
 from tests.choices import with_rest
 from tests.lowering.test_stream_program import allocated, lanes_of, random_plan, random_streams
@@ -56,6 +56,26 @@ def test_outputs_on_several_cpu_devices_are_those_of_the_program(bundled_program
     for order in (None, issue_order(streams, rng)):
         got = LaneExecutor(bundled_program, streams, devices, order).run()
         assert outputs_differ(got, want) is None
+
+
+def test_a_step_can_be_iterated_from_where_its_parameters_are() -> None:
+    """New parameters are made where the next step reads them, and inputs of a caller are not changed."""
+    program, devices = small_program("rnnlm"), lanes_of(3, 2)
+    streams = random_streams(program, np.random.default_rng(3), 3, 2)
+    count = len(WORKLOADS["rnnlm"](**SMALL["rnnlm"]).inputs[0])
+    assert set(map(tuple, streams.residents.T.tolist())) >= {
+        (int(program.parameter_home[node]), memory)
+        for node, memory in streams.results.T.tolist()
+        if program.parameter_home[node] in streams.residents[0]
+    }
+    before = [value.clone() for value in program.inputs]
+    inputs, want = list(program.inputs), list(program.inputs)
+    executor = LaneExecutor(program, streams, devices)
+    for _ in range(3):
+        got, expected = executor.run(inputs), eager(program, want)
+        assert outputs_differ(got, expected) is None
+        inputs[:count], want[:count] = got[1 : count + 1], expected[1 : count + 1]
+    assert all(torch.equal(a, b) for a, b in zip(before, program.inputs, strict=True))
 
 
 def test_every_order_of_issue_gives_the_outputs_and_inputs_stay_as_they_are(program: Program) -> None:

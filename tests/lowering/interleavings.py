@@ -1,4 +1,4 @@
-"""Slow twin of the checker of stream programs: every interleaving of small ones, and the order of steps by paths."""
+"""Slow twin of the checker of stream programs: every interleaving of small ones."""
 
 from __future__ import annotations
 
@@ -158,61 +158,6 @@ def explore(program: StreamProgram) -> Outcome:
             return outcome
     outcome.luck = any(len(steps) > 1 for steps in [*takers.values(), *givers.values()])
     return outcome
-
-
-def depends_on_luck(program: StreamProgram) -> bool:
-    """Whether two steps race, or some wait for ever, by the set of all steps that happen before each step."""
-    recorders: dict[int, list[int]] = defaultdict(list)
-    for step in np.flatnonzero(program.kind == RECORD).tolist():
-        recorders[int(program.argument[step])].append(step)
-    before: dict[int, int] = {}  # of each step taken, a bit for each step that happens before it
-    at = program.bounds[:-1].tolist()
-    moved = True
-    while moved:
-        moved = False
-        for lane, end in enumerate(program.bounds[1:].tolist()):
-            while at[lane] < end:
-                step = at[lane]
-                past = 0 if step == program.bounds[lane] else before[step - 1] | 1 << (step - 1)
-                if program.kind[step] == WAIT:
-                    sources = recorders[int(program.argument[step])]
-                    if len(sources) != 1 or sources[0] not in before:
-                        break
-                    past |= before[sources[0]] | 1 << sources[0]
-                before[step] = past
-                at[lane] += 1
-                moved = True
-    if len(before) < program.num_steps or any(len(steps) > 1 for steps in recorders.values()):
-        return True
-    ordered = lambda first, second: bool(before[second] >> first & 1)  # noqa: E731
-    readers, writers, frees = (defaultdict(list) for _ in range(3))
-    for step in range(program.num_steps):
-        for table, values in zip((readers, writers, frees), accesses(program, step), strict=True):
-            for value in values:
-                table[value].append(step)
-    residents = {(int(node), int(memory)) for node, memory in program.residents.T}
-    for value in {*readers, *writers, *frees}:
-        many = len(writers[value]) != (value not in residents) or len(frees[value]) > (value not in residents)
-        if many or any(not ordered(write, each) for write in writers[value] for each in readers[value] + frees[value]):
-            return True
-        if any(not ordered(read, free) for free in frees[value] for read in readers[value]):
-            return True
-    results = {(int(node), int(memory)) for node, memory in program.results.T}
-    if any(frees[value] or not (writers[value] or value in residents) for value in results):
-        return True
-    groups: dict[int, list[Value]] = defaultdict(list)
-    for value, buffers in zip(program.made.T.tolist(), program.holds.lists(), strict=True):
-        for buffer in buffers:
-            groups[buffer].append(tuple(value))
-    for values in groups.values():
-        made = [step for value in values for step in set(writers[value])]
-        freed = [frees[value][0] for value in values if frees[value]]
-        if made and not any(all(one == other or ordered(one, other) for other in made) for one in made):
-            return True
-        complete = all(frees[value] for value in values if writers[value])
-        if freed and complete and not any(all(one == other or ordered(other, one) for other in freed) for one in freed):
-            return True
-    return False
 
 
 def mutants(program: StreamProgram, chosen: Iterable[int] | None = None) -> dict[str, StreamProgram]:

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from gst.execution.measure import Measurement
 from gst.util.compiled import compiler
 from gst.whole_model import choosing
-from gst.whole_model import variants as whole
 from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed
 from gst.whole_model.comparing import difference, fresh_inputs, repeats
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import AHEAD, COMPILED, FROZEN, PYTORCH, Variant, may_freeze, variants, whole_run
-from tests.choices import with_rest
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -180,28 +178,6 @@ def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -
     run = whole_run(model, Variant(kind), (x,))
     for given in (x.t(), torch.cat([x, x], 1)[:, ::2]):
         torch.testing.assert_close(run(given), model(given))
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.parametrize("faster", with_rest([True, False], [True]))
-def test_products_of_a_frozen_model_are_those_of_the_model_by_either_library(
-    faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(whole, "onednn_is_faster", lambda: faster)
-    model = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 8, bias=False)).requires_grad_(False).eval()
-    x = torch.linspace(-1, 1, 16 * 24).reshape(16, 24)
-    run = whole_run(model, Variant(FROZEN), (x,))
-    torch.testing.assert_close(run(x), model(x))
-
-
-def test_the_faster_library_is_one_that_is_here() -> None:
-    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    assert whole.onednn_is_faster() in ({True, False} if has_both else {False})
-    before = torch.ops.mkldnn._is_mkldnn_acl_supported()
-    with whole.packed_by_onednn():
-        assert torch.ops.mkldnn._is_mkldnn_acl_supported()
-    assert torch.ops.mkldnn._is_mkldnn_acl_supported() == before
 
 
 def test_a_variant_with_other_outputs_and_one_that_fails_are_left_out_with_their_reasons(

@@ -38,7 +38,7 @@ from gst.util.progress import Progress
 from gst.util.writing import atomic_write, write_json
 
 LOGS = (SEARCHES, FUSED_SEARCHES, "measurements.jsonl")
-WRITTEN = (COSTS, LEARNED, GROUPS, *LOGS, "plan.json", "program.txt", "report.html")
+WRITTEN = (COSTS, LEARNED, GROUPS, *LOGS, "plan.json", "report.html")
 
 
 def place_by_options(options: Namespace, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     task, plan, out = placement.task, placement.plan, options.out
     out.mkdir(parents=True, exist_ok=True)
     result = {"command": options.command, **placement.result}
-    streams = peak_bytes = None
+    peak_bytes = None
     if task.program is not None:
         streams = plan_streams(task, plan)
         checked = check(streams)
@@ -67,10 +67,6 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
             "resident_bytes": checked.resident_bytes,
         }  # fmt: skip
         peak_bytes = {name: size + checked.resident_bytes[name] for name, size in checked.peak_bytes.items()}
-        if options.show_streams:
-            names = [operation.name for operation in task.program.operations]
-            with atomic_write(out / "program.txt") as file:
-                file.write(streams.text(names.__getitem__) + "\n")
     if options.trace is not None:
         write_json(options.trace, trace_of_task(task, plan))
     certificate = certificate_of(task, plan, peak_bytes, 1e3 * result["lower_bound"])
@@ -84,7 +80,7 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
             explanation(task, plan, result),
         ]
         result["explanation"] = "\n".join(lines)
-    save_plan(plan, task, out / "plan.json", streams, certificate)
+    save_plan(plan, task, out / "plan.json", certificate)
     drawing = plan_drawing(task, plan) | placement.drawing
     with atomic_write(out / "report.html") as file:
         file.write(render(result | drawing | {"seconds": time.perf_counter() - started}))
