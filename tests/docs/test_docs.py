@@ -40,7 +40,7 @@ QUICKER = {
     "docs/tutorial.md": {
         "--budget 6": "--budget 6 --no-compile",
         "epochs=40": "epochs=8",
-        "for _ in range(200):": "for _ in range(40):",
+        "for _ in range(20):": "for _ in range(2):",
     },
     "docs/sweeps.md": {"--trials 2": "--trials 1", "--trials 3": "--trials 2"},
     "docs/how-to/my_gnn.md": {"for _ in range(40):": "for _ in range(4):", "max_epochs 3": "max_epochs 1"},
@@ -85,8 +85,8 @@ def run(name: str, directory: Path) -> str:
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
     printed = run(name, tmp_path)
     if name == "README.md":
-        found = re.search(r"unseen graphs: (\S+) labels differ by (\S+)", printed)
-        assert found is not None and float(found[1]) < 0.2 * float(found[2])
+        found = re.search(r"unseen graphs: (\S+), of the mean label: (\S+)", printed)
+        assert found is not None and float(found[1]) < 0.1 * float(found[2])
     if name == "docs/how-to/place_my_model.md":
         assert "no plan can take less than" in printed
 
