@@ -135,8 +135,7 @@ class SegmentDataModule(L.LightningDataModule):
     def _prepared(self, source: GraphSource) -> tuple[str, list[SegmentedGraph]]:
         """The digest of the store of `source` and its graphs."""
         with bar(desc="preparing segments", unit=" graphs", delay=2) as shown:
-            progress = lambda name: shown.update() and None  # noqa: E731
-            directory = prepare(source, self.store, **self.segmentation, progress=progress)
+            directory = prepare(source, self.store, **self.segmentation, progress=lambda name: shown.update() and None)
         return directory.name, open_store(directory)
 
     def train_dataloader(self) -> StepLoader:

@@ -163,7 +163,7 @@ def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measu
     twice.learn(plans[:12], measured[:12])
     twice.learn(plans[5:30], measured[5:30])
     assert twice.num_measured == 30
-    np.testing.assert_allclose(once(plans), twice(plans), rtol=0.01)  # the last estimate is the first guess
+    np.testing.assert_allclose(once(plans), twice(plans), rtol=0.05)  # the last estimate is the first guess
 
 
 def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
