@@ -10,7 +10,7 @@ import torch
 from reference import as_batch, random_graph
 from torch import Tensor, nn
 
-from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NormedSAGE
+from experiments.reproductions.kaggle.networks import CrossConfigHead, FusedSAGE, NodeNorm, NormedSAGE
 from gst.graphs.segments import segment
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.fixed_batch import Sizes
