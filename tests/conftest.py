@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -55,6 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: (-slow[item.path], -tests[item.path]))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_no_garbage() -> None:
+    """Keep what was imported out of collections of garbage, half a second each, with which each recording begins."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

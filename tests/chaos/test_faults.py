@@ -110,6 +110,7 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_one_before(disk: Path, capsys: p
     assert list(last.parent.iterdir()) == [last]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FIT, "checkpoints", "--trainer.max_epochs=1"]) == 0
     content = torch.load("checkpoints/last.ckpt", weights_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 
@@ -32,6 +34,7 @@ print(*sys.modules, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_a_start_imports_what_it_uses() -> None:
     child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert child.stdout.count("usage: gst") == 4 and child.stdout.count("examples:") == 3

@@ -257,6 +257,7 @@ def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(monk
             running.run(second)
 
 
+@pytest.mark.slow
 def test_plans_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     program = tiny_program()
     monkeypatch.setattr(executing, "MAX_PLANS", 2)
@@ -413,6 +414,7 @@ def test_times_of_a_group_and_of_its_operations_are_taken(monkeypatch: pytest.Mo
         assert (0 < each.share < 1 and not each.reason) or "us compiled" in each.reason
 
 
+@pytest.mark.slow
 def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     devices, recorder = lanes_of(1, 2), Recorder()
     plan = unfused(program, devices, 8)

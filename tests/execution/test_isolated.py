@@ -176,6 +176,7 @@ def test_whatever_a_plan_does_is_its_outcome(monkeypatch: pytest.MonkeyPatch, tm
     assert isolated.num_started == 5, "a fresh child after each but the limit on values, which harms nobody"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 def test_a_limit_holds_for_plans_and_not_for_the_profile() -> None:
     """x -> a value of 4 MiB -> its sum."""

@@ -18,7 +18,7 @@ from tests.fuzz.damage import CANARY, damaged
 from tests.fuzz.limits import Finding, findings, genuine
 from tests.fuzz.readers import READERS, Reader
 
-CASES = 10
+CASES = 6
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 

@@ -37,6 +37,7 @@ def test_sets_are_their_cores_and_streams_their_gpu() -> None:
     assert physical([core(3), core(0, 3), stream]) == ["core-0", "core-3", "cuda-1"]
 
 
+@pytest.mark.slow
 def test_a_core_is_waited_for_until_its_holder_dies() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, "1,2"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"

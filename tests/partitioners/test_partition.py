@@ -132,6 +132,7 @@ def test_worker_processes_give_the_same_parts() -> None:
             np.testing.assert_array_equal(parts, partition(*call))
 
 
+@pytest.mark.slow
 def test_machine_code_does_what_the_interpreted_kernels_do() -> None:
     """Machine code does not check bounds; interpreted, numpy does."""
     program = (

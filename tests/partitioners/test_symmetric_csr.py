@@ -46,6 +46,7 @@ def test_a_triangle_with_a_doubled_edge_by_hand() -> None:
     assert csr.weights.tolist() == [2, 1, 2, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_compiles_where_no_cache_folder_can_be_written() -> None:
     """numba refuses `cache=True` there with a RuntimeError; a read-only container must work nevertheless."""
     program = (

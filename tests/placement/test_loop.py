@@ -38,7 +38,7 @@ def begun(task: Task, folder: Path, methods: Sequence[str], budget: int = 30, **
     return Loop(task, Pretended(task), log, portfolio(task), budget, 64, rounds=2, methods=methods, **settings)
 
 
-@pytest.mark.parametrize("method", ["annealing", "go", "colocrl"])
+@pytest.mark.parametrize("method", ["annealing", "colocrl"])
 def test_plans_of_every_proposer_are_predicted_and_measured(task: Task, method: str, tmp_path: Path) -> None:
     loop = begun(task, tmp_path, [method])
     loop.run()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,6 +107,7 @@ def test_what_was_measured_to_be_fastest_is_what_runs(branches: tuple[Branches, 
             torch.testing.assert_close(module(torch.zeros(5, 16)), model(torch.zeros(5, 16)))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_training_step_is_placed_too(model: Branches) -> None:
     data = torch.linspace(-1, 1, 64).reshape(4, 16)
@@ -243,17 +243,6 @@ def test_a_model_that_cannot_be_captured_runs_whole_if_it_is_a_pure_function() -
 def test_a_time_that_is_none_is_refused(model: Branches) -> None:
     with pytest.raises(ValueError, match="seconds is 0; want more than 0, or None"):
         gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], seconds=0)
-
-
-def test_another_program_in_the_same_directory_is_refused(
-    model: Branches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "gst.placement.api.place.Settings", partial(Settings, methods=(), patience_s=0.0, compile_step=False)
-    )
-    gst.place(model, torch.zeros(4, 16), devices=["cpu:0"], budget=0, out=tmp_path, seconds=None)
-    with pytest.raises(ValueError, match="another program"):
-        gst.place(model, torch.zeros(2, 16), devices=["cpu:0"], budget=0, out=tmp_path, seconds=None)
 
 
 def test_what_is_no_model_or_no_device_is_refused(model: Branches) -> None:

@@ -60,6 +60,7 @@ def test_what_won_runs_again_for_the_same_model_with_other_weights(winner: str, 
     assert list(other.state_dict()) == ["layer.weight", "layer.bias"], "the user's, as it was"
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_plan_runs_again(tmp_path: Path) -> None:
     mine = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()

@@ -130,6 +130,7 @@ def test_fitted_costs_learn_what_the_simulator_does_not_know(
     assert 0.5 < inside < 0.95 and (deviations > 0).all(), "0.68 of normal errors"
 
 
+@pytest.mark.slow
 def test_a_network_learns_it_too(moldable: Task, plans: list[Plan], measured: np.ndarray, network: Reward) -> None:
     simulated = SimulatedObjective(moldable)(plans[24:])
     assert error(network(plans[24:]), measured[24:]) < error(simulated, measured[24:]) / 2
@@ -142,6 +143,7 @@ def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Pla
     assert np.allclose(network.means(plans), SimulatedObjective(moldable)(plans) * wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_network_goes_on_and_repeats_by_seed(
     moldable: Task, plans: list[Plan], measured: np.ndarray, hurried: None
 ) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.loop import NUM_AGAIN, Loop
-from gst.placement.objectives import MeasuredObjective
 from gst.placement.task import Task
 from tests.placement.pretended import Pretended
 
@@ -104,15 +102,3 @@ def _slower(record: dict[str, Any]) -> dict[str, Any]:
     seen = record["measurement"]
     times = {key: 1e3 * seen[key] for key in ("median_ms", "low_ms", "high_ms")}
     return record | {"measurement": seen | times | {"samples_ms": [1e3 * each for each in seen["samples_ms"]]}}
-
-
-def test_plans_are_measured_in_a_process_of_their_own(task: Task, tmp_path: Path) -> None:
-    assert task.program is not None
-    task.program.save(tmp_path / "program")
-    starts = dict(list(portfolio(task).items())[:2])
-    with IsolatedExecutor(tmp_path / "program", task.devices) as isolated:
-        measurer = MeasuredObjective(isolated, repetitions=2)
-        loop = Loop(task, measurer, Log(tmp_path / "log.jsonl"), starts, 4, evaluations=20)
-        best = loop.run()
-        assert (measurer([best]) > 0).all()
-    assert len(loop.trials) == 4 and all(trial.measurement.outcome == "ok" for trial in loop.trials)

@@ -33,7 +33,7 @@ def saved(tiny: Program, tmp_path: Path) -> Path:
     return tmp_path / "program"
 
 
-@pytest.mark.parametrize("name", with_rest(SMALL, ["moe"]))
+@pytest.mark.parametrize("name", with_rest(SMALL, ["rnnlm"]))
 def test_a_saved_program_is_the_program(name: str, tmp_path: Path) -> None:
     """As captured now; those that other tests load are of the same content."""
     with without_checks():

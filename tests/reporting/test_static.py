@@ -23,7 +23,7 @@ SEEN = 3.0  # and of what must be seen to understand a drawing
 
 HOSTILE = "</title><script>alert('x')</script>\"'&<img src=http://evil.example/x onerror=alert(1)>"
 WRONG: list[Any] = [
-    None, 7, "words", [], {}, [None, 7, "words", []], [["a", "b"]], {"graphs": [{"measured": 7}, 3], "plans": {"x": 3}},
+    None, 7, [None, 7, "words", []], [["a", "b"]], {"graphs": [{"measured": 7}, 3], "plans": {"x": 3}},
 ]  # fmt: skip
 PAGES: dict[str, tuple[Callable[[dict[str, Any]], str], dict[str, Any]]] = {
     "measured": (render, make_record(40)), "simulated": (render, make_record(40, "simulated")),

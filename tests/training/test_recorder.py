@@ -43,6 +43,7 @@ def runs_in(folder: Path) -> list[OfflineRun]:
     return read_runs(folder)
 
 
+@pytest.mark.slow
 def test_each_training_of_one_process_has_its_own_run(tmp_path: Path) -> None:
     assert fit("--trainer.max_epochs=1") == 0
     assert wandb.run is None

@@ -134,11 +134,11 @@ def test_flags_are_those_that_the_agent_of_wandb_makes() -> None:
 
 
 def test_a_grid_is_tried_whole_and_the_best_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = {"x": {"values": [0.0, 0.25, 1.0]}, "y": {"values": ["a", "bb"]}}
+    grid = {"x": {"values": [0.0, 0.25]}, "y": {"values": ["a", "bb"]}}
     file = sweep_file(method="grid", parameters=grid)
-    assert main(["sweep", "--local", file, "--trials", "4", "--out", "out", "--json", "r.json"]) == 0
+    assert main(["sweep", "--local", file, "--trials", "3", "--out", "out", "--json", "r.json"]) == 0
     assert main(["sweep", "--local", file, "--out", "out", "--json", "r.json", "--resume"]) == 0
-    assert tried() == [f"{x} {y}" for x in (0.0, 0.25, 1.0) for y in ("a", "bb")]
+    assert tried() == [f"{x} {y}" for x in (0.0, 0.25) for y in ("a", "bb")]
     result = json.loads(Path("r.json").read_text())
     assert result["best"]["parameters"] == {"x": 0.25, "y": "a"}
     assert result["best"]["value"] == min(each["value"] for each in result["trials"]) == pytest.approx(1.0025)
@@ -213,10 +213,6 @@ def test_failed_trials_are_told_and_three_in_a_row_end_the_sweep(capsys: pytest.
     assert "3 trials in a row failed" in said and "it does not work" in said and "trial-0002/output.log" in said
     file = sweep_file(metric={"name": "accuracy"})
     assert "no finite 'accuracy'; it has loss" in refused(capsys, "--local", file, "--out", "other")
-    file = sweep_file(method="grid", parameters={"x": {"values": [0, 1]}, "y": {"value": "bad"}})
-    said = refused(capsys, "--local", file, "--out", "none")
-    assert "no trial of 2 gave a value of loss, the last one with: exit status 1: it does not work" in said
-    assert "trial-0001/output.log" in said
 
 
 NUMBERS = {

@@ -140,6 +140,7 @@ def test_an_address_is_not_read(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert not Path("ran").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_of_another_host_is_not_joined_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     joins = list[str]()

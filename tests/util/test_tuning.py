@@ -25,6 +25,7 @@ for prepare in (lambda: True, keep_freed_memory):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_freed_tensors_are_used_again_without_page_faults() -> None:
     """In a process of its own: tests beside others run in a thread whose part of the heap ends at 64 MiB."""
