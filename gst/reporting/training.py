@@ -74,10 +74,8 @@ def summary(record: Record) -> str:
     count, what = _held_out(record)
     where = f" on {count:,} {what} held out" if count else " on what was held out"
     when = f"after {whole(number(best.get('epoch')) + 1)} of {epochs}"
-    lost = f"; ridge regression on sums is as good ({figure_of(record, key, control_of(record))})"
-    return (
-        f"{name[0].upper()}{name[1:]} {figure_of(record, key, best)}{where}, {when}{lost if is_beaten(record) else ''}"
-    )
+    lost = f"; {figure_of(record, key, control_of(record))} by ridge regression on sums" if is_beaten(record) else ""
+    return f"{name[0].upper()}{name[1:]} {figure_of(record, key, best)}{where}, {when}{lost}"
 
 
 def control_of(record: Record) -> Record:

@@ -105,3 +105,15 @@ def test_ticks_are_round_and_inside() -> None:
     assert Axis(0.0, 10.0, 0, 100).ticks() == [0, 2, 4, 6, 8, 10]
     log = Axis.fit([1.0, 90.0], 0, 100)
     assert log.log and log.ticks() == [1, 2, 5, 10, 20, 50, 100]
+
+
+@pytest.mark.parametrize("control, beats", [(0.4, False), (0.95, True)])
+def test_the_headline_says_if_ridge_regression_on_sums_is_as_good(control: float, beats: bool) -> None:
+    record = {
+        "epochs": [{"epoch": 0, "steps": 3, "loss": 1.0, "tau": 0.9}], "control": {"tau": control},
+        "metrics": {"tau": METRICS["tau"].for_report()},
+    }  # fmt: skip
+    page = Html(render_training(record))
+    assert (f"{control:.3f} by ridge regression on sums" in page.text) is beats
+    assert ("The control needs no network" in page.text) is beats
+    assert f"{control:.3f} Kendall's tau of the control" in page.text
