@@ -56,9 +56,10 @@ package: $(STAMPS)/dev         ## wheel and sdist, tried in an environment of th
 chaos: $(STAMPS)/dev            ## kill prepare, fit, measure and place fifty times each: nothing may be lost (half an hour)
 	$(BIN)/python -m experiments.bench chaos --kills 50 --json runs/chaos.json
 
-fuzz: $(STAMPS)/dev             ## ten thousand damaged files for every reader, two thousand random programs: sound, or a clear error (a night)
+fuzz: $(STAMPS)/dev             ## ten thousand damaged files for every reader, two thousand random programs: sound, or a clear error; a hundred changed lines: the tests fail (a night)
 	$(BIN)/python -m experiments.bench fuzz --cases 10000 --coverage --json runs/fuzz.json
 	$(BIN)/python -m experiments.bench fuzz_programs --json runs/fuzz_programs.json
+	$(BIN)/python -m experiments.bench mutants --json runs/mutants.json
 
 audit: $(STAMPS)/dev            ## known vulnerabilities of what is installed
 	$(BIN)/python .ci/audit.py

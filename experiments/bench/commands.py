@@ -38,6 +38,7 @@ STUDIES = {
     "chaos": "commands killed at random moments and resumed: is anything lost?",
     "fuzz": "damaged files for every reader: a clear error or a sound object",
     "fuzz_programs": "random programs and PyTorch's operators: gst computes what PyTorch does, or refuses in one line",
+    "mutants": "changed lines of the product: do the nearest tests fail?",
 }
 TIMED_ON_CORES = {"executor", "simulator", "unseen", "placement", "distributed"}
 """Benchmarks whose threads must not spin for long, which OpenMP has to know before torch is loaded."""

@@ -156,7 +156,7 @@ def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:
     """Return where each key is first found, ascending; negative ones are none.
 
     Examples:
-        >>> first_of_each(torch.tensor([5, -1, 3, 5]))
+        >>> first_of_each(torch.tensor([0, -1, 3, 0]))
         tensor([0, 2])
     """
     distinct, inverse = keys.unique(return_inverse=True)

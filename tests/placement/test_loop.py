@@ -14,11 +14,11 @@ import torch
 
 from experiments.reproductions.colocrl import reinforce
 from experiments.reproductions.colocrl.method import ColocRL, colocrl_training
-from gst.execution.measure import Log
+from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import NetworkSurrogate, NoSurrogate
-from gst.placement.loop import Loop, brought
+from gst.placement.loop import Loop, Trial, brought, tau
 from gst.placement.loop import ran as ran_of
 from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
@@ -46,6 +46,15 @@ def test_plans_of_every_proposer_are_predicted_and_measured(task: Task, method: 
     assert len(loop.trials) == 30 and mine and all(trial.predicted_ms > 0 for trial in mine)
     assert brought(loop.trials)[method]["measured"] == len(mine)
     assert brought(loop.trials)[method]["best_ms"] == min(trial.measurement.median_ms for trial in mine)
+
+
+def test_tau_compares_predictions_with_first_measurements_alone(task: Task) -> None:
+    rows = [(1.0, 10.0, "go"), (2.0, 20.0, "go"), (3.0, 30.0, "annealing"), (4.0, 5.0, "again"), (np.nan, 1.0, "go")]
+    trials = [
+        Trial(plan, origin, 1, predicted, Measurement(plan.key, plan.key, (took,), took, took, took))
+        for (_, plan), (predicted, took, origin) in zip(random_plans(task), rows, strict=False)
+    ]
+    assert tau(trials) == 1.0 and np.isnan(tau(trials[2:]))
 
 
 def test_several_proposers_share_the_evaluations_by_what_they_brought(task: Task, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Small random programs, and the check that gst runs them as PyTorch does.
 
 A program is the source text of a module: operations on a few tensors, with views, writing in place, aliases, buffers,
-hidden state, random numbers, autocast and parts without gradients among them. `source` draws one. `difference` calls it
-five times with changed inputs, as written and by one of `RUNNERS`, and compares all that a user can see afterwards.
+hidden state, random numbers, autocast, hooks, checkpoints and parts without gradients among them. `source` draws one.
+`difference` calls it five times with changed inputs, as written and by one of `RUNNERS`, with steps of an optimizer
+between them where there are gradients, and compares all that a user can see afterwards.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ HEAD = """
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 OUTSIDE = torch.linspace(-1, 1, 6)
 
@@ -43,6 +45,7 @@ class Model(nn.Module):
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("mean", torch.zeros(6))
         self.hidden, self.calls, self.cache = None, 0, {}
+        HOOK
 
     def forward(self, x, k, mask):
 """
@@ -89,6 +92,26 @@ MODES = (
     "with torch.autocast('cpu', torch.bfloat16): {n} = ({a} @ self.weight).float()",
     "with torch.enable_grad(): {n} = {a} * {b}",
 )
+CHECKPOINTS = (
+    "{n} = checkpoint(lambda value: F.dropout(value.tanh(), 0.5, self.training) * {b}, {a}, use_reentrant=False)",
+    "{n} = checkpoint(lambda value: F.dropout(value.tanh(), 0.5, self.training) * {b}, {a}, use_reentrant=True)",
+    "{n} = checkpoint(self.linear, {a}, use_reentrant=False) + torch.rand_like({b})",
+)
+HOOKED = (
+    "{n} = {a} * self.weight[0]\nif {n}.requires_grad: {n}.register_hook(lambda gradient: gradient * 2)",
+    "hook = self.linear.register_forward_hook(lambda module, inputs, output: output * 2)\n"
+    "{n} = self.linear({a})\nhook.remove()",
+)
+HOOKS = (
+    "pass", "pass", "self.linear.register_forward_hook(lambda module, inputs, output: output * 2)",
+    "self.norm.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))",
+    "self.linear.register_full_backward_pre_hook(lambda module, gradients: (gradients[0] * 2,))",
+    "self.weight.register_hook(lambda gradient: gradient * 2)",
+    "self.register_forward_hook(lambda module, inputs, output: setattr(self, 'calls', self.calls + 1))",
+)  # fmt: skip
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "": {}, "SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True}, "AdamW": {}, "RMSprop": {"centered": True},
+}  # fmt: skip
 RESULTS = (
     "{a}", "{a}, {b}", "{a}, {a}", "{{'out': {a}, 'again': {b}}}", "{a}, {a}[1]", "{a}, {a}.t()", "{a}, x",
     "x[:2], {a}", "{a}, k", "{a}, mask & (k > 2)", "[{a}, None, 'text', 3]", "{a}.sum(), ({b}, {{'k': k.sum()}})",
@@ -104,11 +127,13 @@ class Trial:
         text: source of the module.
         training: in training mode, with gradients; else in evaluation mode, its parameters without.
         layout: of `x`: contiguous, transposed, every second column, or a row that is expanded.
+        optimizer: of `torch.optim`, which steps after each backward pass; empty without.
     """
 
     text: str
     training: bool
     layout: str
+    optimizer: str = ""
 
     def model(self) -> nn.Module:
         """Return the module with the same weights each time, and constants of its own."""
@@ -133,9 +158,9 @@ class Trial:
 
 
 def source(choose: Choose) -> Trial:
-    """Draw a program. The kinds of operations are pure, in place, impure, random and modes, in that order of number."""
+    """Draw a program. The kinds of operations are in the order of their numbers."""
     text, values = [], ["x.float()"]
-    kinds = (PURE, PURE, PURE, PURE, IN_PLACE, IN_PLACE, IMPURE, RANDOM, MODES)
+    kinds = (PURE, PURE, PURE, PURE, IN_PLACE, IN_PLACE, IMPURE, RANDOM, MODES, CHECKPOINTS, HOOKED)
     for number in range(1 + choose(6)):
         kind = kinds[choose(len(kinds))]
         a, b = (values[choose(len(values))] for _ in range(2))
@@ -145,7 +170,8 @@ def source(choose: Choose) -> Trial:
     result = RESULTS[choose(len(RESULTS))].format(a=values[-1], b=values[choose(len(values))])
     body = "".join(f"        {line}\n" for line in [*text, f"return {result}"])
     layouts = ("contiguous", "transposed", "columns", "expanded")
-    return Trial(HEAD + body, bool(choose(2)), layouts[choose(len(layouts))])
+    head = HEAD.replace("HOOK", HOOKS[choose(len(HOOKS))])
+    return Trial(head + body, bool(choose(2)), layouts[choose(len(layouts))], list(OPTIMIZERS)[choose(len(OPTIMIZERS))])
 
 
 @dataclass
@@ -163,9 +189,13 @@ class Seen:
         return ""
 
 
-def seen(trial: Trial, model: nn.Module, run: Callable[..., Any], gradients: bool) -> Seen:
-    """Call `run` five times with changed inputs and record what can be seen, the state of `model` too."""
-    record = Seen()
+def seen(trial: Trial, model: nn.Module, run: Callable[..., Any], gradients: bool, backend: str = "eager") -> Seen:
+    """Call `run` five times with changed inputs and record what can be seen, the state of `model` too; the optimizer's
+    step is compiled by `backend`."""
+    record, optimizer, step = Seen(), None, None
+    if gradients and trial.optimizer:
+        optimizer = getattr(torch.optim, trial.optimizer)(model.parameters(), lr=0.01, **OPTIMIZERS[trial.optimizer])
+        step = optimizer.step if backend == "eager" else torch.compile(optimizer.step, backend=backend)
     outside = type(model).forward.__globals__
     for call in range(CALLS):
         inputs = trial.inputs(call)
@@ -177,7 +207,10 @@ def seen(trial: Trial, model: nn.Module, run: Callable[..., Any], gradients: boo
         tops = [each for each in leaves if each.requires_grad and not each.is_leaf]
         if tops:
             torch.autograd.backward([each.float().square().mean() for each in tops])
+        if tops and step is not None:
+            step()
         record.calls.append(_copied({
+            "parameters": list(model.parameters()), "optimizer": optimizer.state_dict()["state"] if optimizer else {},
             "outputs": outputs, "gradients": [each.grad for each in model.parameters()], "inputs": inputs,
             "buffers": dict(model.named_buffers()), "random state": torch.get_rng_state(),
             "attributes": {name: getattr(model, name) for name in ATTRIBUTES},
@@ -203,7 +236,7 @@ def difference(trial: Trial, runner: Runner, gradients: bool) -> str:
             changed = _difference(_copied(_state(again)), fresh)
     if changed:
         return f"the model after it was placed: {changed}"
-    return seen(trial, again, run, gradients).difference(want)
+    return seen(trial, again, run, gradients, "gst" if runner is RUNNERS["backend"] else "eager").difference(want)
 
 
 def is_valid(trial: Trial, gradients: bool) -> bool:
