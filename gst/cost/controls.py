@@ -45,7 +45,7 @@ def control_metrics(
         regress: `ridge` unless given.
 
     Examples:
-        >>> import gst
+        >>> import torch, gst
         >>> from gst.data.synthetic import synthetic_program
         >>> graph, configs = gst.segment(synthetic_program(100, 60, num_regions=1), max_nodes=50), torch.arange(60)
         >>> sorted(control_metrics("log_runtime", [(graph, configs[:40])], [(graph, configs[40:])]))[:2]

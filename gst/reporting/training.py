@@ -123,10 +123,8 @@ def training_lead(record: Record) -> str:
     if key == "tau":
         words = f"Kendall's tau is 1 where the predicted order is the measured one, 0 for chance. {words}"
     if is_beaten(record):
-        words += (
-            " The control needs no network: try another learning rate, more epochs or fewer configurations a step, "
-        )
-        words += "and features of nodes that say more."
+        words += " The control needs no network. Try more epochs, another learning rate, fewer configurations a step, "
+        words += "or other features of nodes."
     return f'<p class="lead">{words}</p>'
 
 

@@ -9,6 +9,7 @@ import pytest
 from made_training import make_training
 from report_html import Html, faults
 
+from gst.cost.metrics import METRICS
 from gst.reporting.charts import Axis, over_epochs
 from gst.reporting.training import _places, render_training, summary
 
