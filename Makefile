@@ -81,12 +81,11 @@ bench: $(STAMPS)/dev           ## most figures of README.md, made anew (two hour
 	$(BIN)/python -m experiments.bench simulator --programs rnnlm,gnmt,wavenet,inception,gpt,moe --json experiments/results/simulator.json
 	for name in inception rnnlm gpt moe wavenet gnmt; do $(BIN)/python -m experiments.bench placement --programs $$name --evaluations 2000 --seeds 2 \
 	  --json runs/placement_$$name.json || exit 1; done
-	$(BIN)/python -m experiments.variants.compare --seconds 5
 	for name in tpugraphs.alexnet kaggle.ablation kaggle.reduction tpugraphs.tile; do $(BIN)/python -m experiments.reproductions.$$name || exit 1; done
 	$(BIN)/python -m experiments.figures
 
-gpu:                            ## tests and benchmarks of the GPU here with the python at hand, nineteen minutes (LIMIT=540: nine; RESUME=1 goes on); without one, what is proven without
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu $(if $(SAMPLES),--samples $(SAMPLES)) \
+gpu:                            ## tests and benchmarks of the GPU here with the python at hand, nineteen minutes (LIMIT=540: nine; RESUME=1 goes on)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m experiments.bench gpu \
 	  $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(LIMIT),--total-limit $(LIMIT)) $(if $(RESUME),--resume) --json $(GPU_JSON)
 
 sparse: $(STAMPS)/sparse        ## torch-scatter and torch-sparse, built from source once (twenty minutes or more)
