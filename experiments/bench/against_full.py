@@ -48,8 +48,8 @@ def run(
         epochs: of every training.
 
     Returns:
-        `gst_ms`, `full_ms`: median of a step. `gst_seconds`, `full_seconds`: processor time of training until Kendall's tau on
-        the held-out configurations is `score`, the median of the seeds that reached it; `speedup`: their ratio.
+        `gst_ms`, `full_ms`: median of a step. `gst_seconds`, `full_seconds`: processor time until Kendall's tau on the
+        held-out configurations is `score`, the median of the seeds that reached it; `speedup`: their ratio.
         `gst_peak_mib`, `full_peak_mib`: resident, the whole process. `gst_tau`, `full_tau`: after the last step, mean
         over seeds, with `..._deviation`. `seconds_to`: the same times for other scores. `curves`: seconds and tau every
         seven steps until the last of these scores, and at the end, for each seed.

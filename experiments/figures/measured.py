@@ -20,7 +20,7 @@ TUNED = {
     "mlp_tau": "plain MLP",
 }
 HELD_OUT, UNIQUE = 1_000, 23_905  # configurations of AlexNet
-VARIANT_TASKS = {"alexnet": "AlexNet", "tile": "tiles", "circuits": "circuits", "elf-language": "binaries"}
+VARIANT_TASKS = {"synthetic": "synthetic, 100,000 nodes", "circuits": "circuits", "elf-language": "binaries"}
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
 STEPS = {
@@ -122,12 +122,24 @@ def memory() -> str:
     ])  # fmt: skip
 
 
-def variants(kind: str = "variants", tasks: Mapping[str, str] = VARIANT_TASKS) -> str:
-    found = {name: result(f"{kind}_{task}")["variants"] for task, name in tasks.items()}
-    form = "{score_mean:.2f} ± {score_deviation:.2f}, {step_ms:.0f} ms"
-    names = next(iter(found.values()))
-    rows = [[name, *(form.format(**each[name]) for each in found.values())] for name in names]
-    return table(["score, step", *found], rows)
+def variants() -> str:
+    found = {name: result(f"variants_{task}") for task, name in VARIANT_TASKS.items()}
+    names = dict.fromkeys(name for each in found.values() for name in (*each["variants"], *each["controls"]))
+    rows = [[name, *(_variant({**each["controls"], **each["variants"]}.get(name)) for each in found.values())]
+            for name in names]  # fmt: skip
+    return table(["score, seconds, MiB", *found], rows)
+
+
+def _variant(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["score_mean"] is None:
+        return "- (more than 2 GiB)"
+    score = f"{row['score_mean']:.2f} ± {row['score_half_width']:.2f}"
+    if "peak_mib" not in row:
+        return score
+    until = row["seconds_to_goal"]
+    return f"{score}, {'never' if until is None else f'{until:.0f} s'}, {row['peak_mib']:.0f} MiB"
 
 
 def estimates() -> str:
@@ -378,7 +390,7 @@ def commands() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "results in short": in_short, "commands of the results": commands, "step": step, "against full": against_full,
     "gst claims": claims, "memory": memory,
-    "variants": variants, "halos": lambda: variants("halos", {"circuits": "circuits"}), "estimates": estimates,
+    "variants": variants, "estimates": estimates,
     "drop_in matrix": drop_in_matrix, "partition": partition, "distributed": distributed, "checkpoint": checkpoint,
     "scale": lambda: scale("scale"), "scale of an accelerator": lambda: scale("scale_accelerator"),
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation,
