@@ -19,7 +19,7 @@ def make_record(num_nodes: int = 300, runtime: str = "measured") -> dict[str, An
         "seconds": 92.4, "command": "gst place rnnlm --out runs/rnnlm",
         "certificate": {
             "lower_bound": 38.5, "plan": 41.2, "gap": 41.2 / 38.5 - 1, "peak_bytes": {"host": 123 * 2**20},
-            "limit_bytes": {"host": None}, "memory_by": "checker", "is_fused": False,
+            "limit_bytes": {"host": None}, "is_fused": False,
         },
     }  # fmt: skip
     times = {"single:cpu:0": 70.3, "chunks": 90.6, "annealing": 44.0, "hdp": 41.2}

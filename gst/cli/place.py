@@ -55,7 +55,6 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     seconds = f"time for compiling, searching and measuring, about (default: {USUAL_SECONDS:g}; none with --budget)"
     add("--seconds", type=float, metavar="S", help=seconds)
     add("--explain", action="store_true", help="print what each part of the loop contributed, and why")
-    add("--trace", type=Path, metavar="FILE", help="write the simulated timeline for ui.perfetto.dev (Chrome trace)")
     add("--out", type=Path, metavar="DIR", required=True, help="directory of results")
     add("--resume", action="store_true", help="go on with the files in --out")
     add("--wandb", action="store_true", help="log to W&B, offline unless you are logged in (or by WANDB_MODE)")

@@ -21,8 +21,8 @@ from gst.execution.measure import timed
 from gst.lowering.costs import profiled_costs
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
+from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
-from gst.placement.api.drawing import plan_streams
 from gst.placement.baselines.list_schedules import etf
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task
@@ -50,6 +50,15 @@ def lanes_of(task: Task, program: Program) -> LaneExecutor:
         plan = Plan(task.names, np.zeros(program.num_nodes, np.int64))
         return LaneExecutor(program, stream_program(program, plan, task.devices), task.devices)
     return LaneExecutor(program, plan_streams(task, first_plan(task)), task.devices)
+
+
+def plan_streams(task: Task, plan: Plan) -> StreamProgram:
+    """Return the stream program of a plan for a captured program, lowered in the order of its simulation."""
+    assert task.program is not None, "costs alone have no stream program"
+    rank = np.empty(task.num_nodes, np.int64)
+    rank[task.simulator.run(plan).order] = np.arange(task.num_nodes)
+    costs = task.costs
+    return stream_program(task.program, plan, task.devices, costs.storages, costs.own_bytes, rank)
 
 
 def first_plan(task: Task) -> Plan:

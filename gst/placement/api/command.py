@@ -17,9 +17,8 @@ import numpy as np
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
-from gst.lowering.race_check import check
 from gst.machine.devices import Device, parse_bytes, usable_devices
-from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing, plan_streams, trace_of_task
+from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.cost_models import LEARNED
 from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
@@ -35,7 +34,7 @@ from gst.programs.traces import pinned, traced
 from gst.reporting.placement import render
 from gst.util.process import Stopped
 from gst.util.progress import Progress
-from gst.util.writing import atomic_write, write_json
+from gst.util.writing import atomic_write
 
 LOGS = (SEARCHES, FUSED_SEARCHES, "measurements.jsonl")
 WRITTEN = (COSTS, LEARNED, GROUPS, *LOGS, "plan.json", "report.html")
@@ -58,18 +57,7 @@ def place_by_options(options: Namespace, settings: Settings, progress: Progress)
     task, plan, out = placement.task, placement.plan, options.out
     out.mkdir(parents=True, exist_ok=True)
     result = {"command": options.command, **placement.result}
-    peak_bytes = None
-    if task.program is not None:
-        streams = plan_streams(task, plan)
-        checked = check(streams)
-        result["streams"] = {
-            "steps": streams.num_steps, "events": streams.num_events, "peak_bytes": checked.peak_bytes,
-            "resident_bytes": checked.resident_bytes,
-        }  # fmt: skip
-        peak_bytes = {name: size + checked.resident_bytes[name] for name, size in checked.peak_bytes.items()}
-    if options.trace is not None:
-        write_json(options.trace, trace_of_task(task, plan))
-    certificate = certificate_of(task, plan, peak_bytes, 1e3 * result["lower_bound"])
+    certificate = certificate_of(task, plan, 1e3 * result["lower_bound"])
     result["certificate"] = certificate
     if plan.fusion is None:
         result["lower_bound"] = max(result["lower_bound"], certificate["lower_bound"])

@@ -1,4 +1,4 @@
-"""A plan as the report draws it, in words, as a stream program, and as a Chrome trace for ui.perfetto.dev."""
+"""A plan as the report draws it, and in words."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
-from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import core_use
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
 from gst.reporting.headline import LOOP
-from gst.simulation.copies import copies_of
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
 NUM_NAMED = 3
@@ -125,56 +122,3 @@ def _opcodes(task: Task) -> list[str]:
     if task.program is None:
         return ["operator"] * task.num_nodes
     return [operation.name.rsplit("_", 1)[0] for operation in task.program.operations]
-
-
-def plan_streams(task: Task, plan: Plan) -> StreamProgram:
-    """Return the stream program of a plan for a captured program, lowered in the order of its simulation.
-
-    Examples:
-        >>> import torch
-        >>> from gst.placement.machines import machine
-        >>> from gst.programs import capture_module
-        >>> program = capture_module(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), (torch.zeros(8),))
-        >>> task = machine("cores:2").task(program)
-        >>> plan_streams(task, Plan(task.names, np.array([0, 0, 1]))).num_events
-        2
-    """
-    assert task.program is not None, "costs alone have no stream program"
-    rank = np.empty(task.num_nodes, np.int64)
-    rank[task.simulator.run(plan).order] = np.arange(task.num_nodes)
-    costs = task.costs
-    return stream_program(task.program, plan, task.devices, costs.storages, costs.own_bytes, rank)
-
-
-def trace_of_task(task: Task, plan: Plan) -> dict[str, Any]:
-    """Return the simulated run of a plan as a Chrome trace, a row for each device, for `gst.util.writing.write_json`.
-
-    Examples:
-        >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
-        >>> {event["ph"] for event in trace_of_task(task, single(task, 0))["traceEvents"]} == {"M", "X"}
-        True
-    """
-    costs, run = task.costs, task.simulator.run(plan)
-    operations = None if task.program is None else task.program.operations
-    names = [f"node {n}" if operations is None else operations[n].name for n in range(task.num_nodes)]
-    events = [_named("process_name", 0, f"{task.name}, simulated")]
-    events += [_named("thread_name", row, name) for row, name in enumerate(task.names)]
-    for node in np.flatnonzero(costs.computed).tolist():
-        begin, end = float(run.begin_us[node]), float(run.end_us[node])
-        events.append({
-            "ph": "X", "name": names[node], "cat": "operation" if operations is None else kind_of(operations[node]),
-            "pid": 0, "tid": int(run.device[node]), "ts": begin, "dur": end - begin, "args": {"node": node},
-        })  # fmt: skip
-    moves = zip(*(each.tolist() for each in copies_of(costs, run)), strict=True)
-    for number, (node, target, begin, end) in enumerate(moves):  # asynchronous events, which may overlap
-        label = f"{names[node]} to {task.names[target]}"
-        shared = {"name": label, "cat": "copy", "id": number, "pid": 0, "tid": int(run.device[node])}
-        events += [{"ph": "b", "ts": begin, **shared, "args": {"node": node, "target": target}},
-                   {"ph": "e", "ts": end, **shared}]  # fmt: skip
-    return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _named(what: str, row: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": 0, "tid": row, "args": {"name": name}}

@@ -42,18 +42,15 @@ def lower_bound_us(task: Task) -> float:
     return chains_and_work(arrays, _alike(arrays), *_resources(what))
 
 
-def certificate_of(
-    task: Task, plan: Plan, peak_bytes: Mapping[str, int] | None = None, least_us: float | None = None
-) -> dict[str, Any]:
+def certificate_of(task: Task, plan: Plan, least_us: float | None = None) -> dict[str, Any]:
     """Return the lower bound, the gap of a plan to it, and its memory, by the costs of its task.
 
     Args:
-        peak_bytes: of each memory, by the race checker; those of the simulated run if None.
         least_us: `lower_bound_us(task)`, if known.
 
     Returns:
-        `lower_bound` and `plan` (ms), `gap` (a share; None without a bound), `peak_bytes` and `limit_bytes` of each
-        memory, `memory_by` ('checker' or 'simulator'), and `is_fused`: the bound is of plans that fuse nothing.
+        `lower_bound` and `plan` (ms), `gap` (a share; None without a bound), `peak_bytes` (of the
+        simulated run) and `limit_bytes` of each memory, and `is_fused`: the bound is of plans that fuse nothing.
     """
     run, contention = task.simulator.run(plan), task.contention
     delay = max(min(contention.switch_us, contention.hand_over_us, contention.wake_us), 0.0)
@@ -63,8 +60,7 @@ def certificate_of(
     bound, took = min(least_us, run.makespan_us) / 1e3, run.makespan_us / 1e3
     return {
         "lower_bound": bound, "plan": took, "gap": took / bound - 1 if bound > 0 else 0.0 if took <= 0 else None,
-        "peak_bytes": dict(task.memory_use(run) if peak_bytes is None else peak_bytes),
-        "limit_bytes": dict(task.memories), "memory_by": "simulator" if peak_bytes is None else "checker",
+        "peak_bytes": dict(task.memory_use(run)), "limit_bytes": dict(task.memories),
         "is_fused": plan.fusion is not None and bool((plan.fusion >= 0).any()),
     }  # fmt: skip
 
@@ -74,9 +70,9 @@ def words(record: Mapping[str, Any]) -> str:
 
     Examples:
         >>> print(words({"lower_bound": 100.0, "plan": 200.0, "gap": 1.0, "peak_bytes": {"gpu": 2**20},
-        ...              "limit_bytes": {"gpu": None}, "memory_by": "checker"}))
+        ...              "limit_bytes": {"gpu": None}}))
         Lower bound by these costs: 100 ms; this plan takes 200 ms, at most 100 % above the best
-        Memory at most, by the checker: gpu 1.0 MiB
+        Memory at most, simulated: gpu 1.0 MiB
     """
     others = "Lower bound without fusion" if record.get("is_fused") else "Lower bound by these costs"
     above = "" if record["gap"] is None else f", at most {brief(100 * record['gap'])} % above the best"
@@ -89,7 +85,7 @@ def words(record: Mapping[str, Any]) -> str:
     more = f" and {len(by_size) - NUM_SHOWN} more" if len(by_size) > NUM_SHOWN else ""
     return (
         f"{others}: {brief(record['lower_bound'])} ms; this plan takes {brief(record['plan'])} ms{above}\n"
-        f"Memory at most, by the {record['memory_by']}: {', '.join(memories) or 'none'}{more}"
+        f"Memory at most, simulated: {', '.join(memories) or 'none'}{more}"
     )
 
 
