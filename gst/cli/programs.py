@@ -25,7 +25,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     source.add_argument(
         "program", nargs="?",
         help="a bundled program (rnnlm, gnmt, transformer_xl, wavenet, inception, gpt, moe; with "
-        "sizes: rnnlm:layers=8,hidden=512), transformers:MODEL[:name=value,...] or MODULE:FUNCTION",
+        "sizes: rnnlm:layers=8,hidden=512), or MODULE:FUNCTION",
     )  # fmt: skip
     source.add_argument(
         "--hlo", type=Path, metavar="FILE", help="an XLA program: the protobuf of a module or of TpuGraphs, or HLO text"

@@ -23,19 +23,17 @@ from gst.programs.program import Program
 from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
-from gst.programs.workloads.hugging_face import PREFIX, hugging_face
 from gst.util.imports import import_from_here
 from gst.util.process import DISTRIBUTION, version_of
 
-KINDS = f"{PREFIX}:MODEL, MODULE:FUNCTION"
 TRACES = Path("runs/traces")
 PIN = "#"  # between the name of a step and the key of its program
 LEFT_S = 3600.0  # nobody writes that long
 
 
 def resolve(name: str) -> Step:
-    """Return the step of a name: a bundled workload (`rnnlm`, `rnnlm:layers=8,hidden=512`), a model of the transformers
-    library (`transformers:gpt2:n_layer=2`), or the result of a function without arguments (`module:function`).
+    """Return the step of a name: a bundled workload (`rnnlm`, `rnnlm:layers=8,hidden=512`), or the result of a function
+    without arguments (`module:function`).
 
     Raises:
         ValueError: no such program, argument, model, module or function, or it does not return a `Step`.
@@ -48,13 +46,10 @@ def resolve(name: str) -> Step:
     head, _, rest = name.partition(":")
     if head in WORKLOADS:
         return _built(name, WORKLOADS[head], _arguments(name, rest))
-    if head == PREFIX:
-        model, _, rest = rest.partition(":")
-        return hugging_face(model, _arguments(name, rest))
     if not head or not rest:
         if name.endswith(".py"):
             raise ValueError(f"{name!r} names a file; write {name[:-3].replace('/', '.')}:FUNCTION")
-        raise ValueError(f"there is no program {name!r}; want {KINDS} or one of {', '.join(sorted(WORKLOADS))}")
+        raise ValueError(f"there is no program {name!r}; want MODULE:FUNCTION or one of {', '.join(sorted(WORKLOADS))}")
     return _from_function(name, head, rest)
 
 
@@ -108,9 +103,9 @@ def _from_function(name: str, module_name: str, function_name: str) -> Step:
 def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
     """Return the program of a step by its name (`resolve`), for a kind of device.
 
-    Bundled workloads and models of transformers are read from `cache` if these versions traced them before. A user's
-    function is called and traced anew, since its step may depend on anything: the environment, a checkpoint, a file of
-    settings. Its trace is kept for processes that ask for it by `pinned` names.
+    Bundled workloads are read from `cache` if these versions traced them before. A user's function is called and traced
+    anew, since its step may depend on anything: the environment, a checkpoint, a file of settings. Its trace is kept
+    for processes that ask for it by `pinned` names.
 
     Args:
         name: of the step, or one that `pinned` made: then the program has the key in it.
@@ -127,7 +122,7 @@ def traced(name: str, cache: Path = TRACES, kind: str = "cpu") -> Program:
     """
     name, _, key = name.partition(PIN)
     directory = trace_path(name, cache, kind)
-    if key or _head(name) in (*WORKLOADS, PREFIX):
+    if key or _head(name) in WORKLOADS:
         with suppress(ValueError, OSError):
             program = Program.load(directory)
             if key in ("", program.key):
@@ -145,8 +140,8 @@ def pinned(name: str, program: Program) -> str:
 
 
 def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
-    """Return the directory of the program of that name in the cache of `traced`, for these versions of Python, torch,
-    transformers and the source files of `gst.programs`.
+    """Return the directory of the program of that name in the cache of `traced`, for these versions of Python, torch
+    and the source files of `gst.programs`.
 
     Examples:
         >>> trace_path("rnnlm:layers=1", Path("traces")).name[:14]
@@ -154,9 +149,7 @@ def trace_path(name: str, cache: Path = TRACES, kind: str = "cpu") -> Path:
     """
     versions = [kind, _sources(), version_of(DISTRIBUTION), torch.__version__, *sys.version_info[:2]]
     head = _head(name)
-    if head == PREFIX:
-        versions.append(version_of(PREFIX))
-    elif head not in WORKLOADS:
+    if head not in WORKLOADS:
         import_from_here()
         with suppress(ImportError, ValueError, AttributeError):
             spec = find_spec(head)
