@@ -18,7 +18,7 @@ from gst.util.imports import lazy_names
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, nn, placement, programs
-    from gst.data.frameworks import collate, from_networkx
+    from gst.data.batches import collate
     from gst.data.pyg import from_pyg
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
     "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
-    "collate": "gst.data.frameworks", "from_networkx": "gst.data.frameworks", "from_pyg": "gst.data.pyg",
+    "collate": "gst.data.batches", "from_pyg": "gst.data.pyg",
     "load": "gst.placement.api.placed", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
     "placed": "gst.placement.api.place", "prepare": "gst.graphs.store", "segment": "gst.graphs.segments",
 }  # fmt: skip
 
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph",
-    "__version__", "collate", "cost", "data", "from_networkx", "from_pyg", "load", "nn", "open_store",
+    "__version__", "collate", "cost", "data", "from_pyg", "load", "nn", "open_store",
     "place", "placed", "placement", "prepare", "programs", "segment",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Datasets of graphs: TpuGraphs, XLA programs, MalNet, PyG, NetworkX and synthetic programs.
+"""Datasets of graphs: TpuGraphs, XLA programs, MalNet, PyG and synthetic programs.
 
 Files go in; `Graph` objects come out of a `GraphSource`, and `loader.py` turns them into training steps.
 Read `source.py` first. Each name is loaded when it is first used.

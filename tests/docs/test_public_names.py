@@ -17,7 +17,7 @@ from experiments.figures.public_names import MODULES, PAGE, VALUES, public_names
 SHOWN = {
     "Graph", "segment", "GraphSegmentTraining", "EmbeddingTable", "place", "nn", "cost", "data", "programs",
     "placement", "__version__", "SegmentBatch", "SegmentedGraph", "prepare", "open_store", "collate", "from_pyg",
-    "from_networkx", "load", "placed",
+    "load", "placed",
 }  # fmt: skip
 HEAVY = ["lightning", "wandb", "numba", "scipy", "jsonargparse", "pymetis", "embedding_cache", "partitioners"]
 MEASURE = """
@@ -34,7 +34,7 @@ def test_dir_shows_what_a_user_needs_and_every_name_loads() -> None:
         assert getattr(gst, name) is not None
     for name in ("nn", "cost", "data", "programs", "placement"):
         assert isinstance(getattr(gst, name), ModuleType)
-    assert gst.nn.SAGE.__name__ == "SAGE" and callable(gst.data.frameworks.collate)
+    assert gst.nn.SAGE.__name__ == "SAGE" and callable(gst.data.batches.collate)
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are() -> None:
