@@ -130,7 +130,7 @@ class _Chosen:
             return self._graph
         run = self._compiled  # with the derivatives of the graph as written
         if want.reached:
-            run = Differentiable(run, want.reached)
+            run = Differentiable(self._graph, run, want, want.draws)
         if wrong := trials.outcome(run, inputs, SEED).difference(want):
             log.info("a graph runs as written: compiled it gives other results: %s", wrong)
             return self._graph
