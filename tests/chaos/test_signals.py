@@ -34,7 +34,7 @@ FIT = [
     "fit", "--config", str(ROOT / "experiments/configs/giant_synthetic.yaml"), "--trainer.logger=false",
     "--data.source.init_args.num_nodes=1000", "--data.max_nodes=250", "--data.source.init_args.num_configs=80",
     "--data.num_valid=24", "--data.num_test=24", "--trainer.max_epochs=3", "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
+    "--trainer.enable_model_summary=false", "--data.configs_per_graph=8",
 ]  # fmt: skip
 STEPS = 4  # of an epoch: 80 - 24 - 24 configurations in lists of 8
 LAST = Path("runs/giant_synthetic/checkpoints/last.ckpt")

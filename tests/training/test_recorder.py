@@ -84,7 +84,7 @@ def test_a_training_logs_speed_memory_the_table_predictions_and_versions() -> No
     (logged,) = run.history["val/predicted_table/path"]
     (table,) = Path("runs").glob(f"**/{logged}")
     rows = json.loads(table.read_text())["data"]
-    targets = set(synthetic_program(3000, 192).targets.tolist())
+    targets = set(synthetic_program(3000, 256).targets.tolist())
     assert len(rows) == 32 and {measured for _, measured, _ in rows} <= targets
     assert len({predicted for *_, predicted in rows}) > 1
 
