@@ -20,7 +20,7 @@ TUNED = {
     "mlp_tau": "plain MLP",
 }
 HELD_OUT, UNIQUE = 1_000, 23_905  # configurations of AlexNet
-VARIANT_TASKS = {"synthetic": "synthetic, 100,000 nodes", "circuits": "circuits", "elf-language": "binaries"}
+VARIANT_TASKS = {"alexnet": "AlexNet", "tile": "tiles", "circuits": "circuits", "elf-language": "binaries"}
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
 STEPS = {
@@ -122,24 +122,12 @@ def memory() -> str:
     ])  # fmt: skip
 
 
-def variants() -> str:
-    found = {name: result(f"variants_{task}") for task, name in VARIANT_TASKS.items()}
-    names = dict.fromkeys(name for each in found.values() for name in (*each["variants"], *each["controls"]))
-    rows = [[name, *(_variant({**each["controls"], **each["variants"]}.get(name)) for each in found.values())]
-            for name in names]  # fmt: skip
-    return table(["score, seconds, MiB", *found], rows)
-
-
-def _variant(row: Row | None) -> str:
-    if row is None:
-        return ""
-    if row["score_mean"] is None:
-        return "- (more than 2 GiB)"
-    score = f"{row['score_mean']:.2f} ± {row['score_half_width']:.2f}"
-    if "peak_mib" not in row:
-        return score
-    until = row["seconds_to_goal"]
-    return f"{score}, {'never' if until is None else f'{until:.0f} s'}, {row['peak_mib']:.0f} MiB"
+def variants(kind: str = "variants", tasks: Mapping[str, str] = VARIANT_TASKS) -> str:
+    found = {name: result(f"{kind}_{task}")["variants"] for task, name in tasks.items()}
+    form = "{score_mean:.2f} ± {score_deviation:.2f}, {step_ms:.0f} ms"
+    names = next(iter(found.values()))
+    rows = [[name, *(form.format(**each[name]) for each in found.values())] for name in names]
+    return table(["score, step", *found], rows)
 
 
 def estimates() -> str:
@@ -362,8 +350,8 @@ def in_short() -> str:
     rows = [
         ["memory of training, 10<sup>4</sup> to 10<sup>7</sup> nodes",
          f"{min(memory['train_peak_mib']):.0f} to {max(memory['train_peak_mib']):.0f} MiB", "`bench memory`"],
-        ["tau of segments / of whole graphs, 20,000 nodes", f"{full['gst_tau']:.2f} / {full['full_tau']:.2f}, in "
-         f"{full['gst_peak_mib']:.0f} / {full['full_peak_mib']:,.0f} MiB", "`bench step --against full`"],
+        ["whole graph / segments, 20,000 nodes: a step, time until tau 0.85, memory", f"{full['step_speedup']:.1f}x, "
+         f"{full['speedup']:.1f}x, {full['full_peak_mib'] / full['gst_peak_mib']:.1f}x", "`bench step --against full`"],
         ["training step, published code / ours", f"{1e3 * theirs:,.0f} / {ours:,.0f} ms", "`bench step`"],
         ["tau of a cost model on AlexNet (ridge regression)", f"{ranks['tau_mean']:.2f} ({ranks['ridge_tau']:.2f})",
          "`reproductions.tpugraphs.alexnet`"],
@@ -390,7 +378,7 @@ def commands() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "results in short": in_short, "commands of the results": commands, "step": step, "against full": against_full,
     "gst claims": claims, "memory": memory,
-    "variants": variants, "estimates": estimates,
+    "variants": variants, "halos": lambda: variants("halos", {"circuits": "circuits"}), "estimates": estimates,
     "drop_in matrix": drop_in_matrix, "partition": partition, "distributed": distributed, "checkpoint": checkpoint,
     "scale": lambda: scale("scale"), "scale of an accelerator": lambda: scale("scale_accelerator"),
     "alexnet": alexnet, "tile": tile, "across": across, "ablation": ablation,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -24,10 +25,6 @@ from experiments.figures.worlds import WORLDS
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666"
 SCORES = {"runtime": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy"}
-CURVES = (
-    ("whole graph", GREY, "--"), ("GST", ORANGE, "-"), ("GST+EFD", PURPLE, "-"), ("GST+E, difference", BLUE, "-"),
-    ("without messages", GREEN, ":"),
-)  # fmt: skip
 COUNTED = range(8, 51)  # measurements that are drawn
 WAYS = {
     "none": (GREY, "s", "simulator as it is"), "linear": (ORANGE, "v", "linear regression"),
@@ -76,22 +73,29 @@ def placement(found: Mapping[str, Any]) -> Figure:
 
 
 def variants(*results: Mapping[str, Any]) -> Figure:
-    """Draw validation scores over the time of training: mean and range over seeds."""
-    figure, (grid,) = figure_of((4 * len(results) + 1, 3.4), 1, len(results))
-    for axes, found in zip(grid, results, strict=True):
-        for name, colour, line in CURVES:
-            rate = found["variants"].get(name, {}).get("rate")
-            runs = [each for each in found["runs"].values() if (each["variant"], each["rate"]) == (name, rate)]
-            curves = np.array([each["curve"] for each in runs if each["curve"]])
-            if len(curves):
-                seconds, scores = curves[:, :, 1].mean(0), curves[:, :, 2]
-                axes.plot(seconds, scores.mean(0), color=colour, linestyle=line, label=name)
-                axes.fill_between(seconds, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="seconds of training on one core", ylabel=f"{SCORES[found['kind']]}, validation")
-        axes.set_title(VARIANT_TASKS[found["task"]], loc="left", fontsize=10)
-    handles = {label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    figure, grid = figure_of((11, 2.6 * len(results)), len(results), 3)
+    for row, found in zip(grid, results, strict=True):
+        names = list(found["variants"])[::-1]
+        each = [found["variants"][name] for name in names]
+        for place, variant in enumerate(each):
+            row[0].plot(variant["scores"], [place] * len(variant["scores"]), "o", color=SKY, markersize=5, alpha=0.6)
+            row[0].errorbar(variant["score_mean"], place, xerr=variant["score_deviation"], fmt="D", color=BLUE)
+        row[0].set_yticks(range(len(names)), names)
+        row[0].set_title(f"{VARIANT_TASKS[found['task']]}: {SCORES[found['kind']]}", loc="left", fontsize=10)
+        _bars(row[1], [variant["step_ms"] for variant in each], "milliseconds of a step")
+        _bars(row[2], [variant["peak_mib"] for variant in each], "peak memory, MiB")
+    marks = [grid[0, 0].lines[0], grid[0, 0].containers[0]]
+    labels = ["a seed", "mean and standard deviation; right is better"]
+    figure.legend(marks, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def _bars(axes: Axes, values: Sequence[float], title: str) -> None:
+    bars = axes.barh(range(len(values)), values, color=BLUE, height=0.6)
+    axes.bar_label(bars, fmt="%.3g" if max(values) < 100 else "%.0f", padding=3, fontsize=8)
+    axes.set_yticks(range(len(values)), [""] * len(values))
+    axes.margins(x=0.2)
+    axes.set_title(title, loc="left", fontsize=10)
 
 
 def worlds(found: Mapping[str, Any]) -> Figure:

@@ -7,8 +7,8 @@ rising. Each training runs in a process of its own on one core; the learning rat
 the encoder for the last eighth. Seed 0 trains with three learning rates, of which the validation part chooses one for
 the other seeds. A curve of validation scores is taken over the processor time of the training steps; the test part is
 scored once, at the end, from all segments. A seed decides the split, the weights and all draws. Finished trainings
-are kept in `experiments/results/variants_TASK.json`, so that a comparison resumes; all five columns take about twelve
-hours of one core.
+are kept in `experiments/results/convergence_TASK.json`, so that a comparison resumes; all five columns take about
+twelve hours of one core.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def main() -> None:
     for task in options.tasks.split(","):
         for whole in (True, False):  # prepared here, once
             TASKS[task].loaders(whole, 0)
-        path = RESULTS / f"variants_{task}.json"
+        path = RESULTS / f"convergence_{task}.json"
         runs: dict[str, Any] = dict(read_object(path).get("runs", {})) if path.exists() else {}
         if len(next(iter(known_controls(path).values()), {}).get("scores", ())) != options.seeds:
             write_json(path, {"controls": controls(TASKS[task], options.seeds), **summary(TASKS[task], runs)})

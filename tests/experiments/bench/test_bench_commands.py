@@ -15,6 +15,7 @@ from experiments.figures.documents import RESULTS, ROOT, documents
 def test_results_documents_and_makefile_name_benchmarks_that_exist() -> None:
     texts = [path.read_text() for path in [*documents(), ROOT / "Makefile"]]
     texts += [json.dumps(json.loads(path.read_text())) for path in RESULTS.rglob("*.json")]
+    texts = [re.sub(r"at commit .*", "", text) for text in texts]  # of removed benchmarks
     names = {name for text in texts for name in re.findall(r"-m experiments\.bench ([a-z]\w*)", text)}
     assert len(names) > 8 and names <= set(STUDIES), names - set(STUDIES)
 
