@@ -250,7 +250,6 @@ NUM_AGAIN = 3  # plans in the second set
 LEAST_SHARE, LEAST_FUSED = 0.9, 0.5  # least time of a plan / (time on one core / cores), and with fusion
 LEAST_MS = 1.0  # of a program for which a plan is made
 TO_PLAN = 0.4  # of the seconds, at least: operations are profiled before anything is planned
-ALONE = 5  # times the seconds of compiling, at most, for a step of which nothing else is compiled
 COMPILING = "compiling variants of the step, which takes minutes"
 FIRST, AGAIN = "measuring the finalists afresh", "measuring the fastest once more"
 

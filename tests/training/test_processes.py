@@ -31,6 +31,7 @@ SMALL = [
     "--config", str(ROOT / "experiments/configs/giant_synthetic.yaml"), "--data.source.init_args.num_nodes=600",
     "--data.source.init_args.num_graphs=5", "--data.source.init_args.num_configs=26", "--data.max_nodes=150",
     "--data.num_valid=8", "--data.num_test=5", "--model.num_fresh=1", "--trainer.enable_progress_bar=false",
+    "--data.configs_per_graph=8",
     "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.callbacks=[]",
     "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint", "--trainer.callbacks.save_last=true", *SGD,
 ]  # fmt: skip

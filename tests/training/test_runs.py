@@ -86,7 +86,9 @@ def test_quiet_prints_results_alone() -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
     environment.pop("WANDB_SILENT")
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert done.stderr == "" and done.stdout.splitlines() == [f"Look at {Path('run/report.html').resolve()}"]
+    control, page = done.stdout.splitlines()
+    assert done.stderr == "" and page == f"Look at {Path('run/report.html').resolve()}"
+    assert control.startswith("Kendall's tau: ridge regression on sums ")
 
 
 def test_numbers_with_an_exponent_in_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
