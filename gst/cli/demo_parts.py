@@ -67,11 +67,11 @@ class Sizes:
 
     nodes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     compared: int = 20_000
-    compared_steps: int = 70
+    compared_steps: int = 60
     ranking_steps: int = 450
     program: str = "inception:modules=2"
-    budget: int = 14
-    compile_s: float = 40.0
+    budget: int = 10
+    compile_s: float = 30.0
 
 
 QUICK = Sizes((2_000, 20_000, 200_000), 10_000, 50, 250, "inception:modules=1", 6, 12.0)

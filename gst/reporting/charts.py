@@ -215,7 +215,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
 
 
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
-    """Draw a line for each course, with its own colour, dashes and marks."""
+    """Draw a line for each course, with its own colour, dashes and marks, and the names of several."""
     x = Axis(0, max(points[-1][0] for _, points in courses), 62, WIDTH - 14, is_count=True)
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
     out = [frame(x, y, "epochs", y_label)]
@@ -230,6 +230,8 @@ def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool 
                 out.append(
                     f'<path class="mark {colour}" transform="translate({across} {up})" d="{shape}">{told}</path>'
                 )
+        if len(courses) > 1:
+            out.append(text(places[-1][0] - 4, places[-1][1] - 9, name, "end", "note"))
     return drawing(label, "".join(out), description=". ".join(_seen(name, points) for name, points in courses))
 
 
