@@ -28,6 +28,8 @@ Regress = Callable[[Features, Goals], Callable[[Features], Goals]]
 VALUES = 16  # of whole-numbered configuration features, -1 (padding) and more; greater ones count as the greatest
 BY_OPCODE = 1024  # most columns of counts by opcode
 AT_ONCE = 1 << 22  # values of configuration features
+MOST_FEATURES = 2_000
+MOST_VALUES = 1 << 25  # of the features of all training configurations, which are evenly thinned
 PENALTIES = 10.0 ** np.arange(-3, 4)  # of ridge regression, times the number of configurations
 
 
@@ -41,7 +43,8 @@ def control_metrics(
     other loss the place of a configuration among those of its graph.
 
     Args:
-        seconds: the result is empty if the features take longer, and for graphs with several targets.
+        seconds: the result is empty if the features of the training part take longer, if there are more than
+            `MOST_FEATURES`, and for graphs with several targets.
         regress: `ridge` unless given.
 
     Examples:
@@ -51,27 +54,36 @@ def control_metrics(
         >>> sorted(control_metrics("log_runtime", [(graph, configs[:40])], [(graph, configs[40:])]))[:2]
         ['median_error', 'ordered_pairs']
     """
-    if any(graph.targets.ndim > 1 for graph, _ in [*training, *held_out]):
+    graphs = [graph for graph, _ in [*training, *held_out]]
+    opcodes = 1 + max(int(graph.opcodes.max(initial=0)) for graph in graphs)
+    width = max(num_features(graph, opcodes) for graph in graphs)
+    if width > MOST_FEATURES or any(graph.targets.ndim > 1 for graph in graphs):
         return {}
-    ends = clock() + seconds
-    is_late = lambda: clock() > ends  # noqa: E731
-    opcodes = 1 + max(int(graph.opcodes.max(initial=0)) for graph, _ in [*training, *held_out])
-    sums: list[list[Features]] = []
-    for part in (training, held_out):
-        sums.append([])
-        for graph, configs in part:
-            features = summed_features(graph, configs.numpy(), opcodes, is_late)
-            if features is None:
-                return {}
-            sums[-1].append(features)
-    known, unseen = ([graph.targets[configs.numpy()] for graph, configs in part] for part in (training, held_out))
-    predict = (regress or ridge)(np.concatenate(sums[0]), _goals(loss, known))
+    ends, total = clock() + seconds, sum(len(configs) for _, configs in training)
+    stride = -(-total * width // MOST_VALUES)
+    goals = _goals(loss, [graph.targets[configs[::stride].numpy()] for graph, configs in training])
+    known: list[Features] = []
+    for graph, configs in training:
+        features = summed_features(graph, configs[::stride].numpy(), opcodes, lambda: clock() > ends)
+        if features is None:
+            return {}
+        known.append(features)
+    predict = (regress or ridge)(np.concatenate(known), goals)
     scored = []
-    for features, targets in zip(sums[1], unseen, strict=True):
+    for graph, configs in held_out:
+        features, targets = summed_features(graph, configs.numpy(), opcodes), graph.targets[configs.numpy()]
+        assert features is not None, "nobody is waiting"
         real, scores = ~np.isnan(targets), predict(features)
         if real.any():
             scored.append((scores[real] if loss in CLASSES else scores[real, 0], targets[real]))
     return evaluate(loss, scored)
+
+
+def num_features(graph: SegmentedGraph, opcodes: int) -> int:
+    """Return the number of features of each configuration of a graph."""
+    channels, is_whole = graph.config_features.shape[2], graph.config_features.dtype.kind in "iub"
+    groups = opcodes if opcodes * channels * VALUES <= BY_OPCODE else 1
+    return graph.node_features.shape[1] + opcodes + channels * groups * (VALUES if is_whole else 1)
 
 
 def summed_features(
@@ -114,9 +126,9 @@ def _counts(values: np.ndarray, groups: np.ndarray, num_groups: int) -> Features
     result = np.zeros((configs, channels, bins))
     offsets = np.arange(configs)[:, None] * bins
     for channel in range(channels):
-        each = values[:, :, channel]
+        each = values[:, :, channel].astype(np.int64 if is_whole else np.float64)
         keys = offsets + (groups * VALUES + np.clip(each, -1, VALUES - 2) + 1 if is_whole else groups)
-        weights = None if is_whole else each.astype(np.float64).ravel()
+        weights = None if is_whole else each.ravel()
         result[:, channel] = np.bincount(keys.ravel(), weights, configs * bins).reshape(configs, bins)
     return result.reshape(configs, channels * bins)
 
@@ -125,13 +137,19 @@ def _goals(loss: str, targets: Sequence[np.ndarray]) -> Goals:
     """Return the goals of a regression for each loss, see `control_metrics`."""
     together = np.concatenate(targets)
     if loss in CLASSES:
-        return (together[:, None] == np.arange(np.nanmax(together, initial=0) + 1)).astype(np.float64)
+        classes = np.arange(np.nanmax(together, initial=0) + 1)
+        return np.where(np.isnan(together)[:, None], np.nan, together[:, None] == classes)
     if loss == "log_runtime":
         return np.log(together)[:, None]
     if loss == "squared_error" or all(len(each) == 1 for each in targets):
         return together[:, None]
-    places = [rankdata(each, nan_policy="omit") / max(len(each), 1) for each in targets]
-    return np.concatenate([each - np.nanmean(each) for each in places])[:, None]
+    places = np.full(len(together), np.nan)
+    start = 0
+    for each in targets:
+        real = np.flatnonzero(~np.isnan(each))
+        places[start + real] = (rankdata(each[real]) - (len(real) + 1) / 2) / max(len(real), 1)
+        start += len(each)
+    return places[:, None]
 
 
 def ridge(features: Features, goals: Goals) -> Callable[[Features], Goals]:

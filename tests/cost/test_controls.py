@@ -67,9 +67,11 @@ def test_logarithms_and_classes_are_predicted_in_their_units_and_unknown_targets
     runtimes = replace(graph, targets=np.where(np.arange(CONFIGS) % 7 == 3, np.nan, np.exp(graph.targets)))
     cut = gst.segment(runtimes, 10)
     assert control_metrics("log_runtime", [(cut, TRAINING)], [(cut, HELD_OUT)])["median_error"] < 0.5
-    classes = replace(graph, targets=(graph.targets > np.median(graph.targets)).astype(float))
+    labels = (graph.targets > np.median(graph.targets)).astype(float)
+    classes = replace(graph, targets=np.where(np.arange(CONFIGS) % 7 == 3, np.nan, labels))
     cut = gst.segment(classes, 10)
-    assert control_metrics("cross_entropy", [(cut, TRAINING)], [(cut, HELD_OUT)])["accuracy"] > 0.7
+    every = [(cut, torch.arange(CONFIGS))]
+    assert control_metrics("cross_entropy", every, every)["accuracy"] > 0.8
 
 
 def test_copies_between_neighbours_are_not_seen() -> None:
@@ -98,3 +100,26 @@ def test_features_that_take_too_long_give_no_control() -> None:
     ticks = iter(range(1000))
     clock = lambda: float(next(ticks))  # noqa: E731
     assert control_metrics("pairwise_hinge", [(graph, TRAINING)], [(graph, HELD_OUT)], 3.5, clock=clock) == {}
+
+
+def test_many_configurations_are_thinned_and_many_features_give_no_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = gst.segment(made(), 10)
+    thinned = control_metrics("pairwise_hinge", [(graph, TRAINING[::2])], [(graph, HELD_OUT)])
+    assert control_metrics("pairwise_hinge", [(graph, TRAINING)], [(graph, HELD_OUT)]) != thinned
+    monkeypatch.setattr(controls, "MOST_VALUES", 20 * controls.num_features(graph, 3))
+    assert control_metrics("pairwise_hinge", [(graph, TRAINING)], [(graph, HELD_OUT)]) == thinned
+    numbered = gst.segment(replace(made(), opcodes=np.arange(30) * 1000), 10)
+    assert control_metrics("pairwise_hinge", [(numbered, TRAINING)], [(numbered, HELD_OUT)]) == {}
+
+
+def test_graphs_without_configurations_or_known_targets_are_fitted_too() -> None:
+    sizes = np.arange(3, 15)
+    graphs = [
+        gst.segment(Graph(np.ones((size, 1), np.float32), np.zeros((2, 0), np.int64), targets=np.array([2.0 * size])))
+        for size in sizes
+    ]
+    parts = [[(graph, torch.zeros(1, dtype=torch.long)) for graph in part] for part in (graphs[::2], graphs[1::2])]
+    assert control_metrics("squared_error", *parts)["mae"] < 0.5
+    unknown = gst.segment(replace(made(seed=2), targets=np.full(CONFIGS, np.nan)), 10)
+    graph = gst.segment(made(), 10)
+    assert control_metrics("pairwise_hinge", [(unknown, TRAINING), (graph, TRAINING)], [(graph, HELD_OUT)])["tau"] > 0.9
