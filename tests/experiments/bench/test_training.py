@@ -67,8 +67,9 @@ def test_more_configurations_than_a_graph_has_are_refused(data: Path, capsys: py
 
 
 @pytest.mark.parametrize("name", ["gst", "full"])
-def test_a_short_training_has_a_curve_and_a_last_score(name: str) -> None:
+def test_a_short_training_has_a_curve_and_a_last_score(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tau after every seventh step until the score is reached, and after the last; times add up."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     result = against_full.train(name, 0, epochs=1, nodes=2000)
     steps = (against_full.CONFIGS - against_full.HELD_OUT) // against_full.CONFIGS_PER_STEP
     seconds, taus = zip(*result["curve"], strict=True)
