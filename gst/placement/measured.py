@@ -21,9 +21,8 @@ import numpy as np
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, rested
 from gst.graphs.store import prepare
-from gst.lowering.calls import HOST
 from gst.lowering.plan import Plan, in_order_of
-from gst.machine.devices import Device, core_numbers, supports, this_machine
+from gst.machine.devices import Device, supports, this_machine
 from gst.machine.load import LoadGate
 from gst.placement import planning
 from gst.placement.cost_models import COST_MODELS, load_costs, save_costs
@@ -40,7 +39,6 @@ from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.child_process import Timed, variants_beside
 from gst.whole_model.choosing import TIMES, Candidates, winner
-from gst.whole_model.device_copy import first_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH, Variant
 from partitioners import usual_method
 
@@ -340,9 +338,7 @@ def whole_variants(
         yield {name: partial(rested, step) for name, step in here.items()}, skip_reason
         return
     progress(COMPILING, 0, 1)
-    place = first_accelerator(runner.devices) or HOST
-    cores = len({number for each in core_numbers(runner.devices) for number in each})
-    with variants_beside(source, place, cores, settings.compile_s, skip_reason) as variants:
+    with variants_beside(source, runner.devices, settings.compile_s, skip_reason) as variants:
         yield variants, skip_reason
 
 

@@ -7,7 +7,7 @@ and time the variants. A child receives the name of a variant and answers with i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -21,13 +21,14 @@ from gst.execution.measure import failing, timed
 from gst.execution.on_accelerator import are_weights, as_written, module_on
 from gst.lowering.calls import HOST
 from gst.lowering.plan import ExecutionError
+from gst.machine.devices import Device, core_numbers
 from gst.programs import Program, kind_for
 from gst.programs.seeded import unseeded
 from gst.programs.traces import resolve, traced
 from gst.util.child import Child, ChildFailed, connect
 from gst.util.process import WAITING, keep_freed_memory
 from gst.whole_model.choosing import candidates
-from gst.whole_model.device_copy import candidates_on_accelerator
+from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH, Bound
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
@@ -98,16 +99,18 @@ class StepProcess:
 
 @contextmanager
 def variants_beside(
-    source: Path | str, device: torch.device, cores: int, seconds: float, skip_reason: str = ""
+    source: Path | str, devices: Sequence[Device], seconds: float, skip_reason: str = ""
 ) -> Iterator[Timed]:
     """Time the variants of a step that may win, to be compared with plans; `pytorch`, as written, comes first.
 
-    The function of a variant that is left out raises its reason (`ExecutionError`). Arguments are those of
-    `StepProcess`.
+    They run on the first accelerator of the devices, or otherwise on their cores. The function of a variant that is
+    left out raises its reason (`ExecutionError`). Other arguments are those of `StepProcess`.
     """
+    place = first_accelerator(devices) or HOST
+    cores = len({number for each in core_numbers(devices) for number in each})
     with ExitStack() as stack:
         try:
-            process = stack.enter_context(StepProcess(source, device, cores, seconds, skip_reason))
+            process = stack.enter_context(StepProcess(source, place, cores, seconds, skip_reason))
             runs: Timed = {name: partial(process, name) for name in process.names}
             reasons = process.reasons
         except ValueError as error:  # for example, memory is short

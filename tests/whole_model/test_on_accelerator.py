@@ -52,7 +52,8 @@ def test_a_saved_program_runs_on_an_accelerator_as_its_operations_do(
 
 
 def test_a_step_by_name_runs_as_written_in_its_process() -> None:
-    with variants_beside(STEP, CPU, 1, 60.0, "left out, as asked") as runs:
+    core = Device("cpu:0", "cpu", (0,), 1, "host", "measured")
+    with variants_beside(STEP, [core], 60.0, "left out, as asked") as runs:
         assert next(iter(runs)) == PYTORCH and runs[PYTORCH]() > 0
         with pytest.raises(ExecutionError, match="left out, as asked"):
             runs[COMPILED]()

@@ -17,13 +17,12 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import torch
 
 from gst.execution.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
 from gst.lowering.costs import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
-from gst.machine.devices import Device, core_numbers, discover, select, this_machine
+from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate
 from gst.placement.profiling import costs_of, costs_record
 from gst.programs import Program
@@ -31,7 +30,6 @@ from gst.programs.program import FILES
 from gst.util.compiled import cache_directory
 from gst.util.process import version
 from gst.whole_model.child_process import variants_beside
-from gst.whole_model.device_copy import first_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH
 
 
@@ -117,9 +115,7 @@ class Host:
 @contextmanager
 def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterator[dict[str, Callable[[], float]]]:
     """Time the step as written and compiled, on the first accelerator of the devices, or otherwise on the cores."""
-    cores = len({number for each in core_numbers(devices) for number in each})
-    place = first_accelerator(devices) or torch.device("cpu")
-    with variants_beside(program, place, cores, START_LIMIT_S, skip_reason) as steps:
+    with variants_beside(program, devices, START_LIMIT_S, skip_reason) as steps:
         yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 
