@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from scipy.stats import rankdata
 
 from embedding_cache import EmbeddingTable
+from gst.cost.controls import ridge
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
 from gst.data.loader import Selection, StepLoader, split
@@ -193,7 +194,8 @@ def ranking(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress
     known, unseen = training[0][1].numpy(), held_out[1].numpy()
     taus = {"GST": kendall_tau(scores, runtimes)}
     for name, features in linear_features(graph).items():
-        taus[name] = kendall_tau(linear(features, graph.targets, known)[unseen], runtimes)
+        predict = ridge(features[known], rankdata(graph.targets[known])[:, None])
+        taus[name] = kendall_tau(predict(features[unseen])[:, 0], runtimes)
     layouts = {"graph": "AlexNet in training, TPU v3", "tau": taus["GST"]}
     layouts |= {"predicted": scores.tolist(), "measured": runtimes.tolist()}
     return {
@@ -213,14 +215,6 @@ def linear_features(graph: Graph) -> dict[str, Features]:
         "linear regression on sums": one_hot.sum(1).reshape(len(values), -1),
         "linear regression on each node": one_hot.reshape(len(values), -1),
     }
-
-
-def linear(features: Features, runtimes: Values, known: Int64[np.ndarray, " known"]) -> Values:
-    """Return scores of all configurations by ridge regression on the ranks of the `known` runtimes."""
-    design = np.c_[features, np.ones(len(features))]
-    x = design[known]
-    weights = np.linalg.solve(x.T @ x + np.eye(x.shape[1]), x.T @ rankdata(runtimes[known]))
-    return design @ weights
 
 
 # 3. The placement loop on this machine -------------------------------------------------------------------------------
