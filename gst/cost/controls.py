@@ -62,17 +62,19 @@ def control_metrics(
     ends, total = clock() + seconds, sum(len(configs) for _, configs in training)
     stride = -(-total * width // MOST_VALUES)
     goals = _goals(loss, [graph.targets[configs[::stride].numpy()] for graph, configs in training])
-    known: list[Features] = []
-    for graph, configs in training:
-        features = summed_features(graph, configs[::stride].numpy(), opcodes, lambda: clock() > ends)
-        if features is None:
-            return {}
-        known.append(features)
+
+    def check() -> None:
+        if clock() > ends:
+            raise TimeoutError
+
+    try:
+        known = [summed_features(graph, configs[::stride].numpy(), opcodes, check) for graph, configs in training]
+    except TimeoutError:
+        return {}
     predict = (regress or ridge)(np.concatenate(known), goals)
     scored = []
     for graph, configs in held_out:
         features, targets = summed_features(graph, configs.numpy(), opcodes), graph.targets[configs.numpy()]
-        assert features is not None, "nobody is waiting"
         real, scores = ~np.isnan(targets), predict(features)
         if real.any():
             scored.append((scores[real] if loss in CLASSES else scores[real, 0], targets[real]))
@@ -82,39 +84,42 @@ def control_metrics(
 def num_features(graph: SegmentedGraph, opcodes: int) -> int:
     """Return the number of features of each configuration of a graph."""
     channels, is_whole = graph.config_features.shape[2], graph.config_features.dtype.kind in "iub"
-    groups = opcodes if opcodes * channels * VALUES <= BY_OPCODE else 1
-    return graph.node_features.shape[1] + opcodes + channels * groups * (VALUES if is_whole else 1)
+    values = channels * _num_groups(graph, opcodes) * (VALUES if is_whole else 1)
+    return graph.node_features.shape[1] + opcodes + values
+
+
+def _num_groups(graph: SegmentedGraph, opcodes: int) -> int:
+    """Return the number of groups in which configuration features are counted: one for each opcode, or one."""
+    return opcodes if opcodes * graph.config_features.shape[2] * VALUES <= BY_OPCODE else 1
 
 
 def summed_features(
-    graph: SegmentedGraph, configs: np.ndarray, opcodes: int, is_late: Callable[[], bool] = lambda: False
-) -> Features | None:
-    """Return the features of configurations of a graph, None once it `is_late`.
+    graph: SegmentedGraph, configs: np.ndarray, opcodes: int, check: Callable[[], None] = lambda: None
+) -> Features:
+    """Return the features of configurations of a graph.
 
     Args:
         opcodes: number of opcodes, equal for graphs that are compared.
+        check: called often; it may raise an exception to end the work.
     """
     sums, kinds = np.zeros(graph.node_features.shape[1]), np.zeros(opcodes)
     for first, owned in zip(graph.row_ptr[:-1], graph.owned_counts, strict=True):
-        if is_late():
-            return None
+        check()
         rows = slice(first, first + owned)
         sums += graph.node_features[rows].sum(0, dtype=np.float64)
         kinds += np.bincount(graph.opcodes[rows], minlength=opcodes)
     columns, channels = graph.config_features.shape[1:]
-    by_opcode = opcodes * channels * VALUES <= BY_OPCODE
-    groups = np.zeros(columns, np.int32)
-    if by_opcode:
+    num_groups, groups = _num_groups(graph, opcodes), np.zeros(columns, np.int32)
+    if num_groups > 1:
         owners = np.repeat(graph.row_ptr[:-1], np.diff(graph.config_ptr))
         groups[graph.config_columns] = graph.opcodes[graph.config_rows + owners]
     counts: list[Features] = []
     for part in np.array_split(configs, max(1, min(len(configs), len(configs) * columns * channels // AT_ONCE))):
         counts.append(0)  # type: ignore[arg-type]
         for some in np.array_split(np.arange(columns), max(1, columns * channels // AT_ONCE)):
-            if is_late():
-                return None
+            check()
             values = np.asarray(graph.config_features[part[:, None], some[None]])
-            counts[-1] = counts[-1] + _counts(values, groups[some], opcodes if by_opcode else 1)
+            counts[-1] = counts[-1] + _counts(values, groups[some], num_groups)
     return np.concatenate([np.tile(np.r_[sums, kinds], (len(configs), 1)), np.concatenate(counts)], axis=1)
 
 

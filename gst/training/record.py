@@ -210,8 +210,8 @@ class ReportPage(L.Callback):
         with atomic_write(path) as file:
             file.write(render_training(record))
         if (key := metric_of(record)) in self.control:
-            values = (figure_of(record, key, each) for each in (self.control, best_epoch(record)))
-            print("{}: ridge regression on sums {}, this model {}".format(metrics_of(record)[key], *values))
+            control, best = (figure_of(record, key, each) for each in (self.control, best_epoch(record)))
+            print(f"{metrics_of(record)[key]}: ridge regression on sums {control}, this model {best}")
         print(f"Look at {path}")
 
     def _entry(self, trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, float]:
