@@ -77,7 +77,8 @@ def train(task: Task, variant: str, seed: int, rate: float) -> dict[str, Any]:
     keep_freed_memory()
     torch.set_num_threads(1)
     settings = dict(VARIANTS[variant])
-    whole, has_edges, finetune = (settings.pop(key, key == "edges") for key in ("whole", "edges", "finetune"))
+    whole, finetune = settings.pop("whole", False), settings.pop("finetune", False)
+    has_edges = settings.pop("edges", True)
     loader, validation, test = task.loaders(whole, seed)
     if not has_edges:
         loader.selections, validation, test = map(without_edges, (loader.selections, validation, test))
@@ -172,19 +173,15 @@ def boosting(features: np.ndarray, goals: np.ndarray) -> Callable[[np.ndarray], 
     return lambda rows: np.stack([tree.predict(rows) for tree in trees], 1)
 
 
-def run(task: str, job: tuple[str, int, float], runs: dict[str, Any], path: Path) -> None:
-    """Train in a process of its own, unless `runs` has the result, and save it."""
-    variant, seed, rate = job
+def run(task: str, job: tuple[str, int, float], found: dict[str, Any], path: Path) -> None:
+    """Train in a process of its own, unless the runs in `found` have the result, and save it."""
+    (variant, seed, rate), runs = job, found["runs"]
     if (key := f"{variant}, seed {seed}, rate {rate:.2g}") in runs:
         return
     child = [sys.executable, "-m", "experiments.variants.compare", "--run", task, variant, str(seed), str(rate)]
     done = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True)
     runs[key] = {"variant": variant, "seed": seed, "rate": rate, **json.loads(done.stdout)}
-    write_json(path, {"controls": known_controls(path), **summary(TASKS[task], dict(runs))})
-
-
-def known_controls(path: Path) -> dict[str, Any]:
-    return dict(read_object(path).get("controls", {})) if path.exists() else {}
+    write_json(path, {"controls": found["controls"], **summary(TASKS[task], dict(runs))})
 
 
 def best_rate(runs: Mapping[str, Any], variant: str) -> float:
@@ -250,18 +247,18 @@ def main() -> None:
         for whole in (True, False):  # prepared here, once
             TASKS[task].loaders(whole, 0)
         path = RESULTS / f"convergence_{task}.json"
-        runs: dict[str, Any] = dict(read_object(path).get("runs", {})) if path.exists() else {}
-        if len(next(iter(known_controls(path).values()), {}).get("scores", ())) != options.seeds:
-            write_json(path, {"controls": controls(TASKS[task], options.seeds), **summary(TASKS[task], runs)})
+        found = {"controls": {}, "runs": {}, **(read_object(path) if path.exists() else {})}
+        if any(len(each["scores"]) != options.seeds for each in found["controls"].values()) or not found["controls"]:
+            found["controls"] = controls(TASKS[task], options.seeds)
         with ThreadPoolExecutor(options.processes) as pool:
             for seeds in (range(1), range(1, options.seeds)):
                 jobs = [
                     (name, seed, rate)
                     for seed in seeds
                     for name in variants
-                    for rate in ([best_rate(runs, name)] if seed else RATES)
+                    for rate in ([best_rate(found["runs"], name)] if seed else RATES)
                 ]
-                done = pool.map(lambda job: run(task, job, runs, path), jobs)  # noqa: B023 (ends within the loop)
+                done = pool.map(lambda job: run(task, job, found, path), jobs)  # noqa: B023 (ends within the loop)
                 list(bar(done, total=len(jobs), desc=f"{task}, {'other seeds' if seeds[0] else 'learning rates'}"))
 
 
