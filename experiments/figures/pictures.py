@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -26,6 +26,11 @@ from experiments.figures.worlds import WORLDS
 BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666"
 SCORES = {"runtime": "Kendall's tau", "number": "Kendall's tau over graphs", "class": "accuracy"}
 COUNTED = range(8, 51)  # measurements that are drawn
+WHOLE = "whole graph"
+CURVES = {
+    WHOLE: (ORANGE, "s"), "GST": (GREEN, "D"), "GST+E": (PURPLE, "v"), "GST+EFD": (SKY, "^"),
+    "GST+E, difference": (BLUE, "o"),
+}  # fmt: skip
 WAYS = {
     "none": (GREY, "s", "simulator as it is"), "linear": (ORANGE, "v", "linear regression"),
     "ten parameters": (PURPLE, "^", "ten parameters fitted"), "fitted": (BLUE, "o", "all costs fitted"),
@@ -73,29 +78,28 @@ def placement(found: Mapping[str, Any]) -> Figure:
 
 
 def variants(*results: Mapping[str, Any]) -> Figure:
-    figure, grid = figure_of((11, 2.6 * len(results)), len(results), 3)
-    for row, found in zip(grid, results, strict=True):
-        names = list(found["variants"])[::-1]
-        each = [found["variants"][name] for name in names]
-        for place, variant in enumerate(each):
-            row[0].plot(variant["scores"], [place] * len(variant["scores"]), "o", color=SKY, markersize=5, alpha=0.6)
-            row[0].errorbar(variant["score_mean"], place, xerr=variant["score_deviation"], fmt="D", color=BLUE)
-        row[0].set_yticks(range(len(names)), names)
-        row[0].set_title(f"{VARIANT_TASKS[found['task']]}: {SCORES[found['kind']]}", loc="left", fontsize=10)
-        _bars(row[1], [variant["step_ms"] for variant in each], "milliseconds of a step")
-        _bars(row[2], [variant["peak_mib"] for variant in each], "peak memory, MiB")
-    marks = [grid[0, 0].lines[0], grid[0, 0].containers[0]]
-    labels = ["a seed", "mean and standard deviation; right is better"]
-    figure.legend(marks, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    """Draw the validation score over the processor time of a training: median of the seeds, and all of them."""
+    figure, grid = figure_of((10, 3.2 * math.ceil(len(results) / 2)), math.ceil(len(results) / 2), 2)
+    for axes, found in zip(grid.flat, results, strict=False):
+        for name, (colour, shape) in CURVES.items():
+            rate = found["variants"].get(name, {}).get("rate")
+            curves = [each["curve"] for each in found["runs"].values()
+                      if each["variant"] == name and each["rate"] == rate and each["curve"]]  # fmt: skip
+            if curves:
+                seconds, scores = (np.array([[look[at] for look in curve] for curve in curves]) for at in (1, 2))
+                middle = np.median(seconds, 0)
+                axes.fill_between(middle, scores.min(0), scores.max(0), color=colour, alpha=0.15, lw=0)
+                axes.plot(middle, np.median(scores, 0), color=colour, marker=shape, markersize=4, label=name)
+        axes.axhline(found["goal"], color=GREY, linewidth=0.8, linestyle=":")
+        axes.set_title(f"{VARIANT_TASKS[found['task']]}: {SCORES[found['kind']]}", loc="left", fontsize=10)
+        axes.set(xscale="log", xlabel="seconds of training, one core")
+        axes.xaxis.set_major_formatter("{x:g}")
+    for axes in grid.flat[len(results) :]:
+        axes.axis("off")
+    labels = {label: mark for axes in grid.flat for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels[f"99 % of {WHOLE}, or of GST where that takes over 2 GiB"] = grid[0, 0].lines[-1]
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
-
-
-def _bars(axes: Axes, values: Sequence[float], title: str) -> None:
-    bars = axes.barh(range(len(values)), values, color=BLUE, height=0.6)
-    axes.bar_label(bars, fmt="%.3g" if max(values) < 100 else "%.0f", padding=3, fontsize=8)
-    axes.set_yticks(range(len(values)), [""] * len(values))
-    axes.margins(x=0.2)
-    axes.set_title(title, loc="left", fontsize=10)
 
 
 def worlds(found: Mapping[str, Any]) -> Figure:
@@ -128,7 +132,7 @@ def _course(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[f
 
 PICTURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "docs/worlds.png": (worlds, ("worlds",)),
-    "docs/variants.png": (variants, tuple(f"variants_{task}" for task in VARIANT_TASKS)),
+    "docs/variants.png": (variants, tuple(f"convergence_{task}" for task in VARIANT_TASKS)),
     "experiments/bench/placement.png": (placement, ("placement",)),
     "experiments/reproductions/gst/against_full.png": (against_full, ("against_full",)),
 }

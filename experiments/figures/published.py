@@ -100,7 +100,7 @@ def _policy(name: str) -> str:
 
 
 def _circuits() -> str:
-    variants = result("variants_circuits")["variants"]
+    variants = result("convergence_circuits")["variants"]
     ours, whole = (variants[name]["score_mean"] for name in ("GST+E, difference", "whole graph"))
     return f"tau {ours:.2f} with GST+E, difference, {whole:.2f} with whole graphs, on unseen designs"
 

@@ -33,6 +33,7 @@ class Task:
             a fifth of the groups.
         steps: of a training; more do not raise the validation score of whole graphs.
         least_configs: graphs with fewer are left out.
+        rates: learning rates that are tried, as multiples of `learning_rate`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Task:
     classes: int = 1
     held_out: int = 0
     least_configs: int = 1
+    rates: tuple[float, ...] = (1 / 3, 1.0, 3.0)
 
     def source(self) -> Any:
         if self.name == "alexnet":
@@ -86,7 +88,7 @@ TASKS = {
         Task("alexnet", "runtime", 64, "sum", {"channels": 64, "num_layers": 3, "config_symbols": 7}, 2, 1, 64, 1e-3,
              1500, lists_per_graph=100, held_out=500),
         Task("synthetic", "runtime", 5_000, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8,
-             "config_symbols": 7}, 4, 1, 16, 1e-2, 240, held_out=32),
+             "config_symbols": 7}, 4, 1, 16, 1e-2, 240, held_out=32, rates=(1 / 3, 1.0)),  # at 3 some learn nothing
         Task("circuits", "number", 100, "mean", {"channels": 32, "num_layers": 3, "num_opcodes": 16}, 1, 8, 1, 3e-3,
              600),
         Task("elf-language", "class", 200, "mean", {"channels": 32, "num_layers": 2, "num_opcodes": 8}, 1, 8, 1,
