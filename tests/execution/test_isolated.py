@@ -115,15 +115,6 @@ def test_no_plan_for_this_program_or_these_devices(isolated: IsolatedExecutor, p
 
 
 @pytest.mark.e2e
-def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ValueError, match=r"nowhere cannot be read"),
-        IsolatedExecutor(tmp_path / "nowhere", pair(separate_memory=False)),
-    ):
-        pass
-
-
-@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_program_that_changed_meanwhile_is_no_outcome(programs: dict[str, Program], tmp_path: Path) -> None:
     directory = tmp_path / "program"
