@@ -87,6 +87,11 @@ def test_who_is_told_the_segments_is_not_complained_about(name: str) -> None:
     assert not company_matters(encoder, torch.tensor([0] * 4 + [1] * 5))
 
 
+@pytest.mark.parametrize("layer", [pyg.BatchNorm(CHANNELS), nn.BatchNorm1d(CHANNELS), nn.LazyBatchNorm1d()])
+def test_batch_norm_is_complained_about_even_by_who_is_told_the_segments(layer: nn.Module) -> None:
+    assert len(complaints(Told(layer))) == 1
+
+
 def test_the_warning_names_the_layers_and_what_to_do() -> None:
     layers = nn.Sequential(*(pyg.GraphNorm(CHANNELS) for _ in range(4)), nn.BatchNorm1d(CHANNELS))
     with warnings.catch_warnings(record=True) as caught:
@@ -96,6 +101,12 @@ def test_the_warning_names_the_layers_and_what_to_do() -> None:
     assert "BatchNorm1d at layer.4" in batch_norm and "LayerNorm" in batch_norm
     assert "GraphNorm at layer.0, GraphNorm at layer.1, GraphNorm at layer.2 and 1 more" in graph_norm
     assert "forward(self, x, edge_index, batch)" in graph_norm
+
+
+def test_pyg_models_that_take_a_batch_are_told_it() -> None:
+    assert not complaints(pyg.GCN(CHANNELS, CHANNELS, 2, norm="GraphNorm"))
+    assert complaints(pyg.GCN(CHANNELS, CHANNELS, 2, norm="BatchNorm"))
+    assert not complaints(lambda x, edge_index: x)
 
 
 @pytest.mark.parametrize(

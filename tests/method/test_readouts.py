@@ -73,6 +73,16 @@ def test_logits_of_any_size_do_not_overflow(scale: float) -> None:
     torch.testing.assert_close(model.exact([cut])[0], (x.softmax(0) * x).sum(0).float(), check_dtype=False)
 
 
+@pytest.mark.parametrize("name", ["attention", "softmax", "std"])
+def test_names_stand_for_readouts(name: str) -> None:
+    torch.manual_seed(0)
+    model, (x, cut) = model_of(name), graph()
+    got = model.exact([cut])
+    weights = (model.readout.phi.gate(x) if name == "attention" else x).softmax(0)
+    want = x.std(0, correction=0) if name == "std" else (weights * x).sum(0)
+    torch.testing.assert_close(got[0], model.head(want), rtol=1e-9, atol=1e-9)
+
+
 def test_a_pair_of_functions_is_a_readout() -> None:
     x, cut = graph()
     phi = nn.Linear(CHANNELS, 4).double()
@@ -98,6 +108,17 @@ def test_more_fresh_segments_bring_the_estimate_to_the_exact_value(name: str) ->
     most = graph()[1].num_segments
     errors = [drawn(readout, fresh) for fresh in (1, most - 2, most)]
     assert errors[0] > 1.5 * errors[1] > 0 and errors[2] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["attention", "softmax"])
+def test_rows_of_a_table_stand_for_their_segments(name: str) -> None:
+    cut, readout = graph()[1], OF_PYG[name]()
+    table = gst.EmbeddingTable(1, 2 * CHANNELS)
+    model = gst.GraphSegmentTraining(as_they_are, nn.Linear(CHANNELS, 2), readout, table=table, num_fresh=2)
+    assert model.estimate.name == "dropout"
+    for _ in range(20):
+        model([cut]).sum().backward()
+    torch.testing.assert_close(model([cut]), model.exact([cut]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_frozen_encoder_freezes_what_rows_are_made_of() -> None:

@@ -45,7 +45,9 @@ def test_a_page_has_no_faults_and_is_that_of_its_saved_record(name: str) -> None
     assert draw(json.loads(json.dumps(record))) == draw(record)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "simulated" else name for name in PAGES]
+)
 def test_a_page_stands_whatever_is_missing_or_wrong(name: str) -> None:
     draw, record = PAGES[name]
     assert faults(draw({})) == []
