@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.event_times import NewGraph
-from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
+from gst.execution.costs import NewGraph
+from gst.execution.lane_graphs import DRAWS_ON_HOST, Resident, draws_on_host
 from gst.execution.on_accelerator import module_on, one_graph
-from gst.execution.residents import Resident
 from gst.lowering.calls import copied
 from gst.machine.devices import Device
 from gst.programs import Program, Step
@@ -60,7 +59,7 @@ class DeviceCopy:
         inputs: of its calls, on any device.
         device: an accelerator of this process.
         program: of a step, as captured.
-        graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
+        graph: makes an empty graph; see `gst.execution.costs.graph_maker`.
 
     Raises:
         ValueError: it changes its buffers when it runs, which a copy cannot do for it.

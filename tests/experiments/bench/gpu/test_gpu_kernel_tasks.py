@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.worlds.kernel_task import kernel_task, lowered
 from gst.kernels.run import Run
-from gst.kernels.schedule import upward_ranks
+from gst.kernels.streams import upward_ranks
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
