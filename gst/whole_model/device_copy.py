@@ -7,11 +7,11 @@ with example inputs in the accelerator's memory.
 from __future__ import annotations
 
 import copy
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,9 +26,8 @@ from gst.lowering.calls import copied
 from gst.machine.devices import Device
 from gst.programs import Program, Step
 from gst.programs.structures import opened
-from gst.util.progress import Progress, no_progress
 from gst.util.recording import is_here
-from gst.whole_model.choosing import SEED, Candidates, Subject, tried
+from gst.whole_model.choosing import SEED, Subject
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
@@ -37,7 +36,6 @@ from gst.whole_model.variants import (
     ONE_GRAPH,
     PYTORCH,
     Function,
-    Inputs,
     Variant,
     all_compiled_kept,
     as_written,
@@ -48,6 +46,13 @@ from gst.whole_model.variants import (
 
 VARIANTS = (Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(COMPILED, mode=MODE))
 """Variants on an accelerator, the simplest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Inputs of a call, which stay in a device's memory as long as this object is referenced."""
+
+    values: tuple[Any, ...]
 
 
 class DeviceCopy:
@@ -269,12 +274,11 @@ def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
     return next((each.torch_device for each in devices if each.is_accelerator), None)
 
 
-def candidates_on_accelerator(
-    model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, seconds: float = math.inf,
-    compiled: bool = True, progress: Progress = no_progress, program: Program | None = None,
-    graph: NewGraph | None = None, stops: bool = False,
-) -> Candidates:  # fmt: skip
-    """Make the variants of a model or a step on an accelerator; see `gst.whole_model.choosing.tried`.
+def subject_on_accelerator(
+    model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, program: Program | None = None,
+    graph: NewGraph | None = None,
+) -> Subject:  # fmt: skip
+    """Return the variants of a model or a step on an accelerator.
 
     Args:
         model, inputs, device, program, graph: see `DeviceCopy`.
@@ -283,7 +287,8 @@ def candidates_on_accelerator(
         Exception: it does not run on the accelerator as written.
 
     Examples:
-        >>> result = candidates_on_accelerator(nn.ReLU(), (torch.ones(2),), torch.device("cpu"), compiled=False)
+        >>> from gst.whole_model.choosing import tried
+        >>> result = tried(subject_on_accelerator(nn.ReLU(), (torch.ones(2),), torch.device("cpu")), compiled=False)
         >>> list(result.runs), result.reasons["one graph"]
         (['pytorch'], 'ValueError: graphs are recorded on an accelerator; this runs on cpu')
     """
@@ -292,8 +297,7 @@ def candidates_on_accelerator(
     wrong = lambda run: difference(run, on_device.eager, on_device.examples(), SEED, draws)  # noqa: E731
     function = model if isinstance(model, nn.Module) else model.function
     guard = Guard(function, inputs, weights=False, any_device=True)
-    subject = Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
-    return tried(subject, seconds, compiled, progress, stops)
+    return Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
 
 
 def give_back(device: torch.device) -> None:
