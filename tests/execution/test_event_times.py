@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gst.execution import event_times as module
-from gst.execution.child import profile_devices
-from gst.execution.event_times import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs
+from gst.execution import costs as module
+from gst.execution.costs import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs
 from gst.execution.executor import GraphExecutor, executor
+from gst.execution.isolated import profile_devices
 from gst.lowering.calls import Step as Bound
 from gst.lowering.calls import in_program_order
 from gst.lowering.costs import profiled_costs

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gst.execution import costs as measuring
-from gst.execution.child import Runner
 from gst.execution.costs import SIZES, copy_rate, fitted, measured_links
 from gst.execution.executor import GraphExecutor
+from gst.execution.isolated import Runner
 from gst.lowering.costs import COPY_US, links_of, links_record, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover
