@@ -13,8 +13,7 @@ from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_edges, r
 
 from experiments.reproductions.public_problems.cost_graphs import read_cost_graph, task_of_cost_graph
 from gst.machine.devices import Device
-from gst.placement.baselines.list_schedules import heft
-from gst.placement.baselines.portfolio import chunks, metis, portfolio, single, topo
+from gst.placement.baselines.portfolio import chunks, heft, metis, portfolio, single, topo
 from gst.placement.baselines.units import held_bytes, smallest_units
 from gst.placement.machines import CORE, GPU, Machine, machine
 from gst.placement.objectives import Budgeted, SimulatedObjective

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_tasks import MANY, Slow, apart, core_sets, made_up, random_edges, random_task
 
-from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
+from gst.placement.baselines.portfolio import etf, favourite_children, heft, moldable, rank_us, sct
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 
@@ -98,7 +98,7 @@ def test_a_device_waits_for_the_favourite_child_unless_something_else_can_start_
 def test_a_task_of_too_many_edges_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     task = random_task(3, nodes=200)
     assert sct(task) is not None
-    monkeypatch.setattr("gst.placement.baselines.list_schedules.MOST_EDGES", 0)
+    monkeypatch.setattr("gst.placement.baselines.portfolio.MOST_EDGES", 0)
     assert sct(task) is None
 
 

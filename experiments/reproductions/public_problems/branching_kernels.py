@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.placement.baselines.arrays import Arrays
 from gst.placement.baselines.bounds import heads, tails
-from gst.simulation.queues import pop, push
+from gst.simulation.event_kernel import pop, push
 from partitioners.compiled import compiled
 
 ROUNDS = 4  # in which devices are struck out

@@ -17,7 +17,7 @@ from experiments.reproductions.public_problems.cost_graphs import (
     refusal,
 )
 from gst.lowering.plan import Plan
-from gst.simulation.peaks import peak_bytes
+from gst.simulation.copies import peak_bytes
 from gst.simulation.simulator import Simulator
 from tests.files import FIXTURES
 from tests.reproductions.public_problems.published_latency import latency
