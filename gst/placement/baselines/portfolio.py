@@ -17,8 +17,8 @@ from gst.lowering.plan import Plan, priority_of
 from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use, overlap
 from gst.placement.baselines import units
-from gst.placement.baselines.arrays import Arrays, Places, Scheduled, mean_times, upward_rank
 from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
+from gst.placement.baselines.units import Arrays, Places, Scheduled, mean_times, upward_rank
 from gst.placement.task import Task
 from partitioners import has_metis, partition
 

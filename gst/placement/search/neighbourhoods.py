@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float64, Int64
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import Rows, rows
 from gst.machine.devices import overlap
-from gst.placement.baselines.arrays import moved
 from gst.placement.baselines.portfolio import task_scheduled
+from gst.placement.baselines.units import moved
 from gst.placement.task import Task
 from gst.simulation.copies import copies_of
 from gst.util.compiled import compiled
