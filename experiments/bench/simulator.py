@@ -24,7 +24,7 @@ from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import WORKLOADS, traced
 from gst.simulation.calibration import fit
-from gst.simulation.peaks import peak_bytes
+from gst.simulation.copies import peak_bytes
 from gst.simulation.simulator import Contention, Simulator
 from gst.util.progress import Progress, no_progress
 

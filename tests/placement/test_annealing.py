@@ -9,14 +9,12 @@ import pytest
 from placement_graphs import made_task
 
 from gst.machine.devices import Device
-from gst.placement.baselines.list_schedules import heft
-from gst.placement.baselines.portfolio import portfolio, single
+from gst.placement.baselines.portfolio import heft, portfolio, single
 from gst.placement.machines import generated_task
 from gst.placement.methods import GIANT, Annealing
 from gst.placement.objectives import Budgeted, SearchReward, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.neighbourhoods import Neighbourhood
-from gst.placement.search.waits import BUSY, CROSSING, Timelines
+from gst.placement.search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
 from gst.placement.task import Task
 from gst.simulation.copies import copies_of
 from gst.util.progress import no_progress
@@ -104,7 +102,7 @@ def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
     task = made_task(30, 4)
     if queue:
         task = replace(task, costs=replace(task.costs, copies_queue=True, output_bytes=20 * task.costs.output_bytes))
-    timelines, generator, kinds, queued = Timelines(task.costs), np.random.default_rng(0), set(), 0
+    timelines, generator, kinds, queued = Timelines(task), np.random.default_rng(0), set(), 0
     for _ in range(20):
         run = task.simulator.run(task.plan(generator.integers(2, size=30), generator.permutation(30)))
         arrival = {(node, there): end for node, there, _, end in zip(*copies_of(task.costs, run), strict=True)}

@@ -11,8 +11,7 @@ import pytest
 from random_tasks import NO_OVERHEAD, apart, core_sets, made_up, random_task
 
 from gst.machine.devices import Device
-from gst.placement.baselines.list_schedules import heft
-from gst.placement.baselines.portfolio import metis, portfolio, single
+from gst.placement.baselines.portfolio import heft, metis, portfolio, single
 from gst.placement.baselines.units import held_bytes
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective

@@ -10,7 +10,7 @@ from random_tasks import apart, core_sets, made_up, random_task
 
 from gst.machine.devices import Device
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.baselines.list_schedules import moldable
+from gst.placement.baselines.portfolio import moldable
 from gst.placement.task import Task
 
 NO_EDGES = np.zeros((2, 0), np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_tasks import MANY, Slow, apart, core_sets, made_up, random_edges, random_task
 
-from gst.placement.baselines.list_schedules import etf, heft, moldable, rank_us
+from gst.placement.baselines.portfolio import etf, heft, moldable, rank_us
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 

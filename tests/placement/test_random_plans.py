@@ -7,8 +7,7 @@ from itertools import islice
 import numpy as np
 
 from gst.lowering.plan import Plan
-from gst.placement.baselines.list_schedules import rank_us
-from gst.placement.baselines.portfolio import portfolio
+from gst.placement.baselines.portfolio import portfolio, rank_us
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 

@@ -21,8 +21,7 @@ from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program
 from gst.simulation.calibration import fit
-from gst.simulation.copies import copies_of
-from gst.simulation.peaks import peak_bytes
+from gst.simulation.copies import copies_of, peak_bytes
 from gst.simulation.simulator import Contention, Simulator
 from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of

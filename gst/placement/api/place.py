@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import failing
-from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
-from gst.machine.topology import shared_domains
+from gst.machine.devices import Device, core_numbers, discover, shared_domains, usable_devices, with_core_sets
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.measured import SHARE, no_headroom, place_measured

@@ -18,7 +18,7 @@ from experiments.reproductions.public_problems.cost_graphs import (
 )
 from experiments.reproductions.public_problems.published import PublishedObjective
 from gst.lowering.plan import Plan
-from gst.simulation.peaks import peak_bytes
+from gst.simulation.copies import peak_bytes
 from gst.simulation.simulator import Simulator
 from tests.files import FIXTURES
 
