@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
+from gst.execution.costs import measure_costs
 from gst.execution.measure import Measurement, measure
-from gst.execution.native import NativeExecutor
+from gst.execution.native import NativeExecutor, runs_in_turns
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
@@ -84,17 +85,17 @@ def measured_plans(name: str, num_plans: int, repetitions: int, seed: int) -> Ra
     program = traced(name)
     devices = select(["cpu:0", "cpu:1", "cpu:0-1"], discover())
     with NativeExecutor(program, devices) as executor:
-        moments = [executor.costs()]
+        moments = [measure_costs(executor)]
         task = Task.of_profile(program, devices, moments[0].times_us)
         plans = [plan for _, plan in islice(random_plans(task, seed), NUM_CALIBRATION + num_plans)]
         judged = plans[: len(plans) - NUM_CALIBRATION]
         runs = {str(number): partial(executor.run, plan) for number, plan in enumerate(judged)}
         seen = measure(runs, repetitions, 1, LoadGate())
         samples = np.array([seen[label].samples_ms for label in runs])
-        moments.append(executor.costs())
-        learned = executor.timelines(plans[len(judged) :])
+        moments.append(measure_costs(executor))
+        learned = runs_in_turns(executor, plans[len(judged) :])
         peaks = np.array([_peak(executor, plan) for plan in judged])
-        moments.append(executor.costs())
+        moments.append(measure_costs(executor))
     costs = replace(moments[0], times_us=np.min([each.times_us for each in moments], axis=0))
     task = Task.of_program(program, costs, fit(costs, learned))
     return Ran(task, judged, samples, peaks, list(seen.values()))

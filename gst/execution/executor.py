@@ -16,22 +16,18 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gst.execution.costs import event_times_us, measured_links
 from gst.execution.groups import LaneGroups
 from gst.execution.lane_graphs import LaneGraph, Residents
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor
 from gst.execution.on_accelerator import num_weights
-from gst.lowering.calls import Storages, copied, storages
-from gst.lowering.costs import Costs, profiled_costs
-from gst.lowering.lower import stream_program
-from gst.lowering.plan import ExecutionError, Plan, Timeline, positions_of_nodes, says_no_memory
-from gst.lowering.race_check import check
+from gst.lowering.calls import copied
+from gst.lowering.lower import ProvenLowering
+from gst.lowering.plan import ExecutionError, Plan, says_no_memory
 from gst.machine.devices import Device, select, supports
 from gst.programs import Program
 from gst.util.recording import Graph, is_here, new_graph
@@ -91,7 +87,7 @@ class GraphExecutor:
         homes = (device.torch_device for device in self.devices if device.is_accelerator)
         self._home = next(filter(is_here, homes), None)
         self._worker: Worker | None = None
-        self._storages: Storages | None = None
+        self._lower = ProvenLowering(program, self.devices)
         self._groups = LaneGroups(program, self.devices)
         self._residents = Residents(program)
         self._lanes: OrderedDict[str, LaneExecutor] = OrderedDict()
@@ -186,29 +182,10 @@ class GraphExecutor:
         """See `LaneGroups.shares`."""
         return self._on_worker(partial(self._groups.shares, plan))
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:
-        """Return nothing: graphs keep no timelines."""
-        return []
-
-    def costs(self, repetitions: int = 5) -> Costs:
-        """Measure times of each operation alone on each device, and of copies; equal devices share times."""
-        kinds = [(device.kind, device.threads, device.description) for device in self.devices]
-        times = {}
-        for kind in dict.fromkeys(kinds):
-            device = self.devices[kinds.index(kind)]
-            times[kind] = self.submit(
-                device.name, partial(event_times_us, self.program, device.torch_device, repetitions)
-            )
-        rows = np.stack([times[kind] for kind in kinds])
-        return profiled_costs(self.program, self.devices, rows, measured_links(self.devices))
-
     def _compile(self, plan: Plan) -> LaneExecutor:
         key = plan.key
         if key not in self._lanes:
-            positions_of_nodes(plan, self.program, self.devices)  # refused before storages are worked out
-            self._storages = self._storages or storages(self.program)
-            streams = stream_program(self.program, plan, self.devices, self._storages)
-            check(streams)
+            streams = self._lower(plan)
             groups = {} if plan.fusion is None else self._with_memory(plan, partial(self._groups.calls, plan))
             self._lanes[key] = LaneExecutor(self.program, streams, self.devices, groups=groups)
             if len(self._lanes) > MAX_PLANS:

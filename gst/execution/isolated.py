@@ -1,8 +1,8 @@
 """Executor of plans in a child process: a plan that crashes or hangs it fails with a reason, and the caller goes on.
 
 The parent first sends the program and the devices, and receives the program's key. Then it sends requests: the name of
-a method of `Runner`, or of its executor, and its arguments. Each answer is a value, an error to raise instead or None,
-and True if the child ends because it is unreliable now.
+a method of `Runner` and its arguments. Each answer is a value, an error to raise instead or None, and True if the child
+ends because it is unreliable now.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
+from jaxtyping import Float64
 
+from gst.execution.costs import event_times_us, measured_links
 from gst.execution.executor import AnyExecutor, GraphExecutor, executor
+from gst.execution.groups import group_records
 from gst.execution.measure import Measurement, measure, timed
-from gst.execution.native import NativeExecutor
+from gst.execution.native import NativeExecutor, measure_costs, runs_in_turns
 from gst.execution.on_accelerator import ReferenceOutputs, reference
-from gst.lowering.costs import Costs
-from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, says_no_memory
+from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline, says_no_memory
 from gst.machine.devices import Device, least_memory_limit, limit_memory, select
 from gst.machine.load import LoadGate, LoadMeter, lock_devices
 from gst.programs import Program, kind_for
@@ -92,7 +95,7 @@ class IsolatedExecutor:
         """Return compiled time / time of its operations for each group that a plan fuses, by its first node; 1 for a
         group that runs one by one. New structures are compiled first, which takes seconds each. Raises as `check`."""
         with lock_devices(self.devices):
-            shares: dict[int, float] = self._request(START_LIMIT_S, "group_shares", plan)
+            shares: dict[int, float] = self._request(START_LIMIT_S, "groups", plan)
             return shares
 
     def compile(self, plan: Plan) -> None:
@@ -265,7 +268,7 @@ def _answer(parent: Connection[Any, Any], runner: Runner, request: str, argument
     error: Exception | None = None
     ends = False
     try:
-        value = getattr(runner if hasattr(runner, request) else runner.executor, request)(*arguments)
+        value = getattr(runner, request)(*arguments)
     except ExecutionError as failure:
         stopped = isinstance(runner.executor, NativeExecutor) and failure.reason.startswith(PAST_THE_LIMIT)
         error, ends = ExecutionError(failure.reason if stopped else _reason(str(failure))), not stopped
@@ -284,6 +287,27 @@ class Runner:
     executor: AnyExecutor
     reference: ReferenceOutputs
     limit: int | None  # bytes that the intermediate values of a plan may take
+
+    def costs(self, repetitions: int) -> Costs:
+        """Measure times of each operation alone on each device, and all other data of a simulation."""
+        if isinstance(self.executor, NativeExecutor):
+            return measure_costs(self.executor, repetitions)
+        program, devices = self.executor.program, self.executor.devices
+        times = profile_devices(self.executor, repetitions)
+        return profiled_costs(program, devices, times, measured_links(devices))
+
+    def timelines(self, plans: Sequence[Plan], repetitions: int) -> list[list[Timeline]]:
+        """Return the runs of each plan; none if the executor keeps no timelines."""
+        return runs_in_turns(self.executor, plans, repetitions) if isinstance(self.executor, NativeExecutor) else []
+
+    def groups(self, plan: Plan) -> dict[int, float]:
+        """Return compiled time / time of the operations for each legal group of a plan, by its first node."""
+        if isinstance(self.executor, GraphExecutor):
+            return self.executor.group_shares(plan)
+        if not isinstance(self.executor, NativeExecutor):
+            return {}
+        records = group_records(self.executor.program, plan, self.executor.devices)
+        return {group.nodes[0]: record.share for group, record in records}
 
     def compile(self, plan: Plan) -> None:
         """Lower a plan, and compile the groups that it fuses."""
@@ -328,6 +352,17 @@ class Runner:
             yield
         finally:
             limit(None)
+
+
+def profile_devices(executor: GraphExecutor, repetitions: int) -> Float64[np.ndarray, "devices nodes"]:
+    """Return profiled microseconds of each operation on each device; equal devices share times."""
+    kinds = [(device.kind, device.threads, device.description) for device in executor.devices]
+    times = {}
+    for kind in dict.fromkeys(kinds):
+        device = executor.devices[kinds.index(kind)]
+        measured = partial(event_times_us, executor.program, device.torch_device, repetitions)
+        times[kind] = executor.submit(device.name, measured)
+    return np.stack([times[kind] for kind in kinds])
 
 
 def _reason(words: str) -> str:

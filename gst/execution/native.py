@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.execution.groups import fused, group_records
+from gst.execution.groups import fused
 from gst.execution.interpreter import load, lower, machine
 from gst.lowering.calls import laid_out
 from gst.lowering.costs import Costs, profiled_costs, shortest_us
@@ -147,33 +147,31 @@ class NativeExecutor:
         begin, end, live, own = (np.array(each)[node_of] for each in of_runs)
         return Timeline(self._last.home, begin, end, live, own, ran.peak())
 
-    def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:
-        """Run plans alternately, equal ones once; return the runs of each plan, in order, without their memory."""
-        distinct = {plan.key: plan for plan in plans}
-        runs: dict[str, list[Timeline]] = {key: [] for key in distinct}
-        for _ in range(repetitions):
-            for key, plan in distinct.items():
-                self.run(plan)
-                latest = self.last_timeline
-                runs[key].append(Timeline(latest.device, latest.begin_us, latest.end_us))
-        return [runs[plan.key] for plan in plans]
 
-    def costs(self, repetitions: int = 5) -> Costs:
-        """Run the program on each device alone, once more than is counted; devices with as many threads share times.
-        The shortest of `repetitions` times of each operation counts."""
-        by_threads: dict[int, list[Timeline]] = {}
-        for device in self.devices:
-            if device.threads not in by_threads:
-                plan, runs = Plan((device.name,), np.zeros(self.program.num_nodes, np.int64)), []
-                for _ in range(repetitions + 1):
-                    self.run(plan)
-                    runs.append(self.last_timeline)
-                by_threads[device.threads] = runs[1:]
-        of_devices = [by_threads[device.threads] for device in self.devices]
-        times_us = np.stack([shortest_us(mine) for mine in of_devices])
-        own_bytes = np.stack([np.min([each.own_bytes for each in mine], axis=0) for mine in of_devices])
-        return replace(profiled_costs(self.program, self.devices, times_us), own_bytes=own_bytes)
+def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: int = 3) -> list[list[Timeline]]:
+    """Run plans alternately, equal ones once; return the runs of each plan, in order, without their memory."""
+    distinct = {plan.key: plan for plan in plans}
+    runs: dict[str, list[Timeline]] = {key: [] for key in distinct}
+    for _ in range(repetitions):
+        for key, plan in distinct.items():
+            executor.run(plan)
+            latest = executor.last_timeline
+            runs[key].append(Timeline(latest.device, latest.begin_us, latest.end_us))
+    return [runs[plan.key] for plan in plans]
 
-    def group_shares(self, plan: Plan) -> dict[int, float]:
-        """Return compiled time / time of the operations for each legal group of a plan, by its first node."""
-        return {group.nodes[0]: record.share for group, record in group_records(self.program, plan, self.devices)}
+
+def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
+    """Run the program of an entered executor on each device alone, once more than is counted; devices with as many
+    threads share their times. The shortest of `repetitions` times of each operation counts."""
+    by_threads: dict[int, list[Timeline]] = {}
+    for device in executor.devices:
+        if device.threads not in by_threads:
+            plan, runs = Plan((device.name,), np.zeros(executor.program.num_nodes, np.int64)), []
+            for _ in range(repetitions + 1):
+                executor.run(plan)
+                runs.append(executor.last_timeline)
+            by_threads[device.threads] = runs[1:]
+    of_devices = [by_threads[device.threads] for device in executor.devices]
+    own_bytes = np.stack([np.min([each.own_bytes for each in mine], axis=0) for mine in of_devices])
+    costs = profiled_costs(executor.program, executor.devices, np.stack([shortest_us(mine) for mine in of_devices]))
+    return replace(costs, own_bytes=own_bytes)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.execution.costs import Graphs, call_us, graph_maker, timing_on
+from gst.execution.costs import Graphs, call_us, graph_maker, span_us, timing_on
 from gst.execution.lanes import issue_order, synchronise
 from gst.kernels.lower import Layout, check, layout, run_steps, stream_program
 from gst.kernels.program import KernelProgram, View, filled, views_in
 from gst.lowering.happens_before import happens_before
 from gst.lowering.stream_program import RECORD, RUN, WAIT, StreamProgram
-from gst.util.recording import WARM_RUNS, Graph, new_graph, no_garbage, recorded
+from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 
 
 class Run:
@@ -194,7 +194,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:
-    """Return the microseconds of each call alone; those of one signature share them.
+    """Return the least microseconds of each call alone, in runs one after the other; those of one signature share them.
 
     On a CPU a clock times the calls; on an accelerator events around a graph of each call do
     (`gst.execution.costs`).
@@ -202,13 +202,22 @@ def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:
     program, device = run.program, run.program.device
     least: dict[Any, float] = {}
     times = np.full(program.num_kernels, np.inf)
-    run()
-    made, maker = dict(run._made), graph_maker(device)
-    with timing_on(device):
-        graphs = None if maker is None else Graphs(device, maker)
-        for number, kernel in enumerate(program.kernels):
-            if kernel.signature not in least:
-                least[kernel.signature] = call_us(run._calls[number], device, repetitions, 10, graphs)
-                run._made.update(made)  # those of the recording go with its graph
-            times[number] = least[kernel.signature]
-    return times
+    if is_here(device):
+        run()
+        made = dict(run._made)
+        maker = graph_maker(device)
+        with timing_on(device):
+            graphs = None if maker is None else Graphs(device, maker)
+            for number, kernel in enumerate(program.kernels):
+                if kernel.signature not in least:
+                    least[kernel.signature] = call_us(run._calls[number], device, repetitions, 10, graphs)
+                    run._made.update(made)  # those of the recording go with its graph
+                times[number] = least[kernel.signature]
+        return times
+    with torch.no_grad():
+        for _ in range(repetitions + 1):
+            now = [span_us(call, device) for call in run._calls]
+            np.minimum(times, now, out=times)
+    for kernel, time in zip(program.kernels, times.tolist(), strict=True):
+        least[kernel.signature] = min(least.get(kernel.signature, np.inf), time)
+    return np.array([least[kernel.signature] for kernel in program.kernels])

@@ -35,17 +35,23 @@ def upward_ranks(program: KernelProgram, times_us: Float64[np.ndarray, " kernels
 
 
 def list_schedule(
-    program: KernelProgram, times_us: Float64[np.ndarray, " kernels"], num_streams: int, window: int | None = None
-) -> Timeline:
-    """Schedule calls by upward rank.
+    program: KernelProgram, times_us: Float64[np.ndarray, " kernels"], num_streams: int, most_bytes: float = np.inf,
+    window: int | None = None,
+) -> Timeline:  # fmt: skip
+    """Schedule calls by upward rank; a call whose buffers would take more than `most_bytes` waits for others to end.
+
+    Where only such calls are left, the first of them in the order of the program runs all the same, so the limit may be
+    exceeded.
 
     Args:
         times_us: of each call alone.
+        most_bytes: of buffers in use at once.
         window: no call begins before all are done that come as many calls or more before it in the program: programs
             hold the least memory in their own order. No limit if None.
     """
     count = program.num_kernels
     ahead = count if window is None else window
+    buffers = _Buffers(program)
     consumers: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
     for producer, consumer in program.dependencies.T.tolist():
@@ -59,14 +65,18 @@ def list_schedule(
     idle, done, first, now = list(range(num_streams)), [False] * count, 0, 0.0
     while ready or running:
         calls = (int(by_rank[each]) for each in ready) if idle else iter(())
-        chosen = next((call for call in calls if call < first + ahead), None)
+        chosen = next((call for call in calls if call < first + ahead and buffers.fit(call, most_bytes)), None)
+        if chosen is None and not running:
+            chosen = min(int(by_rank[each]) for each in ready)
         if chosen is not None:
             ready.remove(place[chosen])
+            buffers.take(chosen)
             stream[chosen], begin[chosen], end[chosen] = idle.pop(0), now, now + times_us[chosen]
             heappush(running, (float(end[chosen]), chosen))
             continue
         now, call = heappop(running)
         idle.append(int(stream[call]))
+        buffers.release(call)
         done[call] = True
         while first < count and done[first]:
             first += 1
@@ -75,6 +85,37 @@ def list_schedule(
             if not waiting[each]:
                 insort(ready, place[each])
     return Timeline(stream, begin, end)
+
+
+class _Buffers:
+    """Bytes of the buffers in use while calls begin and end; results stay."""
+
+    def __init__(self, program: KernelProgram) -> None:
+        used = {storage: calls for storage, calls in program.users.items() if storage not in program.beforehand}
+        self._bytes = {storage: int(program.storage_bytes[storage]) for storage in used}
+        self._left = {storage: len(calls) + (storage in program.results) for storage, calls in used.items()}
+        self._of: list[list[int]] = [[] for _ in range(program.num_kernels)]
+        for storage, calls in used.items():
+            for call in calls:
+                self._of[call].append(storage)
+        self._taken: set[int] = set()
+        self._total = 0
+
+    def fit(self, call: int, most_bytes: float) -> bool:
+        more = sum(self._bytes[each] for each in self._of[call] if each not in self._taken)
+        return not more or self._total + more <= most_bytes
+
+    def take(self, call: int) -> None:
+        for each in self._of[call]:
+            if each not in self._taken:
+                self._taken.add(each)
+                self._total += self._bytes[each]
+
+    def release(self, call: int) -> None:
+        for each in self._of[call]:
+            self._left[each] -= 1
+            if not self._left[each]:
+                self._total -= self._bytes[each]
 
 
 def reuse(
@@ -104,14 +145,8 @@ def reuse(
 
 COUNTS = (2, 4, 8, 16)  # of streams that are tried
 MEMORY = 1.25  # times the memory of the step on one stream, at most, with its state and batch
-WINDOWS = (
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-)  # shares of the program, as divisors, that schedules look ahead: shorter take less memory
+LIMITS = (np.inf, 1.0, 0.8)  # shares of the bytes for buffers that schedules keep to
+WINDOWS = (1, 4, 8, 16)  # shares of the program, as divisors, that schedules look ahead
 RUNS = 15  # of each number of streams, alternating
 NARROW = 0.98  # of the simulated time with fewer streams: more that gain less are not measured
 
@@ -128,7 +163,9 @@ def within_memory(
     """Return the shortest list schedule whose buffers take no more than `most_bytes`; if none does, the one that takes
     least."""
     schedules = [
-        list_schedule(program, times_us, num_streams, -(-program.num_kernels // divisor)) for divisor in WINDOWS
+        list_schedule(program, times_us, num_streams, share * most_bytes, -(-program.num_kernels // divisor))
+        for share in LIMITS
+        for divisor in WINDOWS
     ]
     least: tuple[Timeline, StreamProgram] | None = None
     least_bytes = math.inf

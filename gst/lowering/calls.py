@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from gst.lowering.plan import ExecutionError
-from gst.programs import Operation, Program, Reference
+from gst.programs import Operation, Program, Reference, TrainingStep
 from gst.programs.operation import references
 
 
@@ -187,6 +188,11 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torc
     except Exception as error:  # whatever operators raise
         raise ExecutionError(f"{type(error).__name__}: {error}", "the calling thread", node) from error
     return [values[each.node] if isinstance(each, Reference) else each for each in program.outputs]
+
+
+def pytorch(step: TrainingStep) -> list[Any]:
+    """Run the step as written, not captured, with PyTorch's own threads: the baseline; return flat outputs."""
+    return pytree.tree_leaves(step.function(*step.inputs))
 
 
 @lru_cache(maxsize=16)

@@ -77,6 +77,21 @@ def stream_program(
     return within_limits(work, memories, devices)
 
 
+class ProvenLowering:
+    """Lowering of plans of one program (`stream_program`) with a proof that their lanes do not race."""
+
+    def __init__(self, program: Program, devices: Sequence[Device]) -> None:
+        self._program, self._devices = program, devices
+        self._storages: Storages | None = None
+
+    def __call__(self, plan: Plan) -> StreamProgram:
+        positions_of_nodes(plan, self._program, self._devices)  # refused before storages are worked out
+        self._storages = self._storages or storages(self._program)
+        streams = stream_program(self._program, plan, self._devices, self._storages)
+        check(streams)
+        return streams
+
+
 def within_limits(work: Work, memories: Sequence[str], devices: Sequence[Device]) -> StreamProgram:
     """Lower arrays with copies as early as the memory limits of the devices, the lanes that compute, allow. Limits that
     no delay of copies keeps are exceeded by as little as possible."""

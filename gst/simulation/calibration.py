@@ -25,7 +25,7 @@ def fit(costs: Costs, runs: Sequence[Sequence[Timeline]], start: Contention = UN
 
     Args:
         costs: of the program, on the devices that ran it.
-        runs: of each plan, run alternately; a dozen plans that keep several devices busy suffice.
+        runs: of each plan, run alternately (`runs_in_turns`); a dozen plans that keep several devices busy suffice.
         start: values that are not fitted, and defaults for times that no run shows.
     """
     from scipy.optimize import nnls

@@ -12,6 +12,7 @@ from torch import Tensor
 from gst.execution import costs as module
 from gst.execution.costs import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs
 from gst.execution.executor import GraphExecutor, executor
+from gst.execution.isolated import profile_devices
 from gst.lowering.calls import Step as Bound
 from gst.lowering.calls import in_program_order
 from gst.lowering.costs import profiled_costs
@@ -214,5 +215,5 @@ def test_a_product_on_an_accelerator_takes_the_time_that_the_device_says() -> No
     gpus = [each for each in discover() if each.kind != "cpu"]
     with executor(program, gpus) as running:
         assert isinstance(running, GraphExecutor)
-        profiled = running.costs(5).times_us
+        profiled = profile_devices(running, 5)
     assert profiled.max() == pytest.approx(times.max(), rel=0.5)

@@ -359,7 +359,7 @@ def test_a_child_compares_outputs_and_times_graphs(program: Program, monkeypatch
         elapsed_ms, peak = runner.time(plan)
         assert elapsed_ms > 0 and peak is None
         assert runner.timelines([plan], 1) == [] and runner.groups(plan) == {}
-        assert running.costs(1).times_us.shape == (2, program.num_nodes)
+        assert runner.costs(1).times_us.shape == (2, program.num_nodes)
     with GraphExecutor(program, devices, {0}, Recorder(failing=0)) as running:
         assert "out of memory" in Runner(running, reference(program, devices), None).check(plan)
 

@@ -13,6 +13,7 @@ import torch
 from gst.execution import costs as measuring
 from gst.execution.costs import SIZES, copy_rate, fitted, measured_links
 from gst.execution.executor import GraphExecutor
+from gst.execution.isolated import Runner
 from gst.lowering.costs import COPY_US, links_of, links_record, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover
@@ -120,7 +121,7 @@ def test_the_simulator_reads_what_was_measured(program: Program) -> None:
     """Costs of devices with memories of their own hold measured links, and a slower link makes a plan take longer."""
     devices = [*discover()[:1], Device("cpu:x", "cpu", (), 1, "another", "test")]
     with GraphExecutor(program, devices) as executor:
-        costs = executor.costs(1)
+        costs = Runner(executor, None, None).costs(1)
     apart = ~np.eye(2, dtype=bool)
     assert (costs.latency_us[apart] > 0).all() and (costs.latency_us[apart] != COPY_US).all()
     assert np.isfinite(costs.bytes_per_us[apart]).all() and np.isinf(costs.bytes_per_us[~apart]).all()

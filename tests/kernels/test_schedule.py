@@ -1,4 +1,4 @@
-"""Laws of list schedules of kernels and of the waits that let buffers share bytes."""
+"""Laws of list schedules of kernels within a limit of memory, and of the waits that let buffers share bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @settings(max_examples=20)
-@given(SEEDS, st.integers(1, 40), st.integers(1, 5), st.integers(1, 40))
+@given(SEEDS, st.integers(1, 40), st.integers(1, 5), st.sampled_from([np.inf, 400.0, 0.0]), st.integers(1, 40))
 def test_a_schedule_keeps_dependencies_and_a_plan_of_it_computes_the_same(
-    seed: int, num_calls: int, num_streams: int, window: int
+    seed: int, num_calls: int, num_streams: int, most_bytes: float, window: int
 ) -> None:
     rng = np.random.default_rng(seed)
     program = random_program(rng, num_calls, num_storages=16)
     times_us = rng.uniform(1, 100, num_calls)
-    found = list_schedule(program, times_us, num_streams, window)
+    found = list_schedule(program, times_us, num_streams, most_bytes, window)
     np.testing.assert_allclose(found.end_us - found.begin_us, times_us)
     producers, consumers = program.dependencies
     assert (found.end_us[producers] <= found.begin_us[consumers]).all()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gst.execution.costs import measure_costs
 from gst.execution.native import NativeExecutor
 from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
@@ -171,7 +172,7 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler 
 def test_on_one_device_order_and_memory_are_those_of_the_run(program: Program) -> None:
     plan = alone(program, priority=np.random.default_rng(0).integers(0, 9, program.num_nodes))
     with NativeExecutor(program, MOLDABLE) as native:
-        costs = native.costs(repetitions=1)
+        costs = measure_costs(native, repetitions=1)
         native.run(plan)
         ran = native.last_timeline
     simulated = Simulator(costs).run(plan)
@@ -186,7 +187,7 @@ def test_simulated_peaks_are_those_of_random_plans(program: Program) -> None:
     much by what kernels of such small tensors take for themselves."""
     rng = np.random.default_rng(1)
     with NativeExecutor(program, MOLDABLE) as native:
-        costs = native.costs(repetitions=1)
+        costs = measure_costs(native, repetitions=1)
         for _ in range(4):
             native.run(random_plan(program, rng, names(MOLDABLE)))
             ran = native.last_timeline
