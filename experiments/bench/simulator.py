@@ -24,9 +24,8 @@ from gst.machine.load import LoadGate
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import WORKLOADS, traced
-from gst.simulation.calibration import fit
 from gst.simulation.copies import peak_bytes
-from gst.simulation.simulator import Contention, Simulator
+from gst.simulation.simulator import Contention, Simulator, fit
 from gst.util.progress import Progress, no_progress
 
 NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those that are judged

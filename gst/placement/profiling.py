@@ -27,8 +27,7 @@ from gst.placement.objectives import PlanRunner
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same
 from gst.programs import Program
-from gst.simulation.calibration import fit
-from gst.simulation.simulator import UNCALIBRATED, Contention
+from gst.simulation.simulator import UNCALIBRATED, Contention, fit
 from gst.util.progress import Progress, no_progress, notice
 from gst.util.untrusted import read_object
 from gst.util.writing import atomic_write

@@ -21,9 +21,8 @@ from gst.lowering.race_check import check
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program
-from gst.simulation.calibration import fit
 from gst.simulation.copies import copies_of, peak_bytes
-from gst.simulation.simulator import Contention, Simulator
+from gst.simulation.simulator import Contention, Simulator, fit
 from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of
 from tests.execution.test_executor import alone, random_plan
