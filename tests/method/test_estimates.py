@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import gst
 from embedding_cache import EmbeddingTable
-from gst.method.combination import FilledSum
 from gst.method.draws import choose_fresh, choose_kept
 from gst.method.estimates import (
     ESTIMATES,
     Estimate,
+    FilledSum,
     Sample,
     Weights,
     checked_estimate,
