@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from gst.execution.costs import measure_costs
 from gst.execution.measure import Measurement, measure
-from gst.execution.native import NativeExecutor, runs_in_turns
+from gst.execution.native import NativeExecutor, measure_costs, runs_in_turns
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.execution.costs import measure_costs
-from gst.execution.native import NativeExecutor
+from gst.execution.native import NativeExecutor, measure_costs
 from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Work
