@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
-from embedding_cache.arrivals import OnHost
+from embedding_cache.storage import OnHost
 from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
 
 STEP_BYTES = 4

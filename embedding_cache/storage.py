@@ -1,7 +1,4 @@
-"""Rows of an embedding table: where they lie (accelerator, host, file), and compiled copies.
-
-Rows are numbered; row 0 belongs to no key and stays zero.
-"""
+"""Memory of the rows of a table, and values on their way from an accelerator to the host."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, no_type_check
+from typing import Any, Generic, Literal, TypeVar, no_type_check
 
 import numba
 import numpy as np
@@ -337,3 +335,51 @@ class HostRows:
             return False
         offset = rows.storage_offset() * rows.element_size()
         return offset % self._word.itemsize == 0 and rows.data_ptr() % self._word.itemsize == 0
+
+
+About = TypeVar("About")
+MOST_AHEAD = 4  # values on their way: the host prepares so many steps before the device has computed them
+
+
+class OnHost:
+    """The value of a tensor on its way to the host, which does not wait for the accelerator before it is needed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._arrived = tensor, None
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
+            self._arrived = torch.cuda.current_stream(tensor.device).record_event()
+
+    def value(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor
+
+    def has_arrived(self) -> bool:
+        return self._arrived is None or self._arrived.query()
+
+
+class Arrivals(Generic[About]):
+    """Values of one step after another, each with what it is about.
+
+    Examples:
+        >>> arrivals = Arrivals[str]()
+        >>> arrivals.add(torch.tensor(0.5), "the first step")
+        >>> list(arrivals.here())
+        [(tensor(0.5000), 'the first step')]
+    """
+
+    def __init__(self) -> None:
+        self._underway = deque[tuple[OnHost, About]]()
+
+    def add(self, value: Tensor, about: About) -> None:
+        self._underway.append((OnHost(value), about))
+
+    def here(self, waits: bool = False) -> Iterator[tuple[Tensor, About]]:
+        """Take the values that have arrived, in order; all of them if the host `waits`, as it does for the oldest if
+        more than `MOST_AHEAD` are on their way."""
+        while self._underway and (waits or len(self._underway) > MOST_AHEAD or self._underway[0][0].has_arrived()):
+            value, about = self._underway.popleft()
+            yield value.value(), about

@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
-from embedding_cache.arrivals import OnHost
 from embedding_cache.dense import DenseIndex
 from embedding_cache.index import KeyIndex
-from embedding_cache.storage import AcceleratorRows, HostRows, Tier, rows_for
+from embedding_cache.storage import AcceleratorRows, HostRows, OnHost, Tier, rows_for
 
 MOVED_ROWS = 1 << 20  # at once, while a table becomes dense
 MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken

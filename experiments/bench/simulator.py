@@ -15,18 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from gst.execution.costs import measure_costs
 from gst.execution.measure import Measurement, measure
-from gst.execution.native import NativeExecutor, runs_in_turns
+from gst.execution.native import NativeExecutor, measure_costs, runs_in_turns
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task
 from gst.programs import WORKLOADS, traced
-from gst.simulation.calibration import fit
-from gst.simulation.peaks import peak_bytes
-from gst.simulation.simulator import Contention, Simulator
+from gst.simulation.copies import peak_bytes
+from gst.simulation.simulator import Contention, Simulator, fit
 from gst.util.progress import Progress, no_progress
 
 NUM_CALIBRATION = 16  # plans to learn contention from; they are not among those that are judged

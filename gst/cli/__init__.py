@@ -1,4 +1,4 @@
-"""Command line of `gst`: one file for each subcommand, with its options, its run and its output.
+"""Command line of `gst`: files of related subcommands, with their options, runs and output.
 
 Arguments go in; printed results, files and an exit status come out. Read `command_line.py` first.
 """

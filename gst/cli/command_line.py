@@ -29,8 +29,8 @@ TRAINING = {
     "predict": "score the test part",
 }
 COMMANDS = {
-    "place": "place", "demo": "demo", "sweep": "sweep", "measure": "measure", "prepare": "data", "data": "data",
-    "rank": "training", "trace": "programs", "devices": "devices", "doctor": "doctor",
+    "place": "place", "demo": "demo", "sweep": "training", "measure": "place", "prepare": "data", "data": "data",
+    "rank": "training", "trace": "data", "devices": "doctor", "doctor": "doctor",
 }  # fmt: skip
 """Module of `gst.cli` whose function `add` adds each subcommand."""
 GO_ON = dict.fromkeys(("place", "demo", "measure", "sweep"), "the same command with --resume goes on") | {
@@ -128,7 +128,7 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         commands.add_parser(name, help=summary, add_help=False)
     named = arguments[0] if arguments and arguments[0] in COMMANDS else None
     for name in COMMANDS if named is None else (named,):
-        if name not in commands.choices:  # some modules add two
+        if name not in commands.choices:  # modules add several
             import_module(f"gst.cli.{COMMANDS[name]}").add(commands, add_command)
     return parser
 

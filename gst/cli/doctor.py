@@ -1,4 +1,4 @@
-"""`gst doctor`: check the installation and this machine, and advise."""
+"""`gst doctor` and `gst devices`, gaps and devices of this machine: their options, runs and output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gst.util.process import DISTRIBUTION, version_of
+
+if TYPE_CHECKING:
+    from gst.machine.devices import Device
 
 ENOUGH_GIB = 5  # of a disk, for traces, stores and checkpoints
 SYMBOLS = {"well": ("ok", "green"), "note": ("note", "yellow"), "problem": ("PROBLEM", "red")}
@@ -43,9 +46,15 @@ def _noted(what: str, found: str, advice: str) -> Finding:
 
 
 def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
+    """Add `doctor` and `devices` to the parser; `command` is `gst.cli.command_line.add_command`."""
     summary = "check the installation, devices, threads, disk and W&B, and advise (exit 1 if something will fail)"
     command(commands, "doctor", _doctor, summary, "gst doctor\ngst doctor --json doctor.json")
+    devices = command(
+        commands, "devices", _list_devices, "list the devices that this process may use",
+        "gst devices\ngst devices --sets --json devices.json",
+    )  # fmt: skip
+    sets = "list core sets too: 2, 4, 8, ... cores that work as one; they follow caches and NUMA nodes"
+    devices.add_argument("--sets", action="store_true", help=sets)
 
 
 def _doctor(options: argparse.Namespace) -> dict[str, Any]:
@@ -185,3 +194,38 @@ def _wandb() -> Finding:
     if usual_mode() == "online":
         return Finding("wandb", "well", "logged in")
     return Finding("wandb", "well", "not logged in: runs stay on this machine (to send them: wandb login, wandb sync)")
+
+
+def _list_devices(options: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from gst.machine.devices import core_sets, discover, shared_domains
+
+    devices = discover()
+    sets = core_sets(devices, shared_domains())
+    title = ", ".join(dict.fromkeys(device.description for device in devices))
+    table = Table(title=title, min_width=min(len(title), 80))
+    table.add_column("device")
+    for name in ("threads", "memory"):
+        table.add_column(name, justify="right")
+    for device in [*devices, *sets] if options.sets else devices:
+        table.add_row(device.name, str(device.threads), device.memory)
+    console = Console()
+    console.print(table)
+    for line in _notes(devices, sets):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return {"devices": [asdict(device) for device in devices], "sets": [asdict(device) for device in sets]}
+
+
+def _notes(devices: Sequence[Device], sets: Sequence[Device]) -> Iterator[str]:
+    if sets:
+        yield (
+            f"Core sets are devices too: {sets[0].name} is {sets[0].threads} cores that work as one, so an operation "
+            "there waits for all of them. gst devices --sets lists more; --devices takes any, such as "
+            f"{devices[0].name},{devices[1].name},{sets[0].name}."
+        )
+    if gpu := next((device.name for device in devices if device.is_accelerator), None):
+        yield f"Streams of a GPU are devices too: {gpu}/stream:1 is one more stream of {gpu}."

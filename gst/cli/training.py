@@ -1,25 +1,33 @@
-"""`gst rank`: its options, its run and its output. `gst fit` and the like are in `gst.training.cli`."""
+"""`gst rank` and `gst sweep`: their options, runs and output. `gst fit` and the like are in `gst.training.cli`."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import shlex
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gst.util.writing import atomic_write
+from gst.util.progress import Bars
+from gst.util.writing import atomic_write, directory_lock
+
+if TYPE_CHECKING:
+    from gst.training.sweeps import Sweep, Trial
 
 AS_IT_SHOULD_BE = (
     r"Attribute '(encoder|head)' is an instance of `nn\.Module` and is already saved",  # they are built from settings
     r"Found keys that are not in the model state dict .*\['estimator\.table\._extra_state'\]",  # exact: reads no table
 )
 """Warnings of Lightning about loading a checkpoint that do not apply here."""
+USUAL_NUMBER = 20
+SHOWN = 10  # trials of the table
 
 
 def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to the parser; `command` is `gst.cli.command_line.add_command`."""
+    """Add `rank` and `sweep` to the parser; `command` is `gst.cli.command_line.add_command`."""
     rank = command(
         commands, "rank", _rank, "order the configurations of a program with a trained model",
         "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv\n"
@@ -31,6 +39,21 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     rank.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trust)
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
+    sweep = command(
+        commands, "sweep", _sweep,
+        "run the trials of a W&B sweep file here, without the service and without an account",
+        "gst sweep --local experiments/sweeps/placement.yaml --trials 4\n"
+        "gst sweep --local experiments/sweeps/placement.yaml --trials 8 --resume\n"
+        "gst sweep --local experiments/sweeps/cost_model.yaml --out runs/cost_model --json runs/cost_model.json",
+    )  # fmt: skip
+    sweep.add_argument("file", type=Path, help="YAML, as `wandb sweep` takes it")
+    sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
+    trials = f"number of trials (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})"
+    sweep.add_argument("--trials", type=int, metavar="N", help=trials)
+    sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
+    sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
+    # Not `resume`: for that name the directory would be taken before its default is known.
+    sweep.add_argument("--resume", dest="go_on", action="store_true", help="go on with what is in --out")
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
@@ -54,3 +77,63 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
     return {"file": options.file, "num_configs": len(scores), "top": order[: options.top].tolist()}
+
+
+def _sweep(options: argparse.Namespace) -> dict[str, Any]:
+    if not options.local:
+        raise ValueError(
+            f"W&B's own sweeps need its service and an account: `wandb sweep {options.file}`, then `wandb agent "
+            f"ENTITY/PROJECT/SWEEP` as that prints it; without them: `gst sweep --local {options.file}`"
+        )
+    from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
+
+    sweep = read_sweep(options.file)
+    out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)
+    if sweep.early_terminate:
+        print("early_terminate is for W&B's service; here every trial runs to its end")
+    with directory_lock(out), Bars() as bars:
+        trials = run_sweep(sweep, out, most, options.seed, options.go_on, lambda ended: _tell(bars, ended, most, sweep))
+    best = best_of(trials, sweep.goal)
+    if not best:
+        last = trials[-1]
+        raise ValueError(
+            f"no trial of {len(trials)} gave a value of {sweep.metric}, the last one with: {last.error}; see "
+            f"{folder_of(out, last.number)}/output.log"
+        )
+    _print(sweep, trials, best)
+    print(f"Look at {out}")
+    return {
+        "command": options.command, "sweep": sweep.name, "method": sweep.method, "metric": sweep.metric,
+        "goal": sweep.goal, "best": asdict(best[0]), "trials": [asdict(each) for each in trials],
+    }  # fmt: skip
+
+
+def _number(sweep: Sweep, asked: int | None) -> int:
+    """Return the number of trials: as given, else `run_cap` of the file, else the grid's, else `USUAL_NUMBER`."""
+    if asked is not None and asked < 1:
+        raise ValueError(f"--trials is {asked}; want 1 or more")
+    everything = len(sweep.grid()) if sweep.method == "grid" else None
+    wanted = asked or sweep.most or everything or USUAL_NUMBER
+    return min(wanted, everything or wanted)
+
+
+def _tell(bars: Bars, ended: list[Trial], most: int, sweep: Sweep) -> None:
+    from gst.training.sweeps import best_of
+
+    best = best_of(ended, sweep.goal)
+    bars.show(f"{sweep.name}, best {sweep.metric} {best[0].value:.4g}" if best else sweep.name, len(ended), most)
+
+
+def _print(sweep: Sweep, trials: list[Trial], best: list[Trial]) -> None:
+    varied = [name for name, each in sweep.parameters.items() if not each.single()]
+    width = max(len(sweep.metric), 9)
+    print(f"trial  {sweep.metric:>{width}}  seconds  {sweep.goal}, the best first")
+    for each in best[:SHOWN]:
+        values = {name: each.parameters[name] for name in varied}
+        tried = " ".join(
+            f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+        )
+        print(f"{each.number:>5}  {each.value:>{width}.4g}  {each.seconds:7.1f}  {tried}")
+    for each in (each for each in trials if each.error):
+        print(f"{each.number:>5}  failed: {each.error}")
+    print(f"The best again: WANDB_MODE=offline {shlex.join(sweep.words(best[0].parameters))}")

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from gst.execution.groups import LaneGroups
-from gst.execution.lane_graphs import LaneGraph
+from gst.execution.lane_graphs import LaneGraph, Residents
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
 from gst.execution.native import NativeExecutor
 from gst.execution.on_accelerator import num_weights
-from gst.execution.residents import Residents
 from gst.lowering.calls import copied
 from gst.lowering.lower import ProvenLowering
 from gst.lowering.plan import ExecutionError, Plan, says_no_memory

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gst.lowering.rewrite import CompiledGroup
+from gst.lowering.fusion import CompiledGroup
 from gst.machine.devices import Device, core_numbers
 from gst.programs import Operation, Program, Reference
 from gst.programs.operation import references

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from gst.execution.groups import fused
 from gst.execution.interpreter import load, lower, machine
 from gst.lowering.calls import laid_out
+from gst.lowering.costs import Costs, profiled_costs, shortest_us
 from gst.lowering.plan import ExecutionError, Plan, Timeline, positions_of_nodes, ranks
 from gst.machine.devices import MOST_CORES, Device, least_memory_limit, select, supports
 from gst.programs import Program, Reference
@@ -157,3 +158,20 @@ def runs_in_turns(executor: NativeExecutor, plans: Sequence[Plan], repetitions: 
             latest = executor.last_timeline
             runs[key].append(Timeline(latest.device, latest.begin_us, latest.end_us))
     return [runs[plan.key] for plan in plans]
+
+
+def measure_costs(executor: NativeExecutor, repetitions: int = 5) -> Costs:
+    """Run the program of an entered executor on each device alone, once more than is counted; devices with as many
+    threads share their times. The shortest of `repetitions` times of each operation counts."""
+    by_threads: dict[int, list[Timeline]] = {}
+    for device in executor.devices:
+        if device.threads not in by_threads:
+            plan, runs = Plan((device.name,), np.zeros(executor.program.num_nodes, np.int64)), []
+            for _ in range(repetitions + 1):
+                executor.run(plan)
+                runs.append(executor.last_timeline)
+            by_threads[device.threads] = runs[1:]
+    of_devices = [by_threads[device.threads] for device in executor.devices]
+    own_bytes = np.stack([np.min([each.own_bytes for each in mine], axis=0) for mine in of_devices])
+    costs = profiled_costs(executor.program, executor.devices, np.stack([shortest_us(mine) for mine in of_devices]))
+    return replace(costs, own_bytes=own_bytes)

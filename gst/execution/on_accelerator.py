@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from gst.execution.event_times import NewGraph, graph_maker
+from gst.execution.costs import NewGraph, graph_maker
 from gst.execution.lanes import synchronise
 from gst.lowering.calls import HOST, eager
 from gst.machine.devices import Device, usable_cores

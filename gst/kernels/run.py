@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.execution.event_times import Graphs, call_us, graph_maker, span_us, timing_on
+from gst.execution.costs import Graphs, call_us, graph_maker, span_us, timing_on
 from gst.execution.lanes import issue_order, synchronise
-from gst.kernels.lower import Layout, layout, run_steps, stream_program
+from gst.kernels.lower import Layout, check, layout, run_steps, stream_program
 from gst.kernels.program import KernelProgram, View, filled, views_in
-from gst.kernels.proof import check
 from gst.lowering.happens_before import happens_before
 from gst.lowering.stream_program import RECORD, RUN, WAIT, StreamProgram
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
@@ -198,7 +197,7 @@ def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:
     """Return the least microseconds of each call alone, in runs one after the other; those of one signature share them.
 
     On a CPU a clock times the calls; on an accelerator events around a graph of each call do
-    (`gst.execution.event_times`).
+    (`gst.execution.costs`).
     """
     program, device = run.program, run.program.device
     least: dict[Any, float] = {}

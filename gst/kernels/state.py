@@ -24,7 +24,7 @@ from gst.lowering.calls import HOST
 from gst.programs import Program, Reference, Step, differ_beyond_rounding, kind_for
 from gst.programs.structures import opened
 from gst.programs.tracing import capture
-from gst.programs.untouched import Watcher
+from gst.programs.watcher import Watcher
 
 COMPARED = 4  # calls in which compiled code has to compute what the step as written computes
 Call = Callable[[], list[Any]]

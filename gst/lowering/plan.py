@@ -255,7 +255,7 @@ def in_order_of(plan: Plan, run: Timeline) -> Plan:
 
 
 def contracted_plan(plan: Plan, node_of: Int64[np.ndarray, " nodes"], origin: Int64[np.ndarray, " new_nodes"]) -> Plan:
-    """Return the plan of a program in which several nodes of one device became one (`gst.lowering.rewrite.Rewritten`):
+    """Return the plan of a program in which several nodes of one device became one (`gst.lowering.fusion.Rewritten`):
     it runs where they did, with the greatest of their priorities, and fuses nothing more."""
     priority = None
     if plan.priority is not None:

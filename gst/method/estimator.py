@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -13,16 +15,32 @@ from torch.utils.checkpoint import checkpoint
 
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
+from gst.graphs.config_classes import config_classes
 from gst.graphs.segments import SegmentedGraph
-from gst.method import draws, encoding, state
+from gst.method import draws, encoding
 from gst.method.batch import SegmentBatch
-from gst.method.combination import Part, RowsOfNow, combine, pool_all
-from gst.method.estimates import Estimate, Sample, checked_estimate
+from gst.method.draws import Catalogue, checked_configs
+from gst.method.estimates import Estimate, Part, RowsOfNow, Sample, checked_estimate, combine, pool_all
 from gst.method.exchange import SharedRows
 from gst.method.first_look import FirstLook
 from gst.method.readouts import ReadoutName, Rows, readout_of
-from gst.method.rows import ModelKeys, OwnRows, PrefetchedStep, StepRows, require_finite_gradients
-from gst.method.scoring import scores_of
+from gst.method.rows import (
+    ModelKeys,
+    OwnRows,
+    PrefetchedStep,
+    RowsVersion,
+    StepRows,
+    after_loading,
+    before_loading,
+    embed_frozen,
+    forget_rows,
+    freeze,
+    make_table,
+    make_table_of,
+    require_finite_gradients,
+    restore,
+    state_of,
+)
 from gst.util.progress import Progress, no_progress
 
 
@@ -94,14 +112,14 @@ class GraphSegmentTraining(nn.Module):
         self.seed, self.step = seed, 0
         self.call = encoding.call_of(encoder, inputs)
         self.learned = None if self.estimate.learns is None else self.estimate.learns()
-        self.encoder_frozen, self.rows_version = False, state.RowsVersion()
+        self.encoder_frozen, self.rows_version = False, RowsVersion()
         self.makes_table = table is True
         self.table = None if isinstance(table, bool) else table
         self.keys = None if self.table is None else ModelKeys(self.table, by_class=self.estimate.reads == "all")
         self._copies: torch.Stream | None = None
         self._entrance, self._first_look = draws.Entrance(max_nodes), FirstLook(check_encoder)
-        self.register_load_state_dict_pre_hook(state.before_loading)
-        self.register_load_state_dict_post_hook(state.after_loading)
+        self.register_load_state_dict_pre_hook(before_loading)
+        self.register_load_state_dict_post_hook(after_loading)
         encoding.warn_about(encoder, inputs)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
@@ -122,7 +140,7 @@ class GraphSegmentTraining(nn.Module):
             return self._evaluate(graphs, configs, torch.is_grad_enabled())
         step = self._begin(graphs, configs, prefetched)
         embedded = None if step.batch is None else self.encode_batch(step.batch)  # while rows of other processes travel
-        pooled = state.embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
+        pooled = embed_frozen(self, step) if embedded is None else self._estimate(step, embedded)
         return self._predict(pooled, step.draw.catalogue.graphs, configs)
 
     @torch.compiler.disable
@@ -133,7 +151,7 @@ class GraphSegmentTraining(nn.Module):
             step = self.load(step.draw)
         self.step = step.draw.number
         if step.batch is None:
-            state.make_table_of(self, step.draw.catalogue.graphs[0])
+            make_table_of(self, step.draw.catalogue.graphs[0])
         else:
             self._first_look(self, step.draw.catalogue, step.draw.configs)
             step.begin(self.like().device)
@@ -142,7 +160,7 @@ class GraphSegmentTraining(nn.Module):
     @torch.compiler.disable
     def _estimate(self, step: PrefetchedStep, embedded: Tensor) -> Tensor:
         """Return estimates of the pooled embeddings, and write the rows of the fresh segments."""
-        state.make_table(self, embedded)
+        make_table(self, embedded)
         draw, rows = step.draw, step.rows or self.rows_of(step.draw)
         if self.keys is not None:
             self.keys.check_width(embedded.shape[-1])
@@ -220,7 +238,7 @@ class GraphSegmentTraining(nn.Module):
         progress: Progress = no_progress,
     ) -> Tensor:  # fmt: skip
         """Return `exact` predictions for `configs` of one graph (all if not given): the head takes so many at a time.
-        A segment is encoded once for all configurations that are alike on it (`gst.method.scoring`)."""
+        A segment is encoded once for all configurations that are alike on it (`gst.method.estimator`)."""
         chosen = torch.arange(graph.num_configs) if configs is None else configs
         with torch.no_grad(), encoding.evaluating(self.encoder, self.head, self.readout):
             parts = scores_of(self, graph, chosen, configs_at_once, progress)
@@ -250,7 +268,7 @@ class GraphSegmentTraining(nn.Module):
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
         """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         for graph in graphs:
-            state.make_table_of(self, graph)
+            make_table_of(self, graph)
             if self.keys is not None:
                 self.keys.register(graph)
 
@@ -259,8 +277,8 @@ class GraphSegmentTraining(nn.Module):
 
         From now on, with a table, every segment is encoded once, when it is first needed, and its row is exact. A
         `DistributedDataParallel` around the model has to be made anew."""
-        state.freeze(self)
-        state.forget_rows(self)
+        freeze(self)
+        forget_rows(self)
 
     def keep_frozen_rows(self) -> None:
         """Take the rows of a frozen encoder for exact at the next step, although its parameters were wrapped since."""
@@ -297,8 +315,29 @@ class GraphSegmentTraining(nn.Module):
         """Return a tensor on the device and in the dtype of the model."""
         return encoding.parameter_of(self, torch.empty(0))
 
-    get_extra_state, set_extra_state = state.state_of, state.restore
+    get_extra_state, set_extra_state = state_of, restore
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for `copy` and `pickle`, without streams; rows of a frozen encoder stay exact."""
-        return self.__dict__ | {"_copies": None, "rows_version": state.RowsVersion(is_trusted=self.encoder_frozen)}
+        return self.__dict__ | {"_copies": None, "rows_version": RowsVersion(is_trusted=self.encoder_frozen)}
+
+
+def scores_of(
+    model: Any, graph: SegmentedGraph, configs: Int64[Tensor, " configs"], configs_at_once: int, progress: Progress
+) -> Sequence[Float[Tensor, "1 part channels"]]:
+    """Return the pooled embeddings of configurations, in parts for the head."""
+    catalogue, together = Catalogue.of([graph]), checked_configs([graph], configs[None])[0]
+
+    def encoded() -> Iterator[Part]:
+        began = time.perf_counter()
+        for place, classes in enumerate(config_classes(graph).of(together.numpy())):
+            rate = len(together) * place / graph.num_segments / (time.perf_counter() - began)
+            progress(f"scoring, {rate:,.0f} configurations a second", place, graph.num_segments)
+            _, first, class_of = np.unique(classes, return_index=True, return_inverse=True)
+            segment = torch.tensor([place])
+            rows = model.encode(catalogue, segment, together[first][None])
+            yield segment, rows[:, torch.from_numpy(class_of).to(rows.device)]
+
+    pooled = pool_all(catalogue, len(together), encoded(), model.pooling, model.like().device)
+    progress("scoring", graph.num_segments, graph.num_segments)
+    return pooled.split(configs_at_once, dim=1)

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.sharded import Pulled, Pushed, ShardedTable
-from gst.method.combination import Part
 from gst.method.draws import Draw, Peers
+from gst.method.estimates import Part
 from gst.method.rows import ModelKeys, parts_of, report
 
 

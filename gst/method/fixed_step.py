@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.arrivals import Arrivals
 from embedding_cache.dense import write_where
+from embedding_cache.storage import Arrivals
 from gst.graphs.segments import SegmentedGraph
-from gst.method.combination import Part, combine
 from gst.method.draws import Draw
 from gst.method.encoding import apply_head
-from gst.method.estimates import Sample
+from gst.method.estimates import Part, Sample, combine
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import (
     FixedBatch,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from embedding_cache.arrivals import OnHost
+from embedding_cache.storage import OnHost
 
 RIDGE = 0.1  # of the mean variance of a channel
 MEMORY = 0.8  # share that older steps keep in the moments after another step

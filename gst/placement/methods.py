@@ -72,7 +72,7 @@ class Annealing:
         self._seeds = count(seed)
 
     def __call__(self, task: Task, reward: SearchReward, fastest: Sequence[Plan], progress: Progress) -> Sequence[Plan]:
-        from gst.placement.baselines.list_schedules import heft
+        from gst.placement.baselines.portfolio import heft
         from gst.placement.search.annealing import anneal
 
         listed = heft(task) if fastest and task.num_nodes >= GIANT else None

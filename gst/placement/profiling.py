@@ -17,9 +17,8 @@ from jaxtyping import Float64, Int64
 
 from gst.graphs.graph import Graph
 from gst.lowering.costs import Costs, links_of, links_record, profiled_costs, shortest_us
-from gst.lowering.fusion import fusion_groups, pointwise_chains
+from gst.lowering.fusion import CompiledGroup, fusion_groups, pointwise_chains, rewritten
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
-from gst.lowering.rewrite import CompiledGroup, rewritten
 from gst.machine.devices import Device, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.baselines.portfolio import single
@@ -28,8 +27,7 @@ from gst.placement.objectives import PlanRunner
 from gst.placement.search.random_plans import random_plans
 from gst.placement.task import Task, check_same
 from gst.programs import Program
-from gst.simulation.calibration import fit
-from gst.simulation.simulator import UNCALIBRATED, Contention
+from gst.simulation.simulator import UNCALIBRATED, Contention, fit
 from gst.util.progress import Progress, no_progress, notice
 from gst.util.untrusted import read_object
 from gst.util.writing import atomic_write

@@ -19,7 +19,7 @@ from gst.lowering.plan import Plan, Timeline, positions_of_nodes
 from gst.machine.devices import Device
 from gst.placement.measured_plans import Profiled
 from gst.programs import Program
-from gst.simulation.peaks import peak_bytes
+from gst.simulation.copies import peak_bytes
 from gst.simulation.simulator import Contention, Simulator
 from gst.util.untrusted import plain, read_object
 from gst.util.writing import atomic_write

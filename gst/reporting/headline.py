@@ -92,12 +92,6 @@ def kind_of(record: Record, origin: Any) -> str:
     return "method" if origin in methods else "mutation" if origin == "mutation" else "baseline"
 
 
-def gap_percent(record: Record) -> float:
-    """Return the gap of the best plan to the lower bound in percent; NaN if either is unknown."""
-    found, bound = time_of(best_of(record)), number(record.get("lower_bound"))
-    return 100 * (found / bound - 1) if bound > 0 else math.nan
-
-
 def overlaps(one: Record, other: Record) -> bool:
     """True if the intervals of two plans have a time in common; False if one has no interval."""
     lows, highs = ([number(plan.get(key)) for plan in (one, other)] for key in ("low_ms", "high_ms"))
@@ -187,8 +181,9 @@ def _computed(record: Record) -> str:
     by, found, bound = runtime_of(record), time_of(best_of(record)), number(record.get("lower_bound"))
     if math.isnan(found):
         return f"No plan was found that runs ({by}); nothing was measured"
-    words, gap = f"Best plan {brief(found)} ms ({by})", gap_percent(record)
-    if not math.isnan(gap):
+    words = f"Best plan {brief(found)} ms ({by})"
+    if bound > 0:
+        gap = 100 * (found / bound - 1)
         words += f", lower bound {brief(bound)} ms"
         words += f", so at most {brief(max(gap, 0.0))} % from the optimum" if gap > -0.01 else ", which it undercuts"
     name, baseline = best_baseline(record)

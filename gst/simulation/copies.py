@@ -1,4 +1,8 @@
-"""Copies of a simulated run: each value that goes to another memory, with its begin and end."""
+"""Copies of a simulated run, each value that goes to another memory; and its memory: the most bytes that it takes.
+
+The run takes at most the peak over all runs that `gst.lowering.race_check.check` proves, and exactly this peak where
+one device computes alone.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from gst.lowering.calls import Storages
 from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import Rows, rows
-from gst.simulation.queues import precedes
+from gst.simulation.event_kernel import precedes
 from gst.util.compiled import compiled
 
 
@@ -113,3 +118,135 @@ def _copies(
             ended[place[here]] = min(arrived, max(begin[first], made))
             place[here] += 1
     return value, target, begun, ended
+
+
+class Holds(NamedTuple):
+    """Values that lie in memory that another node allocated, by increasing node.
+
+    Args:
+        node: of the value.
+        storage: in which it lies; -1 for that of an input.
+        parent: the hold of the value that it is a view of; -1 where its own node allocates, -2 for a view of an input.
+    """
+
+    node: np.ndarray
+    storage: np.ndarray
+    parent: np.ndarray
+
+
+_HOLDS: WeakKeyDictionary[Storages, tuple[tuple[np.ndarray, ...], Holds]] = WeakKeyDictionary()
+
+
+def _holds(costs: Costs) -> Holds:
+    """Return `Holds` of a program: corrected costs of a program share them."""
+    made_from = costs.edges, costs.computed, costs.output_bytes
+    known = _HOLDS.get(costs.storages)
+    if known is not None and all(one is other for one, other in zip(known[0], made_from, strict=True)):
+        return known[1]
+    holders: dict[int, list[int]] = {}
+    for storage, node in costs.storages.held.T.tolist():
+        holders.setdefault(node, []).append(storage)
+    in_input = np.array([node not in holders for node in range(costs.num_nodes)], bool)
+    in_input &= ~costs.computed | (costs.output_bytes > 0)
+    reads: dict[int, list[int]] = {}
+    for producer, consumer in costs.edges[:, np.argsort(costs.edges[0], kind="stable")].T.tolist():
+        reads.setdefault(consumer, []).append(producer)
+    made_by = costs.storages.made_by.tolist()
+    number: dict[tuple[int, int], int] = {}
+    rows: list[tuple[int, int, int]] = []
+    for node in np.flatnonzero(costs.computed).tolist():
+        bases = [each for each in reads.get(node, ()) if in_input[each]]
+        if in_input[node] and bases:
+            base = bases[0]
+            number[-1, node] = len(rows)
+            rows.append((node, -1, number.get((-1, base), -2)))
+        for storage in holders.get(node, ()):
+            found = (number[storage, each] for each in reads.get(node, ()) if (storage, each) in number)
+            parent = -1 if made_by[storage] == node else next(found, -1)
+            number[storage, node] = len(rows)
+            rows.append((node, storage, parent))
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    holds = Holds(*map(np.ascontiguousarray, columns))
+    _HOLDS[costs.storages] = made_from, holds
+    return holds
+
+
+def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
+    """Return the most bytes of intermediate values, outputs included, that each memory holds at any moment.
+
+    An operation takes its `own_bytes` while it runs. A storage is freed when the last reader of the last value in it
+    has ended. A value read in another memory is copied there (`copies_of`): the value stays until the copy has arrived,
+    the copy until its last reader there has ended.
+    """
+    begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
+    names = list(dict.fromkeys(each.memory for each in costs.devices))
+    place_of = np.array([names.index(each.memory) for each in costs.devices])
+    memory = place_of[device]
+    made_by, size = costs.storages.made_by, costs.storages.num_bytes
+    copies = copies_of(costs, simulation)
+    freed, copy_freed = _last_uses(
+        costs.edges, costs.computed, costs.kept, end, copies.node, copies.end_us, memory, len(names), len(size),
+        _holds(costs),
+    )  # fmt: skip
+    made_bytes = np.bincount(made_by, size, costs.num_nodes).astype(np.int64)
+    own = np.maximum(np.where(costs.computed, costs.own_bytes[device, np.arange(costs.num_nodes)], 0), made_bytes)
+    copied, place = costs.output_bytes[copies.node], place_of[copies.device]
+    when = np.concatenate([begin, end, freed, copies.begin_us, copy_freed[copies.node, place]])
+    change = np.concatenate([own, made_bytes - own, -size, copied, -copied])
+    places = np.concatenate([memory, memory, memory[made_by], place, place])
+    most = _most(np.argsort(when), when, change, places, len(names))
+    return dict(zip(names, most.tolist(), strict=True))
+
+
+@compiled
+@no_type_check
+def _most(order, when, change, places, memories):
+    """Return the most bytes in each memory, after all changes of a moment: what is freed then is free for what begins
+    then."""
+    level, most = np.zeros(memories, np.int64), np.zeros(memories, np.int64)
+    first = 0
+    for position in range(len(order)):
+        level[places[order[position]]] += change[order[position]]
+        if position + 1 == len(order) or when[order[position + 1]] != when[order[position]]:
+            for each in range(first, position + 1):
+                place = places[order[each]]
+                most[place] = max(most[place], level[place])
+            first = position + 1
+    return most
+
+
+@compiled
+@no_type_check
+def _last_uses(edges, computed, kept, end, copied, arrived, memory, memories, storages, holds):
+    """Return the time when each storage is freed, and each copy in each memory (0 without one).
+
+    Args:
+        copied, arrived: node of each copy, and the time when it ends.
+    """
+    nodes, until = len(end), end.copy()
+    for copy in range(len(copied)):
+        until[copied[copy]] = max(until[copied[copy]], arrived[copy])
+    hold_node, hold_storage, hold_parent = holds
+    copy_until = np.zeros((nodes, memories))
+    for edge in range(edges.shape[1]):
+        producer, consumer = edges[0, edge], edges[1, edge]
+        if not computed[producer]:
+            continue
+        if memory[producer] == memory[consumer]:
+            until[producer] = max(until[producer], end[consumer])
+        else:
+            copy_until[producer, memory[consumer]] = max(copy_until[producer, memory[consumer]], end[consumer])
+    for node in range(nodes):
+        if kept[node]:
+            until[node] = np.inf
+    freed = np.zeros(storages)
+    base = np.full(len(hold_node), -1)  # the node in whose copy a value lies, if it lies in one
+    for hold in range(len(hold_node)):
+        node, parent = hold_node[hold], hold_parent[hold]
+        if parent >= 0:
+            base[hold] = base[parent] if memory[hold_node[parent]] == memory[node] else hold_node[parent]
+        if base[hold] >= 0:
+            copy_until[base[hold], memory[node]] = max(copy_until[base[hold], memory[node]], until[node])
+        elif hold_storage[hold] >= 0:
+            freed[hold_storage[hold]] = max(freed[hold_storage[hold]], until[node])
+    return freed, copy_until

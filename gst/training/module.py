@@ -19,8 +19,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.arrivals import Arrivals
 from embedding_cache.sharded import ShardedTable
+from embedding_cache.storage import Arrivals
 from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
 from gst.cost.metrics import evaluate
 from gst.data.loader import Reader, Step, StepLoader

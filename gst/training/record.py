@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from embedding_cache.arrivals import Arrivals
+from embedding_cache.storage import Arrivals
 from gst.cost.controls import control_metrics
 from gst.cost.metrics import METRICS, kendall_tau
 from gst.data.loader import Selection, Step

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,8 +26,8 @@ from gst.programs.seeded import unseeded
 from gst.programs.traces import resolve, traced
 from gst.util.child import Child, ChildFailed, connect
 from gst.util.process import WAITING, keep_freed_memory
-from gst.whole_model.choosing import candidates
-from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator
+from gst.whole_model.choosing import subject_on_cores, tried
+from gst.whole_model.device_copy import first_accelerator, subject_on_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH, Bound
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
@@ -121,25 +120,6 @@ def variants_beside(
 # In the child ---------------------------------------------------------------------------------------------------------
 
 
-def serve(parent: Connection[Any, Any], make: Callable[[], Made]) -> None:
-    """Make variants in the child, send their names and reasons, and time each on request.
-
-    Args:
-        parent: connection to the parent (`gst.util.child.connect`).
-        make: returns the variants.
-    """
-    keep_freed_memory()  # as in the process that runs plans: else memory, and not placement, would be compared
-    runs, reasons = make()
-    parent.send((list(runs), dict(reasons)))
-    with suppress(EOFError):
-        while name := parent.recv():
-            try:
-                answer: object = timed(runs[name])
-            except Exception as error:  # any exception of compiled code; other variants go on
-                answer = ExecutionError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            parent.send(answer)
-
-
 def made(source: Path | str, device: torch.device, cores: int, seconds: float, skip_reason: str) -> Made:
     """Make the variants of a program that may win and compute the same; of a named step, `pytorch` is the step itself.
 
@@ -148,12 +128,10 @@ def made(source: Path | str, device: torch.device, cores: int, seconds: float, s
     is_saved, on_host = isinstance(source, Path), device.type == "cpu"
     program = Program.load(source) if isinstance(source, Path) else traced(source, kind=kind_for([device.type]))
     module, inputs = bound(program, device)
-    compiled = not skip_reason
-    if on_host:
-        result = candidates(module, inputs, cores, seconds, compiled, stops=True)
-    else:
-        result = candidates_on_accelerator(module, inputs, device, seconds, compiled, program=program, stops=True)
-    variants, reasons = result.serious()
+    subject = (
+        subject_on_cores(module, inputs, cores) if on_host else subject_on_accelerator(module, inputs, device, program)
+    )
+    variants, reasons = tried(subject, seconds, not skip_reason, stops=True).serious()
     runs: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in variants.items()}
     if not is_saved:  # it draws as a step does without plans
         runs[PYTORCH] = unseeded()(as_written(resolve(str(source)), device))
@@ -180,12 +158,21 @@ def bound(program: Program, device: torch.device = HOST) -> tuple[nn.Module, tup
 
 
 def main() -> None:
+    """Make variants in the child, send their names and reasons, and time each on request."""
     parent, (source, *arguments) = connect()
     is_saved = arguments[:1] == ["--saved"]
     device, cores, seconds, skip_reason = arguments[is_saved:]
-    serve(parent, lambda: made(
-        Path(source) if is_saved else source, torch.device(device), int(cores), float(seconds), skip_reason
-    ))  # fmt: skip
+    keep_freed_memory()  # as in the process that runs plans: else memory, and not placement, would be compared
+    place = Path(source) if is_saved else source
+    runs, reasons = made(place, torch.device(device), int(cores), float(seconds), skip_reason)
+    parent.send((list(runs), dict(reasons)))
+    with suppress(EOFError):
+        while name := parent.recv():
+            try:
+                answer: object = timed(runs[name])
+            except Exception as error:  # any exception of compiled code; other variants go on
+                answer = ExecutionError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            parent.send(answer)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,16 @@ from gst.machine.devices import machine_record
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import first_line
-from gst.whole_model.comparing import difference
+from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
     AHEAD,
     COMPILED,
     PYTORCH,
     Function,
-    OnAccelerator,
     Variant,
     as_written,
     on_other_threads,
-    step_run,
     variants,
     whole_run,
 )  # fmt: skip
@@ -76,7 +74,7 @@ class GuardedRun:
 
     def timed(self, inputs: Sequence[Any]) -> Callable[[], Any]:
         """Return the call that is timed; on an accelerator its inputs are the examples in the accelerator's memory."""
-        if not isinstance(self.run, OnAccelerator):
+        if not hasattr(self.run, "examples"):
             return partial(self, *inputs)
         examples = self.run.examples()
         return lambda: self(*examples.values)  # keeps them in memory
@@ -128,55 +126,45 @@ class Subject:
     wrong: Callable[[Function], str | None]
     guard: Callable[[Variant], Guard]
 
+    def guarded(self, variant: Variant) -> GuardedRun:
+        """Make a variant that runs for calls like the example alone; raise any exception of a compiler."""
+        return GuardedRun(self.function, self.guard(variant), self.make(variant))
 
-def candidates(
-    model: nn.Module, inputs: Sequence[Any], cores: int, seconds: float = math.inf, compiled: bool = True,
-    progress: Progress = no_progress, stops: bool = False,
-) -> Candidates:  # fmt: skip
-    """Make the variants of a model on the CPU, with `cores` cores or one, and time each briefly; see `tried`.
+
+def subject_on_cores(
+    model: nn.Module | Step, inputs: Sequence[Any], cores: int, program: Program | None = None
+) -> Subject:
+    """Return the variants of a model or a step on the CPU, with `cores` cores or one.
+
+    Args:
+        program: of a step, as captured.
 
     Examples:
         >>> import torch
-        >>> result = candidates(nn.ReLU(), (torch.ones(2),), cores=1, compiled=False)
+        >>> result = tried(subject_on_cores(nn.ReLU(), (torch.ones(2),), cores=1), compiled=False)
         >>> list(result.runs)[0], result.reasons["compiled"]
         ('pytorch', 'left out, as asked')
     """
-    subject = Subject(
-        model, inputs, variants(model, cores), lambda variant: whole_run(model, variant, inputs),
-        lambda run: difference(run, lambda *values: as_written(model, values), inputs, SEED),
-        lambda variant: Guard(model if variant.kind != PYTORCH else None, inputs, variant.holds_weights),
+    function: Function = model.function if isinstance(model, Step) else model
+    if isinstance(model, Step):
+        own = [Variant(PYTORCH), Variant(COMPILED)]
+        own, draws = own + on_other_threads(own, cores), 0  # random values would be no state of an optimiser
+    else:
+        own, draws = variants(model, cores), DRAWS
+    return Subject(
+        function, inputs, own, lambda variant: whole_run(model, variant, inputs, program),
+        lambda run: difference(run, lambda *values: as_written(model, values), inputs, SEED, draws),
+        lambda variant: Guard(function if variant.kind != PYTORCH else None, inputs, variant.holds_weights),
     )  # fmt: skip
-    return tried(subject, seconds, compiled, progress, stops)
 
 
-def step_candidates(
-    step: Step, program: Program, inputs: Sequence[Any], cores: int, seconds: float = math.inf, compiled: bool = True,
-    progress: Progress = no_progress,
-) -> Candidates:  # fmt: skip
-    """Make the variants of a step on the CPU, as written and compiled, and time each briefly; see `tried`.
-
-    Args:
-        program: the step as captured.
-        inputs: of its calls, on which outputs are compared: random values would be no state of an optimiser.
-    """
-
-    kinds = [Variant(PYTORCH), Variant(COMPILED)]
-    subject = Subject(
-        step.function, inputs, kinds + on_other_threads(kinds, cores), partial(step_run, step, program, inputs),
-        lambda run: difference(run, lambda *values: as_written(step, values), inputs, SEED, draws=0),
-        lambda variant: Guard(step.function if variant.kind != PYTORCH else None, inputs, weights=False),
-    )  # fmt: skip
-    return tried(subject, seconds, compiled, progress)
-
-
-def written_alone(model: nn.Module | Step, inputs: Sequence[Any], progress: Progress = no_progress) -> Candidates:
-    """Time a model or a step as written, which may change its own state, without any other variant."""
-    subject = Subject(
+def subject_as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Subject:
+    """Return a model or a step as written, which may change its own state, without any other variant."""
+    return Subject(
         model.function if isinstance(model, Step) else model, inputs, [Variant(PYTORCH)],
         lambda _: lambda *values: as_written(model, values), lambda _: None,
         lambda _: Guard(None, inputs, weights=False),
     )  # fmt: skip
-    return tried(subject, progress=progress)
 
 
 def tried(
@@ -209,8 +197,8 @@ def tried(
             progress(f"trying {name}{so_far}", number, len(subject.variants))
             try:
                 with stopped_after(seconds - spent if stops and variant.compiles else math.inf):
-                    run = subject.make(variant)
-                if variant.kind != PYTORCH and (wrong := subject.wrong(run)):
+                    guarded = subject.guarded(variant)
+                if variant.kind != PYTORCH and (wrong := subject.wrong(guarded.run)):
                     reasons[name] = f"gives other outputs: {wrong}"
                     continue
             except TimeIsUp:
@@ -221,8 +209,8 @@ def tried(
                     raise
                 reasons[name] = first_line(error)
                 continue
-            runs[name] = GuardedRun(subject.function, subject.guard(variant), run)
-            first_ms |= _least_ms({name: runs[name]}, inputs)
+            runs[name] = guarded
+            first_ms |= _least_ms({name: guarded}, inputs)
     except KeyboardInterrupt:
         if PYTORCH not in runs:
             raise

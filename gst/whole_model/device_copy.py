@@ -7,11 +7,11 @@ with example inputs in the accelerator's memory.
 from __future__ import annotations
 
 import copy
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.event_times import NewGraph
-from gst.execution.lane_graphs import DRAWS_ON_HOST, draws_on_host
+from gst.execution.costs import NewGraph
+from gst.execution.lane_graphs import DRAWS_ON_HOST, Resident, draws_on_host
 from gst.execution.on_accelerator import module_on, one_graph
-from gst.execution.residents import Resident
 from gst.lowering.calls import copied
 from gst.machine.devices import Device
 from gst.programs import Program, Step
 from gst.programs.structures import opened
-from gst.util.progress import Progress, no_progress
 from gst.util.recording import is_here
-from gst.whole_model.choosing import SEED, Candidates, Subject, tried
+from gst.whole_model.choosing import SEED, Subject
 from gst.whole_model.comparing import DRAWS, difference
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import (
@@ -38,7 +36,6 @@ from gst.whole_model.variants import (
     ONE_GRAPH,
     PYTORCH,
     Function,
-    Inputs,
     Variant,
     all_compiled_kept,
     as_written,
@@ -51,6 +48,13 @@ VARIANTS = (Variant(PYTORCH), Variant(ONE_GRAPH), Variant(COMPILED), Variant(COM
 """Variants on an accelerator, the simplest first."""
 
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Inputs of a call, which stay in a device's memory as long as this object is referenced."""
+
+    values: tuple[Any, ...]
+
+
 class DeviceCopy:
     """A model or a step on a device: itself if it is there, otherwise a copy whose weights follow those of the model.
     All variants share the copy and the memory of the inputs.
@@ -60,7 +64,7 @@ class DeviceCopy:
         inputs: of its calls, on any device.
         device: an accelerator of this process.
         program: of a step, as captured.
-        graph: makes an empty graph; see `gst.execution.event_times.graph_maker`.
+        graph: makes an empty graph; see `gst.execution.costs.graph_maker`.
 
     Raises:
         ValueError: it changes its buffers when it runs, which a copy cannot do for it.
@@ -270,12 +274,11 @@ def first_accelerator(devices: Sequence[Device]) -> torch.device | None:
     return next((each.torch_device for each in devices if each.is_accelerator), None)
 
 
-def candidates_on_accelerator(
-    model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, seconds: float = math.inf,
-    compiled: bool = True, progress: Progress = no_progress, program: Program | None = None,
-    graph: NewGraph | None = None, stops: bool = False,
-) -> Candidates:  # fmt: skip
-    """Make the variants of a model or a step on an accelerator; see `gst.whole_model.choosing.tried`.
+def subject_on_accelerator(
+    model: nn.Module | Step, inputs: Sequence[Any], device: torch.device, program: Program | None = None,
+    graph: NewGraph | None = None,
+) -> Subject:  # fmt: skip
+    """Return the variants of a model or a step on an accelerator.
 
     Args:
         model, inputs, device, program, graph: see `DeviceCopy`.
@@ -284,7 +287,8 @@ def candidates_on_accelerator(
         Exception: it does not run on the accelerator as written.
 
     Examples:
-        >>> result = candidates_on_accelerator(nn.ReLU(), (torch.ones(2),), torch.device("cpu"), compiled=False)
+        >>> from gst.whole_model.choosing import tried
+        >>> result = tried(subject_on_accelerator(nn.ReLU(), (torch.ones(2),), torch.device("cpu")), compiled=False)
         >>> list(result.runs), result.reasons["one graph"]
         (['pytorch'], 'ValueError: graphs are recorded on an accelerator; this runs on cpu')
     """
@@ -293,8 +297,7 @@ def candidates_on_accelerator(
     wrong = lambda run: difference(run, on_device.eager, on_device.examples(), SEED, draws)  # noqa: E731
     function = model if isinstance(model, nn.Module) else model.function
     guard = Guard(function, inputs, weights=False, any_device=True)
-    subject = Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
-    return tried(subject, seconds, compiled, progress, stops)
+    return Subject(on_device.refused(guard), inputs, VARIANTS, on_device.run, wrong, lambda variant: guard)
 
 
 def give_back(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gst.lowering.calls import is_expanded
 from gst.programs.structures import special_kind
-from gst.programs.untouched import Watcher
+from gst.programs.watcher import Watcher
 
 _version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")
 _kind = attrgetter("dtype", "device")

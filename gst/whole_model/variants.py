@@ -10,10 +10,9 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,23 +55,6 @@ class Bound(nn.Module):
         return self.function(
             *(getattr(self, f"weight_{number}") if bound else next(rest) for number, bound in enumerate(self.is_weight))
         )
-
-
-@runtime_checkable
-class OnAccelerator(Protocol):
-    """Runner of a model on an accelerator, for inputs on any device; it is timed with example inputs in its memory."""
-
-    def __call__(self, *inputs: Any) -> Any: ...
-
-    def examples(self) -> Inputs:
-        """Return the example inputs there."""
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """Inputs of a call, which stay in a device's memory as long as this object is referenced."""
-
-    values: tuple[Any, ...]
 
 
 class Variant(NamedTuple):
@@ -155,8 +137,13 @@ def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
         return model(*inputs)
 
 
-def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Function:
-    """Return a function that runs a variant, called as the model is; a first call with `inputs` compiles it.
+def whole_run(
+    model: nn.Module | Step, variant: Variant, inputs: Sequence[Any], program: Program | None = None
+) -> Function:
+    """Return a function that runs a variant, called as the model or step is; a first call with `inputs` compiles it.
+
+    Args:
+        program: of a step, as captured, which is compiled in place of its function.
 
     Raises:
         Exception: any exception of a compiler.
@@ -167,10 +154,17 @@ def whole_run(model: nn.Module, variant: Variant, inputs: Sequence[Any]) -> Func
         tensor([0., 2.])
     """
     if variant.kind == PYTORCH:
-        return on_threads(without_gradients(model), variant.threads)
+        return on_threads(lambda *values: as_written(model, values), variant.threads)
     from torch._inductor import config
 
     threads = variant.threads or torch.get_num_threads()
+    if isinstance(model, Step):
+        assert program is not None, "a step is compiled as captured"
+        module = torch.compile(as_module(program), options={"cpp.threads": threads}, dynamic=False)
+        run = on_threads(without_gradients(compiled_step(program, inputs, module)), threads)
+        with compiled_by_threads():
+            run(*inputs)
+        return run
     if variant.kind == AHEAD:
         library = with_strides_of(inputs, _ahead_of_time(model, inputs, threads))
         return on_threads(without_gradients(library), threads)
@@ -205,19 +199,6 @@ def _with_own_code(model: nn.Module) -> Function:
         return model(*inputs)
 
     return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
-
-
-def step_run(step: Step, program: Program, inputs: Sequence[Any], variant: Variant) -> Function:
-    """Return a function that runs a variant of a step, called as the step is; a first call with `inputs` compiles its
-    captured program into one. Raises any exception of a compiler."""
-    if variant.kind == PYTORCH:
-        return on_threads(lambda *values: as_written(step, values), variant.threads)
-    options: dict[str, Any] = {"cpp.threads": variant.threads or torch.get_num_threads()}
-    module = torch.compile(as_module(program), options=options, dynamic=False)
-    run = on_threads(without_gradients(compiled_step(program, inputs, module)), variant.threads)
-    with compiled_by_threads():
-        run(*inputs)
-    return run
 
 
 def compiled_step(program: Program, inputs: Sequence[Any], module: Function) -> Function:

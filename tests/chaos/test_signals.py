@@ -192,7 +192,7 @@ def test_a_measurement_goes_on_and_leaves_no_process() -> None:
             is_over.set()
     rows = log.read()
     assert 5 <= len(rows) < 13
-    assert not any("gst.execution.child" in words for words in _children())
+    assert not any("gst.execution.isolated" in words for words in _children())
     assert main([*arguments, "--repetitions", "2", "--resume"]) == 0
     assert log.read()[: len(rows)] == rows and len(log.read()) == 13
 

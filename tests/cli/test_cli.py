@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gst.cli import main, programs
+from gst.cli import data, main
 from gst.data.tpugraphs import read
 from gst.programs import operation
 
@@ -154,4 +154,4 @@ def test_an_xla_program_becomes_a_tpugraphs_file(tmp_path: Path, capsys: pytest.
 
 
 def test_the_kinds_of_the_command_line_are_those_of_programs() -> None:
-    assert programs.KINDS == operation.KINDS and programs.ACCELERATOR == operation.ACCELERATOR
+    assert data.KINDS == operation.KINDS and data.ACCELERATOR == operation.ACCELERATOR

@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy.stats import rankdata
 
 from gst.cli import demo_parts
 from gst.cli.command_line import main
 from gst.cli.demo import run_demo
-from gst.cli.demo_parts import Sizes, growth, linear_features, ranking
-from gst.cost.controls import ridge
-from gst.data.tpugraphs import read
+from gst.cli.demo_parts import Sizes, growth, ranking
 from gst.reporting.demo import NEXT
 from gst.util.progress import no_progress
 
@@ -45,22 +41,6 @@ def test_ranking_learns_and_is_compared_with_linear_regressions(tmp_path: Path) 
     assert set(record["tau"]) == {"GST", "linear regression on sums", "linear regression on each node"}
     assert 0.4 < record["tau"]["linear regression on sums"] < 0.6 < record["tau"]["linear regression on each node"]
     assert layouts["tau"] == record["tau"]["GST"] and min(layouts["measured"]) > 1e5
-
-
-def test_linear_regression_recovers_a_linear_order() -> None:
-    features = np.random.default_rng(0).normal(size=(80, 3))
-    runtimes = np.exp(features @ [1.0, -2.0, 0.5])
-    scores = ridge(features[:60], rankdata(runtimes[:60])[:, None])(features)[:, 0]
-    assert np.corrcoef(np.argsort(np.argsort(scores[60:])), np.argsort(np.argsort(runtimes[60:])))[0, 1] > 0.95
-
-
-def test_sums_do_not_tell_nodes_apart() -> None:
-    graph = read(demo_parts.SAMPLE)
-    features = linear_features(graph)
-    sums, each = features["linear regression on sums"], features["linear regression on each node"]
-    nodes = len(graph.config_nodes)
-    assert each.shape[1] == nodes * sums.shape[1] and (each.sum(1) == sums.sum(1)).all()
-    np.testing.assert_array_equal(each.reshape(len(each), nodes, -1).sum(1), sums)
 
 
 def test_finished_parts_stay_after_an_interruption_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

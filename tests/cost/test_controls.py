@@ -102,16 +102,6 @@ def test_features_that_take_too_long_give_no_control() -> None:
     assert control_metrics("pairwise_hinge", [(graph, TRAINING)], [(graph, HELD_OUT)], 3.5, clock=clock) == {}
 
 
-def test_many_configurations_are_thinned_and_many_features_give_no_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = gst.segment(made(), 10)
-    thinned = control_metrics("pairwise_hinge", [(graph, TRAINING[::2])], [(graph, HELD_OUT)])
-    assert control_metrics("pairwise_hinge", [(graph, TRAINING)], [(graph, HELD_OUT)]) != thinned
-    monkeypatch.setattr(controls, "MOST_VALUES", 20 * controls.num_features(graph, 3))
-    assert control_metrics("pairwise_hinge", [(graph, TRAINING)], [(graph, HELD_OUT)]) == thinned
-    numbered = gst.segment(replace(made(), opcodes=np.arange(30) * 1000), 10)
-    assert control_metrics("pairwise_hinge", [(numbered, TRAINING)], [(numbered, HELD_OUT)]) == {}
-
-
 def test_graphs_without_configurations_or_known_targets_are_fitted_too() -> None:
     sizes = np.arange(3, 15)
     graphs = [

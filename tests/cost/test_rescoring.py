@@ -118,13 +118,6 @@ def test_what_there_is_no_room_for_is_encoded_again(
     assert tight.num_encoded > roomy.num_encoded
 
 
-def test_a_few_pairs_at_a_time_give_the_same(model: CostModel, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = changes(graph, moves(graph, 30, seed=3))
-    together = Rescorer(model, graph).predict(features)
-    monkeypatch.setattr("gst.cost.rescoring.PAIRS_AT_ONCE", 4)
-    assert agree(Rescorer(model, graph).predict(features), together)
-
-
 def test_moves_that_are_accepted_make_another_base(model: CostModel, graph: Graph) -> None:
     rescorer, features = Rescorer(model, graph), graph.config_features[0].copy()
     generator = np.random.default_rng(4)
@@ -148,13 +141,6 @@ def test_a_model_that_learned_more_is_asked_anew(graph: Graph) -> None:
     model.fit([graph], epochs=2)
     after = rescorer.predict(changes(graph, features))
     assert agree(after, model.predict(under(graph, features))) and not agree(after, before)
-
-
-def test_spreads_are_those_of_the_model(model: CostModel, graph: Graph) -> None:
-    features = moves(graph, 20, seed=6)
-    logs, spreads = Rescorer(model, graph).logs(changes(graph, features))
-    wanted = model.logs(under(graph, features))
-    assert agree(np.exp(logs), np.exp(wanted[0])) and agree(np.exp(spreads), np.exp(wanted[1]))
 
 
 def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None:

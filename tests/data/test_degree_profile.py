@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gst.data.malnet import DEGREE_COLUMNS, degree_profile
+from gst.data.malnet import degree_profile
 
 
 def slow_profile(edges: list[tuple[int, int]], num_nodes: int) -> list[list[float]]:
@@ -32,21 +32,6 @@ def slow_profile(edges: list[tuple[int, int]], num_nodes: int) -> list[list[floa
 
 def as_edges(pairs: list[tuple[int, int]]) -> np.ndarray:
     return np.array(pairs, np.int64).reshape(-1, 2).T
-
-
-def test_a_star_and_a_lonely_node_by_hand() -> None:
-    profile = degree_profile(as_edges([(0, 1), (2, 0), (0, 3), (1, 2)]), 5)
-    assert len(DEGREE_COLUMNS) == 5
-    np.testing.assert_allclose(
-        profile,
-        [
-            [3, 1, 2, 5 / 3, np.sqrt(2 / 9)],  # neighbours have degrees 2, 2, 1
-            [2, 2, 3, 2.5, 0.5],
-            [2, 2, 3, 2.5, 0.5],
-            [1, 3, 3, 3, 0],
-            [0, 0, 0, 0, 0],
-        ],
-    )
 
 
 NODES = st.integers(1, 12)

@@ -83,16 +83,6 @@ def test_without_jaxlib_text_is_refused_and_protobuf_is_read(monkeypatch: pytest
     assert read_hlo(HLO / "lowered.pb").num_nodes == 134
 
 
-def test_an_unmeasured_program_survives_the_npz(tmp_path: Path) -> None:
-    graph = read_hlo(HLO / "lowered.pb")
-    write_npz(graph, tmp_path / "lowered.npz")
-    again = read(tmp_path / "lowered.npz")
-    assert graph.name == again.name == "lowered"
-    assert np.isnan(graph.targets) and again.targets == 0
-    for name in ("node_features", "edges", "opcodes", "config_nodes", "config_features"):
-        np.testing.assert_array_equal(getattr(graph, name), getattr(again, name), name)
-
-
 def test_without_measurements_all_that_can_be_configured_is_left_to_the_compiler(tmp_path: Path) -> None:
     """They are the nodes that the published files configure, but for dots, of which unet_3d has none."""
     graph = read_hlo(PART[0])
@@ -122,15 +112,6 @@ def test_the_three_messages_are_told_apart(tmp_path: Path) -> None:
     assert read_hlo(tmp_path / "proto.pb").digest() == plain.digest()
     tuning = ModuleTuningData(module=module)
     assert read_hlo(saved(tmp_path / "tuning.pb", tuning)).digest() == plain.digest()
-
-
-def test_failed_runs_leave_the_default(tmp_path: Path) -> None:
-    tuning = ModuleTuningData.FromString(PART[0].read_bytes())
-    for run in tuning.runs:
-        run.error = True
-    graph = read_hlo(saved(tmp_path / "failed.pb", tuning))
-    np.testing.assert_array_equal(graph.config_nodes, read_hlo(PART[0]).config_nodes)
-    assert graph.num_configs == 1 and (graph.config_features == -1).all() and np.isnan(graph.targets).all()
 
 
 def test_two_computations_by_hand(tmp_path: Path) -> None:
@@ -168,18 +149,3 @@ def test_two_computations_by_hand(tmp_path: Path) -> None:
         "layout_minor_to_major_1": 1,
         **dict.fromkeys(ones, 1),
     }
-
-
-def test_names_of_columns_and_kinds() -> None:
-    """Places in the lists that the README and hlo_opcode.h of TpuGraphs give."""
-    places = {
-        0: "is_root", 2: "shape_element_type_is_invalid_type", 20: "shape_element_type_is_token",
-        28: "shape_dimensions_product", 37: "window_size_0", 92: "window_window_reversal_false_count",
-        106: "convolution_dim_numbers_output_feature_dim", 107: "feature_group_count", 119: "slice_dims_limit_sum",
-        132: "padding_config_edge_padding_high_product", 133: "is_stable", 139: "layout_minor_to_major_5",
-    }  # fmt: skip
-    assert len(set(NODE_FEATURES)) == 140
-    assert {place: NODE_FEATURES[place] for place in places} == places
-    kinds = {1: "abs", 26: "convolution", 34: "dot", 75: "reshape", 97: "trace", 102: "while", 120: "tan"}
-    assert {number: OPCODE_NAMES[number] for number in kinds} == kinds
-    assert len(set(OPCODE_NAMES)) == 121

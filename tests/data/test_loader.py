@@ -7,7 +7,6 @@ import math
 import threading
 from collections import Counter
 from functools import cache
-from threading import Semaphore
 from typing import Any
 
 import numpy as np
@@ -119,11 +118,6 @@ def test_graphs_are_split_disjointly_and_completely(valid: int, test: int) -> No
     assert all(configs.tolist() == list(range(graph.num_configs)) for part in parts for graph, configs in part)
 
 
-def test_a_split_depends_on_its_seed_alone() -> None:
-    held_out = [[c.tolist() for _, c in split(GRAPHS, "configs", 2, 2, seed)[1]] for seed in (0, 0, 1)]
-    assert held_out[0] == held_out[1] != held_out[2]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [{"graphs_per_step": 0}, {"configs_per_graph": 0}, {"lists_per_graph": 0}, {"lists_per_graph": -1}],
@@ -190,35 +184,6 @@ def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed
     ]  # fmt: skip
 
 
-def test_waiting_is_the_time_from_asking_for_a_step_until_it_is_there() -> None:
-    """A clock that only loads move, one second each, by steps that are asked for when nothing was read ahead."""
-    now = 0.0
-
-    def load(step: int) -> int:
-        nonlocal now
-        now += 1.0
-        return step
-
-    prefetched = Prefetched(range(5), Reader(lambda step, ahead: None if ahead else step, load), lambda: now)
-    for _ in prefetched:
-        now += 0.5  # what is computed
-    assert (prefetched.waited, prefetched.passed) == (4.0, 6.5)  # the first load is not waited for
-
-
-def test_what_was_read_ahead_is_not_waited_for() -> None:
-    now, loaded = 0.0, Semaphore(0)
-
-    def load(step: int) -> int:
-        loaded.release()
-        return step
-
-    prefetched = Prefetched(range(5), Reader(lambda step, ahead: step, load), lambda: now)
-    for step, _ in prefetched:
-        assert all(loaded.acquire(timeout=60) for _ in range(2 if step == 0 else step < 4)), "the next one is read"
-        now += 2.0
-    assert (prefetched.waited, prefetched.passed) == (0.0, 10.0)
-
-
 def test_what_goes_wrong_in_the_thread_is_raised_in_front() -> None:
     def load(step: int) -> None:
         raise OSError("the disk is gone")
@@ -270,8 +235,3 @@ def test_no_more_groups_can_be_held_out_than_there_are(valid: int, test: int) ->
     graphs = [named(f"{group}/{i}") for group in "ab" for i in range(3)]
     with pytest.raises(ValueError, match=rf"{valid} \+ {test} groups are to be held out, but there are only 2"):
         split(graphs, "groups", valid, test, seed=0)
-
-
-@pytest.mark.parametrize(("name", "group"), [("bash/usr/bin/bash", "bash"), ("lone", "lone"), ("/x", ""), ("", "")])
-def test_the_group_is_what_stands_before_the_first_slash(name: str, group: str) -> None:
-    assert group_of(name) == group

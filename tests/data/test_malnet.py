@@ -91,11 +91,6 @@ def test_a_file_without_edges_is_refused(tmp_path: Path, text: str) -> None:
         read_edge_list(tmp_path / "empty.edgelist")
 
 
-def test_windows_ends_of_lines_and_spaces(tmp_path: Path) -> None:
-    (tmp_path / "a.edgelist").write_bytes(b"#x\r\n 5  6 \r\n6\t5\r\n")
-    assert read_edge_list(tmp_path / "a.edgelist").tolist() == [[0, 1], [1, 0]]
-
-
 def test_folders_and_listings_that_do_not_fit(unpacked: Path, unchecked: None) -> None:
     with pytest.raises(ValueError, match=r"type/family/hash\.edgelist"):
         list(MalNet(str(unpacked / "split_info_tiny")))

@@ -37,23 +37,12 @@ def test_a_label_is_a_number_however_it_is_wrapped(y: Any) -> None:
     assert from_pyg(data(y=y)).targets.tolist() == [3.0]
 
 
-def test_a_graph_without_label_has_an_unknown_target() -> None:
-    assert np.isnan(from_pyg(data(y=None)).targets).tolist() == [True]
-
-
 def test_features_keep_their_dtype_and_halves_become_floats() -> None:
     for dtype, stored in ((torch.int64, np.int64), (torch.float64, np.float64), (torch.bool, np.bool_)):
         graph = from_pyg(data(x=torch.eye(3).to(dtype)))
         assert graph.node_features.dtype == stored and (graph.node_features == np.eye(3)).all()
     for dtype in (torch.float16, torch.bfloat16):
         assert from_pyg(data(x=torch.eye(3).to(dtype))).node_features.dtype == np.float32
-
-
-def test_names_are_given_or_the_datas_or_made_from_the_content() -> None:
-    assert from_pyg(data(name="b"), "a").name == "a"
-    assert from_pyg(data(name="b")).name == "b"
-    made = from_pyg(data()).name
-    assert made == from_pyg(data(name=7)).name and made != from_pyg(data(y=5)).name
 
 
 @pytest.mark.parametrize(

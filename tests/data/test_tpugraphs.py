@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from reference import merged
 
 from gst.data import tpugraphs
 from gst.data.source import fingerprint_of_files
-from gst.data.tpugraphs import TpuGraphs, read
+from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES, SHARED
 
@@ -204,16 +203,6 @@ def test_tile_configurations_beyond_int8_are_kept_wherever_they_stand(tmp_path: 
     features[-1, 3] = NAN
     features[0, 3] = 1000
     assert_refused(written(tmp_path, TILE, config_feat=lambda _: features, **runtimes), "NaN")
-
-
-def test_a_dataset_yields_its_files_as_often_as_asked(tmp_path: Path, tile_kernels: list[Path]) -> None:
-    for path in tile_kernels[:2]:
-        shutil.copy(path, tmp_path)
-    dataset = TpuGraphs([str(tmp_path / "*.npz"), str(LAYOUT)])
-    names = [graph.name for graph in dataset]
-    assert names == [*sorted(path.stem for path in tile_kernels[:2]), LAYOUT.stem] == [graph.name for graph in dataset]
-    with pytest.raises(ValueError, match=r"nothing-\*"):
-        list(TpuGraphs([str(tmp_path / "nothing-*.npz")]))
 
 
 # Fingerprints ------------------------------------------------------------------------------------

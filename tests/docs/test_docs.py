@@ -14,7 +14,6 @@ import yaml
 from gst.machine.devices import usable_cores
 from gst.util.compiled import compiler
 from tests.docs.pages import OUTPUT, Page
-from tests.docs.run_page import run_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -119,25 +118,6 @@ def test_an_output_follows_what_prints_it(name: str) -> None:
         if fence.title == OUTPUT:
             assert before is not None and before.runs and not before.title, fence.line
         before = fence
-
-
-def test_a_page_fails_where_its_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def page(text: str) -> Page:
-        (tmp_path / "page.md").write_text(text)
-        return Page(tmp_path / "page.md")
-
-    run_page(page('```python\nx = 2\n```\n\n```bash\necho 1 ms | tee f\n```\n\n```text title="Output"\n7 ms\n```\n'))
-    run_page(page('```python title="written.py"\ny = 3\n```\n\n```python\nfrom written import y\nassert y == 3\n```\n'))
-    run_page(page("<!-- not executed: it would end the world -->\n\n```bash\nexit 3\n```\n"))
-    with pytest.raises(ZeroDivisionError):
-        run_page(page("- in a list\n\n    ```python\n    1 / 0\n    ```\n"))
-    with pytest.raises(AssertionError, match="exit status 1"):
-        run_page(page("```bash\nfalse\ntrue\n```\n"))
-    with pytest.raises(AssertionError, match="promises '4 plans'"):
-        run_page(page('```python\nprint("plans 4")\n```\n\n```text title="Output"\n4 plans\n```\n'))
 
 
 # The links -------------------------------------------------------------------------------------------

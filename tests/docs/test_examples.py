@@ -13,6 +13,12 @@ ROOT = Path(__file__).parents[2]
 PROMPT = re.compile(r"^\s*>>> ", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
+# Their examples compile or search for seconds; what they show has tests of its own.
+COSTLY = [Path("gst", f"{name}.py") for name in (
+    "execution/executor", "placement/baselines/bounds", "placement/baselines/portfolio", "kernels/state",
+    "kernels/recording", "cost/model", "placement/planning",
+)]  # fmt: skip
+
 
 def files_with_examples(*packages: str) -> list[Path]:
     """Return the modules of packages that have examples, by their paths in the repository."""
@@ -20,7 +26,10 @@ def files_with_examples(*packages: str) -> list[Path]:
     return [path.relative_to(ROOT) for path in files if PROMPT.search(path.read_text())]
 
 
-@pytest.mark.parametrize("path", files_with_examples("gst", "partitioners", "embedding_cache"), ids=str)
+@pytest.mark.parametrize("path", [
+    pytest.param(path, marks=pytest.mark.slow) if path in COSTLY else path
+    for path in files_with_examples("gst", "partitioners", "embedding_cache")
+], ids=str)  # fmt: skip
 def test_the_examples_of_a_module_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_examples(path)

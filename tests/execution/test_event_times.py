@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gst.execution import event_times as module
-from gst.execution.child import profile_devices
-from gst.execution.event_times import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs, span_us
+from gst.execution import costs as module
+from gst.execution.costs import BUDGET_US, Graphs, call_us, can_be_recorded, event_times_us, first_runs
 from gst.execution.executor import GraphExecutor, executor
+from gst.execution.isolated import profile_devices
 from gst.lowering.calls import Step as Bound
 from gst.lowering.calls import in_program_order
 from gst.lowering.costs import profiled_costs
@@ -161,13 +161,6 @@ def test_results_that_the_host_waits_for_are_not_recorded() -> None:
     assert len(recorder.graphs) == len(computed(program)) - 1
 
 
-def test_inputs_that_are_expanded_stay_so() -> None:
-    expanded, seen = torch.ones(2, 1, 3).expand(2, 4, 3), []
-    for _, _, values, _ in first_runs(capture(Step("sum", lambda a: a + 1, (expanded,))), CPU):
-        seen.append(values[0].stride())
-    assert seen == [(3, 0, 1)]
-
-
 def failing_on(there: torch.device, target: str) -> Callable[[Program, torch.device], list[Bound]]:
     """Calls of which those of one operator fail on a device."""
 
@@ -209,15 +202,6 @@ def test_an_operation_that_runs_nowhere_is_an_error_in_one_line(monkeypatch: pyt
         profiled_costs(program, devices, times)
     times[0, 2] = 7.0
     assert np.isinf(profiled_costs(program, devices, times).times_us[1, 2])
-
-
-def test_what_is_not_here_or_makes_no_sense_is_said_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^there is no meta here to take times on$"):
-        span_us(lambda: None, torch.device("meta"))
-    with pytest.raises(ValueError, match=r"^there is no meta here to take times on$"):
-        event_times_us(products(4), torch.device("meta"))
-    with pytest.raises(ValueError, match=r"^want repetitions >= 1 and batch >= 1, got 0 and 10$"):
-        event_times_us(products(4), CPU, repetitions=0)
 
 
 @pytest.mark.gpu

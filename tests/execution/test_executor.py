@@ -81,14 +81,6 @@ def test_three_devices_in_two_memories(program: Program) -> None:
             assert len(read - there) > 0
 
 
-def test_every_operation_runs_once_on_its_device(program: Program) -> None:
-    plan = random_plan(program, np.random.default_rng(3))
-    nodes = [n for n, each in enumerate(program.operations) if each.kind == "operation"]
-    for index, name in enumerate(NAMES):
-        order = order_of(program, plan, pair(separate_memory=False))
-        assert sorted(order[name]) == [node for node in nodes if plan.placement[node] == index]
-
-
 def test_priority_orders_what_is_ready() -> None:
     step = TrainingStep("many", lambda p: (p["w"].sum(), {k: p["w"] * k for k in range(1, 9)}), ({"w": torch.ones(2)},))
     program = capture(step)
@@ -192,12 +184,6 @@ def test_constants_inputs_and_plain_values_may_be_outputs() -> None:
     with GraphExecutor(program, pair(separate_memory=True)) as running:
         outputs = running.run(Plan(NAMES, np.arange(program.num_nodes) % 2))
     assert outputs_differ(outputs, eager(program)) is None and outputs[-1] == 3
-
-
-def test_lowered_plans_are_remembered_by_key(program: Program) -> None:
-    with GraphExecutor(program, pair(separate_memory=False)) as running:
-        plan = random_plan(program, np.random.default_rng(0))
-        assert running.compile(plan) is running.compile(Plan.from_dict(plan.to_dict()))
 
 
 def test_an_error_of_a_run_is_the_same_in_another_process() -> None:

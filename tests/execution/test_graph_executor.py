@@ -1,9 +1,6 @@
 """Plans run by recorded graphs, and their groups compiled in this process. Memories of CPUs stand for accelerators."""
 
-import gc
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +15,11 @@ from torch import Tensor
 from experiments.bench.gpu.host_outputs import exact_convolutions
 from gst.execution import executor as executing
 from gst.execution import groups as compiling
-from gst.execution.child import Runner
 from gst.execution.executor import GraphExecutor, executor
 from gst.execution.groups import LaneGroups
+from gst.execution.isolated import Runner
+from gst.execution.lane_graphs import Residents
 from gst.execution.on_accelerator import reference
-from gst.execution.residents import Residents
 from gst.lowering.calls import eager
 from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan
@@ -121,24 +118,6 @@ def test_outputs_are_of_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch
     assert log == [("begin", False), *["copy"] * count, ("end", running._home)]
 
 
-def test_who_ends_with_the_interpreter_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then threads are at a standstill; here one waits for a lock."""
-    program, devices, gate = tiny_program(), lanes_of(1, 1), threading.Event()
-    running = GraphExecutor(program, devices).__enter__()
-    running._worker.submit(gate.wait)  # type: ignore[union-attr]
-    try:
-        monkeypatch.setattr(sys, "is_finalizing", lambda: True)
-        closing = threading.Thread(target=running.__exit__, args=(None, None, None), daemon=True)
-        other = threading.Thread(target=running._worker.close, daemon=True)  # type: ignore[union-attr]
-        for thread in (closing, other):
-            thread.start()
-            thread.join(10)
-            assert not thread.is_alive()
-    finally:
-        monkeypatch.undo()
-        gate.set()
-
-
 def residents(running: GraphExecutor) -> dict[int, int]:
     """Bytes of inputs and constants of recorded plans, by address."""
     values = [graph._values[memory][node] for graph in running._graphs.values() for node, memory in graph._residents]
@@ -173,20 +152,6 @@ def test_one_plan_sees_no_inputs_of_another(program: Program) -> None:
             assert outputs_differ(outputs, eager(program, inputs)) is None
             with torch.no_grad():
                 given[0][0].mul_(0.5)  # trained on meanwhile
-
-
-def test_memory_of_weights_goes_with_the_last_plan_that_reads_them() -> None:
-    program, devices = tiny_program(), lanes_of(1, 1)
-    plan = unfused(program, devices, 0)
-    recorder = Recorder()
-    with GraphExecutor(program, devices, {0}, recorder) as running:
-        running.record(plan)
-        recorder.graphs.clear()  # of a stand-in: it holds what it reads
-        resident = weakref.ref(running._residents.at(0, torch.device("cpu")).value)
-        assert resident() is not None
-        running._graphs.clear()
-        gc.collect()
-        assert resident() is None
 
 
 def test_inputs_that_a_program_writes_to_are_copied_before_each_run() -> None:
@@ -255,30 +220,6 @@ def test_a_run_for_which_memory_is_short_is_tried_again_without_other_plans(monk
         monkeypatch.setattr(graph, "run", fails)
         with pytest.raises(ExecutionError, match=r"^out of memory: CUDA error: out of memory$"):
             running.run(second)
-
-
-@pytest.mark.slow
-def test_plans_that_were_not_asked_for_lately_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tiny_program()
-    monkeypatch.setattr(executing, "MAX_PLANS", 2)
-    devices = lanes_of(1, 2)
-    plans = [unfused(program, devices, seed) for seed in range(3)]
-    with GraphExecutor(program, devices, {0}, Recorder()) as running:
-        for number in (0, 1, 0, 2):
-            running.record(plans[number])
-        assert list(running._graphs) == list(running._lanes) == [plans[0].key, plans[2].key]
-
-
-def test_a_closed_executor_and_an_unknown_device_are_refused() -> None:
-    program = tiny_program()
-    devices = lanes_of(1, 1)
-    running = GraphExecutor(program, devices)
-    with pytest.raises(ValueError, match="the executor is closed"):
-        running.run(unfused(program, devices, 0))
-    with running, pytest.raises(ValueError, match="xpu:7"):
-        running.submit("xpu:7", lambda: None)
-    with running, pytest.raises(ValueError, match="cpu:3"):
-        running.run(Plan(("cpu:3",), np.zeros(program.num_nodes, np.int64)))
 
 
 @pytest.fixture
@@ -403,15 +344,6 @@ def test_a_structure_is_compiled_once_and_other_groups_of_the_same_nodes_are_oth
     if fusion_groups(program, replace(plan, fusion=fewer)):
         apart.shares(replace(plan, fusion=fewer))
         assert len(apart._structures) == count + 1
-
-
-def test_times_of_a_group_and_of_its_operations_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._inductor, "compile", lambda module, inputs: module)
-    program, devices = tiny_program(), lanes_of(1, 1)
-    groups = LaneGroups(program, devices)
-    assert groups.shares(chained(program, devices, 7))
-    for each in groups._structures.values():
-        assert (0 < each.share < 1 and not each.reason) or "us compiled" in each.reason
 
 
 @pytest.mark.slow

@@ -96,13 +96,6 @@ def test_on_one_device_values_are_freed_where_the_stream_program_frees_them(prog
     assert max(behind.values()) > 0
 
 
-def test_every_bundled_program_is_computed_whatever_the_plan(bundled_program: Program) -> None:
-    want, rng = eager(bundled_program), np.random.default_rng(3)
-    with NativeExecutor(bundled_program, MOLDABLE) as native:
-        for _ in range(2):
-            assert outputs_differ(native.run(random_plan(bundled_program, rng, names(MOLDABLE))), want) is None
-
-
 def test_of_ready_operations_the_greatest_priority_runs_first() -> None:
     """On one device the order is that of a list schedule by rank."""
     program = tiny_program()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gst.execution.event_times import Graphs, graph_maker
+from gst.execution.costs import Graphs, graph_maker
 from gst.execution.on_accelerator import one_graph
 from gst.util.recording import OTHER_THREADS, Graph, new_graph, recorded
 
@@ -135,7 +135,7 @@ def test_a_recording_that_cannot_begin_is_undone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_accelerator_without_graphs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gst.execution.event_times.is_here", lambda device: True)
+    monkeypatch.setattr("gst.execution.costs.is_here", lambda device: True)
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(graph_pool_handle=lambda: POOL))
     monkeypatch.setattr(torch.accelerator, "Graph", _no_graph, raising=False)
     with pytest.warns(UserWarning, match=r"^times on xpu:0 hold the launch of each operation: RuntimeError: no impl"):

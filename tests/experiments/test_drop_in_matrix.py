@@ -43,19 +43,6 @@ def test_an_encoder_runs_in_every_other_way(row: str, column: str, unchecked: No
     assert not run(row, column)
 
 
-def test_the_matrix_notices_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edge features of another edge, or of none, are another prediction."""
-    read = matrix.from_pyg
-
-    def mixed_up(data: Any) -> gst.Graph:
-        data = data.clone()
-        data.edge_attr = data.edge_attr.flip(0)
-        return read(data)
-
-    monkeypatch.setattr(matrix, "from_pyg", mixed_up)
-    assert "exact prediction off" in run("NNConv", "regression")
-
-
 COUNT = """
 import torch
 from torch import nn
@@ -85,25 +72,6 @@ def test_a_compiled_model_is_few_graphs_and_no_step_compiles_again() -> None:
     counts = list(map(int, done.stdout.split()))
     assert len(counts) == 12 and all(1 <= count <= 2 for count in counts)
     assert counts[0] == counts[5] and counts[6] == counts[11]
-
-
-def test_collate_keeps_graphs_and_stacks_the_rest() -> None:
-    pairs = [{"graph": cut(data), "y": number} for number, data in enumerate(graphs())]
-    batch = gst.collate(pairs)
-    assert batch["graph"] == [pair["graph"] for pair in pairs] and batch["y"].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("name", ["GPSConv", "dense transformer"])
-def test_attention_over_all_nodes_stays_inside_a_segment(name: str) -> None:
-    """One segment equals the whole graph; with several, each attends to its own nodes only."""
-    torch.manual_seed(0)
-    data = graphs()[0]
-    encoder, head = ROWS[name].make().eval(), nn.Linear(CHANNELS, 1)
-    model = gst.GraphSegmentTraining(encoder, head).eval()
-    with torch.no_grad():
-        whole = head(encoder(data.x, data.edge_index, torch.zeros(len(data.x), dtype=torch.long)).mean(0))
-        one, two = model([gst.segment(data, max_nodes=99)]), model([cut(data)])
-    assert (one - whole).abs().max() < 1e-6 < 1e-5 < (two - whole).abs().max()
 
 
 # What cannot be right is refused, in one line that says what to do -----------------------------------

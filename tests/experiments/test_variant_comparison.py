@@ -33,11 +33,6 @@ def test_a_training_takes_its_steps_and_is_scored_as_it_goes(variant: str) -> No
     assert -1 <= found["score"] <= 1 and found["encoded"] == (0 if variant == "whole graph" else 24)
 
 
-def test_a_training_beyond_the_budget_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "BUDGET_MIB", 1.0)
-    assert compare.train(SMALL, "GST", seed=0, rate=1.0)["score"] is None
-
-
 def test_parts_are_disjoint_and_controls_are_scored_on_the_test_part() -> None:
     loader, validation, test = SMALL.loaders(False, seed=3)
     parts = [set(part[0][1].tolist()) for part in (loader.selections, validation, test)]
@@ -65,7 +60,3 @@ def test_a_rate_is_chosen_by_validation_and_times_are_until_whole_graphs_score()
     assert rows["whole graph"]["rate"] == 1.0 and rows["whole graph"]["scores"] == [0.7]
     assert found["goal"] == pytest.approx(0.99 * 0.9) and rows["whole graph"]["seconds_to_goal"] == 30.0
     assert rows["GST"]["seconds_to_goal"] is None and rows["GST-One"]["score_mean"] is None
-
-
-def test_half_width_is_that_of_students_t() -> None:
-    assert compare.half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)

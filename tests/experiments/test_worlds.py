@@ -19,13 +19,11 @@ from experiments.worlds.fitted import PARAMETERS, TenParameters
 from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
-from gst.placement.fitted import FittedSimulator
 from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO
 from gst.placement.search.random_plans import mutate
 from gst.placement.task import Task
-from tests.placement.test_fitted import task_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,31 +75,6 @@ def test_ten_parameters_are_found_where_they_are_all_there_is() -> None:
     assert np.abs(off).max() < 0.02 < np.abs(before).min()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("queues", "switch_us"), ("one memory", "hand_over_us")])
-def test_the_time_between_operations_is_found_but_where_it_is_left_out(kind: str, name: str) -> None:
-    task = task_of(kind)
-    now = getattr(task.contention, name)
-    slower, plans = replace(task, contention=task.contention._replace(**{name: now + 5.0})), plans_of(task, 60)
-    simulated, measured = (SimulatedObjective(each)(plans) for each in (task, slower))
-    more = []
-    for model in (FittedSimulator(task), study.without_gaps(task)):
-        model.learn(plans, simulated, np.log(measured / simulated))
-        more.append(getattr(model.corrected(task).contention, name) - now)
-    assert more[0] > 0.5 > 1e-6 > more[1], more
-
-
-def test_ratios_are_paired_by_program_and_seed() -> None:
-    def row(way: str, budget: int, seed: int, ms: float) -> dict[str, object]:
-        return {"world": "w", "program": "p", "seed": seed, "budget": budget, "way": way, "ms": ms}
-
-    pair = [row("go", 50, 0, 3.0), row("uniform", 50, 0, 2.0)]
-    assert study.compared(pair)["w"]["go at 50, uniform at 50"][0] == 1.5
-    rows = [row("none", 50, 0, 2.0), row("none", 50, 1, 8.0), row("none", 200, 0, 1.0), row("gst", 50, 1, 4.0),
-            row("gst", 50, 0, 1.0), row("start", 0, 0, 3.0)]  # fmt: skip
-    found = study.compared(rows)["w"]
-    assert found == {"gst at 50": [0.5, 0.5, 0.5, 2], "gst at 50, none at 200": [1.0, 1.0, 1.0, 1]}
-
-
 def test_a_policy_that_has_learned_on_other_programs_is_kept_and_begins_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,16 +98,6 @@ def test_a_policy_that_has_learned_on_other_programs_is_kept_and_begins_a_traini
     training.run(Budgeted(SimulatedObjective(task), 24))
     moved = zip(training.policy.parameters(), policy.parameters(), strict=True)
     assert not all(torch.equal(one, other) for one, other in moved)
-
-
-def test_tasks_of_one_machine_differ_in_single_operations_alone() -> None:
-    task = generated_task(3, num_nodes=120, num_devices=3)
-    one, other = world(task, 1, machine=5), world(task, 2, machine=5)
-    is_long = task.costs.computed & (task.times_us.min(0) > 1)
-    ratio = one.truth.times_us[:, is_long] / other.truth.times_us[:, is_long]
-    assert np.ptp(np.log(ratio), axis=1).max() > 0.1 and one.noise == other.noise
-    assert (one.truth.costs.latency_us == other.truth.costs.latency_us).all()
-    assert one.truth.contention == other.truth.contention != world(task, 1, machine=6).truth.contention
 
 
 def test_a_sequence_of_programs_is_searched_cold_and_warm_and_goes_on(

@@ -22,6 +22,7 @@ from experiments.reproductions.elf.calls import language
 from experiments.reproductions.elf.files import owners
 from experiments.reproductions.go.pretraining import load_policy, save_policy
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, read_cost_graph, read_split
+from experiments.reproductions.public_problems.published import PublishedObjective
 from gst.cli import main
 from gst.cost import CostModel
 from gst.data import MalNet, TpuGraphsCollection, read_hlo
@@ -43,7 +44,6 @@ from gst.training.rank import load
 from gst.util.arrays import as_bytes, shortened, view
 from gst.util.untrusted import plain
 from tests.reference import random_graph
-from tests.reproductions.public_problems.published_latency import latency
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
@@ -301,7 +301,7 @@ READERS = {
     "tpugraphs list": Reader(_write_indices, _indexed, untouched=("unet.npz",)),
     "hlo protobuf": Reader(_copied("hlo/unet_3d_part.pb"), read_hlo),
     "cost graph": Reader(_copied("cost_graphs/bert24_inference.json"), _costs),
-    "split": Reader(_write_split, lambda path: latency(_cost_graph(), read_split(path, _cost_graph()))),
+    "split": Reader(_write_split, lambda path: PublishedObjective(_cost_graph())([read_split(path, _cost_graph())])),
     "elf x86-64": Reader(_copied("elf/calls_x86_64.so"), _named(_binary)),
     "debian packages": Reader(_write_packages, _packages),
     "edge list": Reader(_text("a.edgelist", "# caller callee\n1 2\n2 3\n\n3 10\n"), read_edge_list),

@@ -54,6 +54,8 @@ def require_equal_in_every_order(program: Program, plans: int = 6) -> KernelProg
     return kernels
 
 
+@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_training_step_computes_the_same_in_every_order(one_thread: None) -> None:
     kernels = require_equal_in_every_order(capture(WORKLOADS["rnnlm"](**TINY)))
     assert {each.kind for each in kernels.kernels} == {"generated", "operator"}

@@ -14,8 +14,7 @@ from gst.execution.measure import measure
 from gst.kernels import streams
 from gst.kernels.lower import layout
 from gst.kernels.run import Run
-from gst.kernels.schedule import list_schedule
-from gst.kernels.streams import on_streams, within_memory
+from gst.kernels.streams import list_schedule, on_streams, within_memory
 from tests.kernels.made import by_hand, fresh_inputs, random_program
 
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.execution.lanes import issue_order
-from gst.kernels.lower import layout, run_steps, stream_program
-from gst.kernels.proof import check
+from gst.kernels.lower import check, layout, run_steps, stream_program
 from gst.kernels.run import Run
 from gst.lowering.happens_before import RaceError, happens_before
 from gst.lowering.race_check import check as check_values

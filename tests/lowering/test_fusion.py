@@ -18,11 +18,10 @@ from gst.execution import groups
 from gst.execution.groups import Fused, fused
 from gst.execution.interpreter import load
 from gst.execution.native import NativeExecutor
-from gst.lowering import fusion, rewrite
+from gst.lowering import fusion
 from gst.lowering.calls import eager
-from gst.lowering.fusion import Group, fusion_groups, legalise, pointwise_chains
+from gst.lowering.fusion import Group, fusion_groups, legalise, pointwise_chains, rewritten
 from gst.lowering.plan import ExecutionError, Plan
-from gst.lowering.rewrite import rewritten
 from gst.machine.devices import Device, cpu_model
 from gst.programs import Program, Reference, TrainingStep, capture, outputs_differ
 from gst.programs.features import is_elementwise
@@ -218,7 +217,7 @@ def with_chains(program: Program) -> Plan:
 def compiled() -> Iterator[tuple[Program, Fused, Path]]:
     """The cells with both groups compiled, once for a checkout until the code changes, and where they lie."""
     load()
-    sources = (groups.__file__, fusion.__file__, rewrite.__file__)
+    sources = (groups.__file__, fusion.__file__)
     content = [*(Path(each).read_text() for each in sources), torch.__version__, cpu_model()]
     digest = hashlib.sha256("".join(content).encode()).hexdigest()[:16]
     kept = Path(__file__).parents[2] / ".pytest_cache" / f"fusion-{digest}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gst.machine.devices import Device
-from gst.machine.topology import ranges
+from gst.machine.devices import Device, ranges
 
 
 def made_up_system(root: Path, cores: int, threads: int = 1, cache: int = 1, numa: int = 1) -> Path:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gst.machine.devices import MOST_SETS, core_sets, select
-from gst.machine.topology import core_groups, shared_domains
+from gst.machine.devices import MOST_SETS, core_groups, core_sets, select, shared_domains
 from tests.machine.made_up import cores, made_up_system
 
 

@@ -58,14 +58,6 @@ def test_features_are_those_of_the_graph(kind: str, tmp_path: Path) -> None:
     assert batch.config_features.dtype == torch.float32
 
 
-def test_there_may_be_no_features_and_no_configurations() -> None:
-    wide, none = made(np.ones((5, 6, 3), np.float32)), made(np.zeros((5, 6, 0), np.float32))
-    for data, configs in (([none, none], CONFIGS), ([wide, wide], CONFIGS[:, :0])):
-        batch = assemble(data, PICKS, configs)
-        shape = len(batch.config_nodes), configs.shape[1], data[0].config_features.shape[2]
-        assert batch.config_features.shape == shape and shape[0] > 0
-
-
 def test_what_is_out_of_range_is_an_error() -> None:
     graph = made(np.ones((5, 6, 3), np.float32))
     last = graph.num_segments - 1

@@ -93,19 +93,6 @@ def test_a_table_finds_the_rows_of_data_again() -> None:
     torch.testing.assert_close(model([ring(0)]), model.exact([ring(0)]))
 
 
-def test_several_targets_are_a_row() -> None:
-    graphs = [ring(seed, y=torch.tensor([[1.0, float(seed)]])) for seed in range(3)]
-    assert gst.segment(graphs[2]).targets.tolist() == [[1.0, 2.0]]
-    (batch,) = loader.DataLoader(graphs, batch_size=3)
-    model = model_of(2)
-    assert nn.MSELoss()(model(batch), batch.y).isfinite() and batch.y.shape == model(batch).shape
-
-
-def test_a_store_says_that_it_holds_one_target(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match=r"targets of shape \(1, 2\); a store holds one per configuration"):
-        gst.prepare([gst.from_pyg(ring(0, y=torch.zeros(1, 2)))], tmp_path)
-
-
 class Embedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -123,14 +110,6 @@ def test_integers_reach_embeddings_and_float_layers_say_what_to_do(layer: nn.Mod
     for model in (model_of(3, layer), model_of(3, layer).eval()):
         with pytest.raises(ValueError, match=r"node features of torch.int64 .*x\.float\(\)"):
             model([integers])
-
-
-def test_an_encoder_may_return_a_number_for_each_node() -> None:
-    graph = ring(0)
-    model = gst.GraphSegmentTraining(lambda x, edge_index: x.sum(1), nn.Identity())
-    torch.testing.assert_close(model.exact([gst.segment(graph, max_nodes=7)]), graph.x.sum(1).mean()[None])
-    whole = gst.GraphSegmentTraining(lambda batch: batch.node_features.sum(1), nn.Identity())
-    torch.testing.assert_close(whole.exact([gst.segment(graph, max_nodes=7)]), graph.x.sum(1).mean()[None])
 
 
 def test_mixed_graphs_are_told_apart_by_their_places() -> None:
@@ -159,11 +138,6 @@ def test_what_is_no_list_of_graphs_is_named(given: Any, message: str, unchecked:
     for model in (model_of(1), model_of(1).eval()):
         with pytest.raises(ValueError, match=message):
             model(given())
-
-
-def test_a_number_of_nodes_is_whole(unchecked: None) -> None:
-    with pytest.raises(ValueError, match=r"max_nodes is 7\.5; want a whole number"):
-        gst.segment(ring(0), max_nodes=7.5)  # type: ignore[arg-type]
 
 
 def test_rows_of_a_table_are_not_loaded_into_a_model_without_one() -> None:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import gst
 from embedding_cache import EmbeddingTable
-from gst.method.combination import FilledSum
 from gst.method.draws import choose_fresh, choose_kept
 from gst.method.estimates import (
     ESTIMATES,
     Estimate,
+    FilledSum,
     Sample,
     Weights,
     checked_estimate,
@@ -255,12 +255,6 @@ def test_dropout_weighs_known_fresh_segments_eta_and_unknown_stale_ones_nothing(
     assert weights.stale.tolist() == [[0, 0]] * 4 + [[1, 1]] and weights.fresh.dtype == torch.float64
 
 
-def test_a_graph_without_rows_is_estimated_from_its_fresh_segments_alone() -> None:
-    graph, fresh = torch.tensor([0, 0, 1, 1]), torch.tensor([True, False, True, False])
-    is_known = torch.tensor([[False], [True], [False], [False]])
-    assert composite_weights(sample_of(fresh, is_known, graph)).fresh.flatten().tolist() == [1, 0, 2, 0]
-
-
 def residuals_of_graphs(common: float, number: int) -> Tensor:
     """Residuals of 6 segments of each graph, under one configuration and of one channel, of variance 1."""
     generator = torch.Generator().manual_seed(0)
@@ -343,16 +337,6 @@ def test_a_linear_change_of_all_embeddings_is_learned() -> None:
     assert (mapped - (rows @ a + b)).square().mean() < 0.02 * (rows @ a).square().mean()
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(regression(rows), mapped), "autocast blurs no mapped row"
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1e6])
-def test_rows_that_are_all_alike_teach_where_they_went_and_nothing_else(scale: float) -> None:
-    rows, embedded = scale * torch.ones(3, 4), scale * 2 * torch.ones(3, 4)
-    regression = RowRegression()
-    regression.observe(moments(rows, embedded))
-    linear = regression.map()
-    assert linear is not None and linear[0].abs().max() < 1.01
-    torch.testing.assert_close((rows.double() @ linear[0] + linear[1]).float(), embedded, rtol=1e-5, atol=0)
 
 
 def test_a_resumed_training_with_a_learned_map_is_bit_identical() -> None:

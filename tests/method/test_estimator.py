@@ -26,7 +26,6 @@ from reference import (
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Tier
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
@@ -36,7 +35,7 @@ from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from partitioners import METHODS, partition
+from partitioners import partition
 from tests.choices import with_rest
 from tests.relabelling import relabelled_graph
 
@@ -104,14 +103,6 @@ def test_all_segments_fresh_is_training_on_the_whole_graph(
     parts = partition(graph.edges, graph.num_nodes, 4, method)
     assert without_cut_edges(graph, parts).num_edges < graph.num_edges
     assert_equal_to_the_whole_graph(kind, pooling, halo, graph, parts)
-
-
-@pytest.mark.parametrize("halo", with_rest([0, HALO["sage"]], [HALO["sage"]]))
-@pytest.mark.parametrize("method", with_rest(METHODS, [each for each in METHODS if each != "auto"]))
-def test_all_segments_fresh_is_training_on_the_whole_graph_however_it_is_cut(method: str, halo: int) -> None:
-    graph = random_graph(7)
-    parts = partition(graph.edges, graph.num_nodes, 4, method)
-    assert_equal_to_the_whole_graph("sage", "mean", halo, graph, parts)
 
 
 @pytest.mark.parametrize(("kind", "halo"), [("gcn", HALO["gcn"] - 1), ("sage", HALO["sage"] - 1)])
@@ -307,21 +298,6 @@ class Dropped(nn.Module):
         return NodeStates(nn.functional.dropout(states.rows, 0.5, self.training), states.row_of)
 
 
-@pytest.mark.parametrize("output", ["nodes", "segments"])
-def test_bf16_ends_before_the_head(output: str) -> None:
-    linear = nn.Linear(5, 4)
-
-    def encoder(batch: SegmentBatch) -> Tensor:
-        nodes = linear(features_of(batch))
-        if output == "nodes":
-            return nodes
-        return nodes.new_zeros(batch.num_segments, *nodes.shape[1:]).index_add(0, batch.segment_of_node, nodes)
-
-    model = GraphSegmentTraining(encoder, Head(4), "sum")
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.exact([segment(random_graph(0), 6)]).dtype == torch.float32
-
-
 # Learning ------------------------------------------------------------------------------------------
 
 
@@ -423,15 +399,6 @@ def test_a_table_and_a_head_of_another_width_than_the_encoder_are_named(estimate
     for model in (GraphSegmentTraining(features_of, head), GraphSegmentTraining(features_of, head).eval()):
         with pytest.raises(ValueError, match=f"the head refuses embeddings of {width} numbers: mat1"):
             model([graph])
-
-
-def test_advice_for_a_sharded_table_is_a_call_that_works(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("get_rank", 0), ("get_world_size", 1), ("get_backend", "gloo")):
-        monkeypatch.setattr(torch.distributed, name, lambda group, value=value: value)
-    model = GraphSegmentTraining(features_of, as_it_is, table=ShardedTable(EmbeddingTable(1, 9)))
-    with pytest.raises(ValueError, match=r"rows of 9 .* make it (.*)$") as caught:
-        model.keys.check_width(6)
-    assert eval(str(caught.value).rpartition("make it ")[2]).channels == 6
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,6 @@ def test_an_encoder_that_remembers_a_graph_is_refused_by_name(name: str, method:
         model([blocks(seed, method) for seed in range(2)])
 
 
-def test_one_segment_is_enough_to_find_it() -> None:
-    with pytest.raises(ValueError, match="remembers a graph"):
-        gst.GraphSegmentTraining(Normalised(False), nn.Identity())([blocks(0, num_blocks=1)])
-
-
 class Forgetting(Layer):
     """Dropout, BatchNorm, a count of calls, and offsets that are kept for each number of nodes."""
 

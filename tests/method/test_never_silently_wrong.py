@@ -123,12 +123,6 @@ def test_a_collision_is_refused() -> None:
         model(graphs[1:])
 
 
-def test_a_checkpoint_whose_rows_are_keyed_by_names_is_refused() -> None:
-    model = stale_model(EmbeddingTable(1, 3))
-    with pytest.raises(ValueError, match=r"version 1, and rows of a table have other keys"):
-        model.set_extra_state({"step": 1, "seed": 0, "encoder_frozen": False, "first_key": {"a": [0, 3]}})
-
-
 # Rows are numbers ---------------------------------------------------------------------------------
 
 
@@ -299,19 +293,6 @@ def test_a_look_at_the_table_before_the_backward_pass_writes_no_row_of_a_skipped
     assert table.step == 3
 
 
-def test_rows_of_a_frozen_encoder_survive_saving() -> None:
-    graph = segment(random_graph(0), 6)
-    model, _ = learnt(graph)
-    model.freeze_encoder()
-    model([graph])
-    resumed, _ = learnt(segment(random_graph(1), 6))
-    resumed.load_state_dict(model.state_dict())
-    for each in (resumed, copy.deepcopy(resumed)):
-        rows = rows_of(each.table)
-        each([graph])
-        assert_same(rows_of(each.table), rows)
-
-
 def test_an_optimizer_with_momentum_leaves_a_frozen_encoder_alone() -> None:
     graph = segment(random_graph(0), 6)
     model, optimizer = learnt(graph)
@@ -383,12 +364,6 @@ def test_rows_of_a_table_are_summed_in_float32_by_a_model_in_half_precision() ->
     graph = segment(random_graph(0, 18), 6)
     model([graph])
     assert model.rows_of(model.draw([graph])).of(torch.tensor([0])).dtype == torch.float32
-
-
-def test_embeddings_in_double_precision_are_not_rounded_for_a_head_in_float32() -> None:
-    model = GraphSegmentTraining(TwoLayers().double(), nn.Linear(8, 1), num_fresh=1)
-    with pytest.raises(RuntimeError, match="same dtype"):
-        model([segment(random_graph(0, 18), 6)])
 
 
 def test_a_head_of_whole_numbers_gets_embeddings_as_they_are() -> None:

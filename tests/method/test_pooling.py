@@ -85,13 +85,6 @@ def test_weights_count_per_configuration() -> None:
     assert pool("max") == [10.0, 10.0]
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_graph_without_segments_is_zero(pooling: Pooling) -> None:
-    one = torch.ones(1, dtype=torch.long)
-    pooled = pool_segments(-torch.ones(1, 1, 2), torch.ones(1, 1), one, one, torch.tensor([1, 1]), pooling)
-    assert pooled.flatten().tolist() == [0, 0, -1, -1]
-
-
 def test_segments_of_weight_zero_cannot_be_the_maximum() -> None:
     one = torch.ones(2, dtype=torch.long)
     weights, embeddings = torch.tensor([[1.0], [0.0]]), torch.tensor([[[1.0]], [[9.0]]])

@@ -16,8 +16,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, fingerprints, plans
 from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.fingerprints import DeviceSharing
-from gst.nn.levels import Level
-from gst.nn.sharing import Sharing
+from gst.nn.sharing import Level, Sharing
 from gst.nn.sparse import product
 from tests.choices import with_rest
 from tests.method.host_waits import graphs

@@ -30,20 +30,6 @@ def test_any_assignment_is_repaired(weighted: bool, graph: tuple[np.ndarray, int
     np.testing.assert_array_equal(repair(parts, csr, num_parts, largest, node_weights), parts)
 
 
-def test_surplus_crosses_the_border_it_shares_and_no_more_nodes_move_than_must() -> None:
-    """Part 0 of a path is too large: its end that touches part 1 moves, not its highest ids."""
-    path = symmetric_csr(np.array([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]]), 8)
-    assert repair(np.array([2, 2, 1, 0, 0, 0, 0, 0]), path, 3, 3).tolist() == [2, 2, 1, 1, 1, 0, 0, 0]
-    assert repair(np.array([1, 1, 0, 0, 0, 0, 0, 0]), path, 2, 5).tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
-
-
-def test_surplus_joins_the_part_it_shares_most_edges_with() -> None:
-    """Node 0 has three edges into part 2 and one into part 1; node 1 has one and two."""
-    edges = np.array([[0, 0, 0, 0, 1, 1, 1], [7, 7, 7, 6, 6, 6, 7]])
-    parts = np.array([0, 0, 0, 0, 0, 0, 1, 2])
-    assert repair(parts, symmetric_csr(edges, 8), 3, 4).tolist() == [2, 1, 0, 0, 0, 0, 1, 2]
-
-
 @unhurried
 @given(graphs(), st.integers(2, 4))
 def test_the_kernel_stays_within_its_arrays(graph: tuple[np.ndarray, int], num_parts: int) -> None:
@@ -58,12 +44,6 @@ def test_the_kernel_stays_within_its_arrays(graph: tuple[np.ndarray, int], num_p
         kernel(csr, ones, parts, sizes, largest)
         results.append(parts)
     np.testing.assert_array_equal(*results)
-
-
-def test_surplus_without_a_border_goes_where_there_is_room() -> None:
-    parts = np.array([0, 0, 0, 0, 1, 2])
-    no_edges = symmetric_csr(np.zeros((2, 0), np.int64), 6)
-    assert repair(parts, no_edges, 3, 2).tolist() == [0, 0, 1, 2, 1, 2]
 
 
 def test_repair_keeps_most_of_the_cut_of_a_grid() -> None:
@@ -125,15 +105,6 @@ def test_a_node_that_outweighs_the_rest_is_alone_and_is_the_bound() -> None:
     path = np.array([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
     repaired = repair(np.array([0, 0, 0, 0, 1, 1]), symmetric_csr(path, 6), 2, 100, node_weights)
     assert repaired.tolist() == [1, 1, 1, 0, 1, 1]
-
-
-def test_weights_that_fill_every_part_exactly_are_packed() -> None:
-    """Parts of 10 from 6 and 4, three times over: nothing less than a new packing does it."""
-    node_weights = np.array([6, 6, 6, 4, 4, 4])
-    no_edges = symmetric_csr(np.zeros((2, 0), np.int64), 6)
-    assert largest_part(6, 3, 0.0, node_weights) == 10
-    repaired = repair(np.array([0, 0, 1, 1, 2, 2]), no_edges, 3, 10, node_weights)
-    assert np.bincount(repaired, node_weights).tolist() == [10, 10, 10]
 
 
 def test_refuses_what_cannot_be() -> None:

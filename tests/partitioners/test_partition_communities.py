@@ -7,7 +7,7 @@ from partition_cases import graphs, grid, neighbours_of, unhurried, weights
 
 from partitioners import partition, quality, symmetric_csr
 from partitioners.balance import Problem
-from partitioners.communities import contract, grow, move_locally
+from partitioners.communities import contract, grow
 from partitioners.csr import Csr
 
 
@@ -15,60 +15,6 @@ def rows(csr: Csr) -> list[list[tuple[int, int]]]:
     """For each node its neighbours, in the order in which they are stored, each with the weight to it."""
     pairs = list(zip(csr.neighbours.tolist(), csr.weights.tolist(), strict=True))
     return [pairs[low:high] for low, high in zip(csr.starts[:-1], csr.starts[1:], strict=True)]
-
-
-def moved_locally(
-    neighbours: list[list[tuple[int, int]]],
-    node_weights: list[int],
-    labels: list[int],
-    smallest: int,
-    largest: int,
-    rounds: int,
-) -> list[int]:
-    """The rule of `move_locally`, sizes counted anew for every node."""
-    waiting = set(range(len(labels)))
-    for _ in range(rounds):
-        num_moved = 0
-        for node in range(len(labels)):
-            if node not in waiting:
-                continue
-            waiting.remove(node)
-
-            def size(label: int) -> int:
-                return sum(weight for weight, other in zip(node_weights, labels, strict=True) if other == label)
-
-            if size(labels[node]) - node_weights[node] < smallest:
-                continue
-            shared: dict[int, int] = {labels[node]: 0}
-            for other, weight in neighbours[node]:
-                shared[labels[other]] = shared.get(labels[other], 0) + weight
-            with_room = [
-                label for label in shared if label == labels[node] or size(label) + node_weights[node] <= largest
-            ]
-            most = max(shared[label] for label in with_room)
-            if shared[labels[node]] == most:
-                continue
-            labels[node] = min((label for label in with_room if shared[label] == most), key=size)
-            num_moved += 1
-            waiting |= {other for other, _ in neighbours[node] if labels[other] != labels[node]}
-        if num_moved * 100 < len(labels):
-            break
-    return labels
-
-
-@unhurried
-@given(graphs(max_nodes=20), st.data())
-def test_local_moving_equals_the_slow_twin(graph: tuple[np.ndarray, int], data: st.DataObject) -> None:
-    edges, num_nodes = graph
-    node_weights, edge_weights = data.draw(weights(num_nodes)), data.draw(weights(edges.shape[1]))
-    labels = np.array(data.draw(st.lists(st.integers(0, num_nodes - 1), min_size=num_nodes, max_size=num_nodes)))
-    sizes = np.bincount(labels, node_weights, num_nodes).astype(np.int64)
-    smallest, largest, rounds = data.draw(st.tuples(st.integers(0, 5), st.integers(1, 2000), st.integers(1, 4)))
-    csr = symmetric_csr(edges, num_nodes, edge_weights)
-    expected = moved_locally(rows(csr), node_weights.tolist(), labels.tolist(), smallest, largest, rounds)
-    move_locally(csr, node_weights, labels, sizes, smallest, largest, rounds)
-    assert labels.tolist() == expected
-    np.testing.assert_array_equal(sizes, np.bincount(labels, node_weights, num_nodes))
 
 
 @unhurried

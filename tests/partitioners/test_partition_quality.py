@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_cases import graphs, unhurried, weights
 
-from partitioners import Quality, quality
+from partitioners import quality
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -33,21 +33,6 @@ def test_equals_the_slow_twin(weighted: bool, graph: tuple[np.ndarray, int], dat
     assert measured.balance == pytest.approx(max(heavy) / (sum(heavy) / num_parts))
     assert (measured.smallest, measured.largest, measured.heaviest) == (min(counts), max(counts), max(heavy))
     assert measured.num_parts == num_parts
-
-
-def test_a_path_of_four_by_hand() -> None:
-    path = np.array([[0, 1, 2, 2], [1, 2, 3, 2]])  # the self-loop does not count
-    parts = np.array([0, 0, 0, 1])
-    assert quality(path, parts) == Quality(2, 1 / 3, 1.5, 1, 3, 3)
-    weighted = quality(path, parts, node_weights=np.array([1, 1, 1, 5]), edge_weights=np.array([1, 1, 2, 9]))
-    assert weighted == Quality(2, 0.5, 1.25, 1, 3, 5)
-
-
-def test_edges_in_both_directions_give_the_same_share() -> None:
-    path = np.array([[0, 1, 2], [1, 2, 3]])
-    parts = np.array([0, 0, 1, 1])
-    both = np.concatenate([path, path[::-1]], axis=1)
-    assert quality(both, parts) == quality(path, parts)
 
 
 def test_refuses_parts_out_of_range() -> None:

@@ -39,13 +39,6 @@ def test_the_cut_counts_each_edge_once(graph: tuple[np.ndarray, int], data: st.D
     assert symmetric_csr(edges, num_nodes, edge_weights).cut(parts) == expected
 
 
-def test_a_triangle_with_a_doubled_edge_by_hand() -> None:
-    csr = symmetric_csr(np.array([[0, 1, 2, 1, 3], [1, 0, 1, 1, 0]]), 5)
-    assert csr.starts.tolist() == [0, 2, 4, 5, 6, 6]
-    assert csr.neighbours.tolist() == [1, 3, 0, 2, 1, 0]
-    assert csr.weights.tolist() == [2, 1, 2, 1, 1, 1]
-
-
 @pytest.mark.slow
 def test_compiles_where_no_cache_folder_can_be_written() -> None:
     """numba refuses `cache=True` there with a RuntimeError; a read-only container must work nevertheless."""

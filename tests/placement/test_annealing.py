@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
 from placement_graphs import made_task
-from random_tasks import random_task
 
 from gst.machine.devices import Device
-from gst.placement.baselines.list_schedules import heft
-from gst.placement.baselines.portfolio import portfolio, single
+from gst.placement.baselines.portfolio import heft, portfolio, single
 from gst.placement.machines import generated_task
 from gst.placement.methods import GIANT, Annealing
 from gst.placement.objectives import Budgeted, SearchReward, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.neighbourhoods import Neighbourhood
-from gst.placement.search.random_plans import random_plans
-from gst.placement.search.waits import BUSY, CROSSING, Timelines
+from gst.placement.search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
 from gst.placement.task import Task
 from gst.simulation.copies import copies_of
 from gst.util.progress import no_progress
@@ -77,34 +72,6 @@ def test_memory_limits_are_kept_also_when_no_start_fits(task: Task) -> None:
     assert max(limited.memory_use(limited.simulator.run(budgeted.best)).values()) <= tight
 
 
-def test_peaks_are_asked_for_only_where_a_memory_may_be_exceeded(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    def limited(limit: int) -> Task:
-        devices = tuple(replace(each, memory_limit=limit) for each in task.devices)
-        return replace(task, costs=replace(task.costs, devices=devices))
-
-    plans = [plan for _, plan in islice(random_plans(task), 20)]
-    peaks = [max(task.memory_use(task.simulator.run(plan)).values()) for plan in plans]
-    assert all(limited(peak - 1).is_limited for peak in peaks), "there the plan exceeds it"
-    assert np.isnan(SimulatedObjective(limited(max(peaks) - 1))(plans)).any()
-    roomy = limited(100 * max(peaks))
-    assert not roomy.is_limited
-    monkeypatch.setattr(Task, "memory_use", pytest.fail)
-    np.testing.assert_array_equal(SimulatedObjective(roomy)(plans), SimulatedObjective(task)(plans))
-
-
-def test_it_starts_where_a_device_cannot_run_everything() -> None:
-    task = random_task(0)
-    assert np.isinf(task.times_us[-1]).any()
-    best = annealed(task, 100).best
-    assert best is not None and np.isfinite(task.times_us[best.placement, np.arange(task.num_nodes)]).all()
-
-
-def test_runtimes_that_always_fail_are_asked_to_the_end(task: Task) -> None:
-    budgeted = Budgeted(lambda plans: np.full(len(plans), np.nan), 60)
-    anneal(task, budgeted)
-    assert budgeted.left == 0 and budgeted.best is None
-
-
 def test_one_device_and_one_group_are_no_trouble() -> None:
     for task in (made_task(6, 0, devices=1), replace(made_task(6, 0), colocation=np.zeros(6, np.int64))):
         budgeted = annealed(task, 50)
@@ -135,7 +102,7 @@ def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
     task = made_task(30, 4)
     if queue:
         task = replace(task, costs=replace(task.costs, copies_queue=True, output_bytes=20 * task.costs.output_bytes))
-    timelines, generator, kinds, queued = Timelines(task.costs), np.random.default_rng(0), set(), 0
+    timelines, generator, kinds, queued = Timelines(task), np.random.default_rng(0), set(), 0
     for _ in range(20):
         run = task.simulator.run(task.plan(generator.integers(2, size=30), generator.permutation(30)))
         arrival = {(node, there): end for node, there, _, end in zip(*copies_of(task.costs, run), strict=True)}
@@ -149,21 +116,6 @@ def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
             queued += cause == CROSSING and since > run.end_us[early] + alone_us + 1e-9
             kinds.add(int(cause))
     assert {CROSSING, BUSY} <= kinds and bool(queued) == queue
-
-
-def test_tails_are_longest_ways_to_the_end() -> None:
-    task = made_task(12, 1)
-    placement = np.random.default_rng(0).integers(2, size=12)
-    tails = Timelines(task.costs).tails_us(placement)
-    readers: dict[int, list[int]] = {node: [] for node in range(12)}
-    for producer, consumer in task.costs.edges.T.tolist():
-        readers[producer].append(consumer)
-
-    def way(node: int) -> float:
-        on = [3.0 * (placement[node] != placement[each]) + way(each) for each in readers[node]]
-        return float(task.times_us[placement[node], node] + max(on, default=0.0))
-
-    np.testing.assert_allclose(tails, [way(node) for node in range(12)])
 
 
 def test_single_operations_become_narrow_where_all_cores_together_waste_time(task: Task) -> None:

@@ -10,7 +10,7 @@ from random_tasks import apart, core_sets, made_up, random_task
 
 from gst.machine.devices import Device
 from gst.placement.baselines.bounds import lower_bound_us
-from gst.placement.baselines.list_schedules import moldable
+from gst.placement.baselines.portfolio import moldable
 from gst.placement.task import Task
 
 NO_EDGES = np.zeros((2, 0), np.int64)
@@ -34,17 +34,16 @@ def test_the_bound_is_below_the_optimum_of_tiny_graphs(seed: int) -> None:
     assert 0.3 * best < bound <= best * ROUNDING
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_bound_is_below_the_optimum_on_core_sets(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    alone = generator.lognormal(2, 1, 5)
-    times = np.stack([alone, alone, alone / generator.uniform(1.0, 2.0, 5)])
+def test_the_bound_is_below_the_optimum_on_core_sets() -> None:
+    generator = np.random.default_rng(0)
+    alone = generator.lognormal(2, 1, 4)
+    times = np.stack([alone, alone, alone / generator.uniform(1.0, 2.0, 4)])
     task = made_up(np.array([[0, 0, 1], [1, 2, 3]]), times, core_sets())
     bound, best = lower_bound_us(task), optimum(task)
     assert 0.5 * best < bound <= best * ROUNDING
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_plan_of_a_larger_graph_beats_the_bound(seed: int) -> None:
     task = random_task(seed, nodes=60)
     generator, bound = np.random.default_rng(seed), lower_bound_us(task)
@@ -69,13 +68,6 @@ def test_operations_stay_or_pay_for_transfers(
 ) -> None:
     task = made_up(np.array(edges), np.array(times), apart(len(times)), latency_us=latency)
     assert lower_bound_us(task) == pytest.approx(least) == pytest.approx(optimum(task))
-
-
-def test_devices_that_are_alike_are_looked_at_once() -> None:
-    task = random_task(0, nodes=40, devices=apart(2), grouped=False)
-    times = task.times_us[[0]].repeat(8, 0)
-    bounds = [lower_bound_us(made_up(task.costs.edges, times[:count], apart(count))) for count in (2, 8)]
-    assert bounds[1] <= bounds[0]
 
 
 ONE, MIDDLE = (Device("cpu:0", "cpu", (0,), 1, "host", "test"),), np.arange(1, 11)

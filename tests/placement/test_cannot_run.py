@@ -71,12 +71,6 @@ def test_the_whole_step_goes_where_all_operations_can_run() -> None:
     assert whole_step(task_of(NO_SUM)).placement.tolist() == [0] * num_nodes, "though it has fewer threads"
 
 
-def test_the_least_time_alone_is_finite() -> None:
-    count = sum(each.kind == "operation" for each in program().operations)
-    for cannot_run in ((), (NO_RELU,), (NO_RELU, NO_SUM)):
-        assert task_of(*cannot_run).least_alone_us == 10 * count
-
-
 def test_the_record_of_costs_is_json(tmp_path: Path) -> None:
     def refused(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")

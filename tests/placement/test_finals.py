@@ -80,11 +80,6 @@ def test_names_of_one_plan_count_as_one() -> None:
     assert fastest(several, 1) == ["a", "b"] and fastest(several) == ["a", "b", "c"]
 
 
-def test_what_failed_is_not_faster() -> None:
-    ran = measurement(1.0)
-    assert is_faster(ran, failed()) and not is_faster(failed(), ran) and not is_faster(failed(), failed())
-
-
 def test_many_devices_do_not_make_many_finalists() -> None:
     planned = {f"single:cpu:{core}": Planned(None, 10.0 + core, 0.0, 1) for core in range(64)}
     planned |= {f"metis:{count}": Planned(None, 5.0 + count, 0.0, 1) for count in range(40)}

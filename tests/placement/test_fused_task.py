@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution.groups import fused
 from gst.execution.isolated import IsolatedExecutor
 from gst.execution.measure import Log
 from gst.lowering.plan import ExecutionError, Plan
@@ -19,7 +18,7 @@ from gst.placement.measured import place_measured
 from gst.placement.planning import Settings
 from gst.placement.profiling import FusedTask, chains, fused_task, measured_task, whole_step
 from gst.placement.task import Task
-from gst.programs import Program, Step, TrainingStep, capture
+from gst.programs import Program, TrainingStep, capture
 from gst.util.compiled import compiler
 
 pytestmark = [
@@ -92,18 +91,6 @@ def test_contention_is_learned_from_plans_of_several_devices(
     )
     measured_task(program, isolated, 0)
     assert learned == [len(isolated.devices)]
-
-
-def test_nodes_are_those_that_run(made: FusedTask, task: Task, devices: tuple[Device, ...]) -> None:
-    program = task.program
-    assert program is not None and made.task.program is not None
-    plan = made.unfold(made.task.plan(np.zeros(made.task.num_nodes, np.int64)))
-    ran = fused(program, plan, devices)
-    assert [each.name for each in made.task.program.operations] == [each.name for each in ran.program.operations]
-    assert (made.node_of == ran.node_of).all() and made.task.num_nodes < task.num_nodes
-    assert set(zip(*made.task.costs.edges.tolist(), strict=True)) == set(
-        zip(*made.task.program.graph.edges.tolist(), strict=True)
-    )
 
 
 def test_any_plan_of_it_runs_with_the_same_outputs(made: FusedTask, isolated: IsolatedExecutor) -> None:
@@ -189,19 +176,3 @@ def test_what_is_placed_with_fusion_is_written_as_a_plan_of_the_program(
     more = place_measured(program, saved, devices, tmp_path / "out", replace(chosen, repetitions=2, budget=12))
     starts = [each["origin"] for each in Log(tmp_path / "out/measurements.jsonl").read() if each["round"] == 0]
     assert more.result["plans"]["loop"]["measurements"] == 12 and len(starts) == len(set(starts)), "none made anew"
-
-
-def test_a_program_without_chains_has_no_groups(devices: tuple[Device, ...], isolated: IsolatedExecutor) -> None:
-    products = capture(Step("products", lambda x: [x @ x @ x], (torch.ones(4, 4),)))
-    times = np.ones((len(devices), products.num_nodes))
-    task = Task.of_profile(products, devices, times)
-    assert fused_task(task, isolated, chains(task)) is None
-
-
-def test_without_groups_the_whole_step_is_tried_all_the_same(
-    program: Program, saved: Path, devices: tuple[Device, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gst.placement.measured.fused_task", lambda *_: None)
-    chosen = Settings(0, 0, (), ("placement", "fusion"), repetitions=2, patience_s=0.0)
-    plans = place_measured(program, saved, devices, tmp_path / "out", chosen).result["plans"]
-    assert plans["whole:fused"]["feasible"] and [name for name in plans if name.endswith(":fused")] == ["whole:fused"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_tasks import MANY, Slow, apart, core_sets, made_up, random_edges, random_task
 
-from gst.placement.baselines.list_schedules import etf, favourite_children, heft, moldable, rank_us, sct
+from gst.placement.baselines.portfolio import etf, heft, moldable, rank_us
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.task import Task
 
@@ -67,23 +67,6 @@ def test_a_device_that_shares_cores_waits_for_all_of_them() -> None:
     assert set(heft(no_gain).placement) == {0, 1}
 
 
-def test_favourite_children_by_hand() -> None:
-    chain = np.stack([np.arange(9), np.arange(1, 10)])
-    assert favourite_children(chain, np.ones(10), np.full(9, 5.0)).tolist() == list(range(9))
-    edges = np.array([[0, 0, 0, 2], [1, 2, 3, 4]])  # 2 goes on, so the way through it is longer
-    assert 1 in favourite_children(edges, np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.full(4, 0.5)).tolist()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_nobody_has_two_favourite_children_or_is_one_twice(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    edges = random_edges(generator, 60, 2.0)
-    chosen = favourite_children(edges, generator.lognormal(0, 1, 60), generator.lognormal(0, 1, edges.shape[1]))
-    assert len(chosen)
-    for end in edges[:, chosen]:
-        assert len(set(end.tolist())) == len(chosen)
-
-
 def test_a_device_waits_for_the_favourite_child_unless_something_else_can_start_at_once() -> None:
     """2 reads 0 and 1, which begin on different devices, and 3 reads 0 alone: it would start before 2."""
     edges = np.array([[0, 0, 1], [2, 3, 2]])
@@ -93,13 +76,6 @@ def test_a_device_waits_for_the_favourite_child_unless_something_else_can_start_
     assert without[3] == without[0] != without[2]
     assert with_child[2] == with_child[0] != with_child[3]
     assert with_child[4] == with_child[1], "4 reads nothing: it fills the time"
-
-
-def test_a_task_of_too_many_edges_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = random_task(3, nodes=200)
-    assert sct(task) is not None
-    monkeypatch.setattr("gst.placement.baselines.list_schedules.MOST_EDGES", 0)
-    assert sct(task) is None
 
 
 def core_set_task(seed: int, nodes: int = 120) -> Task:

@@ -10,7 +10,7 @@ import pytest
 from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan
-from gst.machine.devices import Device, core_use
+from gst.machine.devices import Device
 from gst.placement.measured_plans import GRAPH, MeasuredPlans, Profiled, plans_graph, read_measured, write_header
 
 ONE, OTHER = (Device(f"cpu:{core}", "cpu", (core,), 1, "host", "test") for core in (0, 1))
@@ -23,12 +23,6 @@ def chain() -> Profiled:
     graph = Graph(np.zeros((4, 1), np.float32), np.array([[0, 1, 2], [1, 2, 3]]), name="chain")
     times = np.array([[4.0], [4.0], [2.0]]) * np.ones(4)
     return Profiled(graph, np.array([10, 20, 30, 40]), (ONE, OTHER, BOTH), times)
-
-
-def test_who_uses_which_core() -> None:
-    free = Device("cpu:9", "cpu", (), 1, "host", "free to use any core")
-    use = core_use([ONE, OTHER, BOTH, free])
-    assert use.tolist() == [[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
 def test_features_of_a_plan_by_hand() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.worlds.regression import LinearSurrogate
 from gst.cost.metrics import kendall_tau
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
@@ -95,17 +94,6 @@ def test_features_that_may_differ_make_the_features_of_the_other_plan(moldable: 
         assert patched.dtype == change.rows.dtype == whole.dtype and np.array_equal(patched, whole[1])
 
 
-def test_one_node_moved_changes_itself_and_its_readers(moldable: Task, plans: list[Plan]) -> None:
-    features, base = PlanChanges(moldable.profiled), next(plan for plan in plans if plan.priority is not None)
-    producers, consumers = moldable.graph.edges
-    node = int(np.bincount(producers).argmax())
-    placement = base.placement.copy()
-    placement[node] = (placement[node] + 1) % 3
-    change = features.change(base, replace(base, placement=placement, priority=base.priority.copy()))
-    assert change.nodes.tolist() == sorted({node, *consumers[producers == node].tolist()})
-    assert len(features.change(base, replace(base)).nodes) == 0
-
-
 def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
     screened = Reward(moldable, FittedSimulator(moldable))
     screened.learn(plans[:7], measured[:7])
@@ -138,12 +126,6 @@ def test_a_network_learns_it_too(moldable: Task, plans: list[Plan], measured: np
     assert (network._predicted(plans)[2] > 0).all()
 
 
-def test_a_network_says_what_its_cost_model_says(moldable: Task, plans: list[Plan], network: Reward) -> None:
-    assert isinstance(network.surrogate, NetworkSurrogate)
-    wanted = network.surrogate.model.predict(plans_graph(moldable.profiled, plans))
-    assert np.allclose(network.means(plans), SimulatedObjective(moldable)(plans) * wanted, rtol=1e-5)
-
-
 @pytest.mark.slow
 def test_a_network_goes_on_and_repeats_by_seed(
     moldable: Task, plans: list[Plan], measured: np.ndarray, hurried: None
@@ -160,27 +142,12 @@ def test_a_network_goes_on_and_repeats_by_seed(
     assert not np.array_equal(one[0], one[1]) and not np.array_equal(one[1], learned(4)[1])
 
 
-def test_learning_twice_is_learning_all(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    once, twice = Reward(moldable, LinearSurrogate(moldable)), Reward(moldable, LinearSurrogate(moldable))
-    once.learn(plans[:30], measured[:30])
-    twice.learn(plans[:12], measured[:12])
-    twice.learn(plans[5:30], measured[5:30])
-    assert twice.num_measured == 30 and np.array_equal(once(plans), twice(plans))
-
-
 def test_plans_that_failed_are_ignored(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
     clean, mixed = Reward(moldable, FittedSimulator(moldable)), Reward(moldable, FittedSimulator(moldable))
     clean.learn(plans[:20], measured[:20])
     mixed.learn(plans[:25], np.r_[measured[:20], np.full(5, np.nan)])
     mixed.learn(plans[25:27], np.full(2, np.nan))
     assert mixed.num_measured == 20 and np.array_equal(clean(plans), mixed(plans))
-
-
-@pytest.mark.parametrize("make", [LinearSurrogate, NetworkSurrogate])
-def test_a_factor_that_all_have_in_common(moldable: Task, plans: list[Plan], make: Callable[[Task], Surrogate]) -> None:
-    simulated, screened = SimulatedObjective(moldable)(plans), Reward(moldable, make(moldable))
-    screened.learn(plans[:20], 1.5 * simulated[:20])
-    assert np.allclose(screened(plans), 1.5 * simulated)
 
 
 @pytest.mark.parametrize("make", [FittedSimulator, NetworkSurrogate])
@@ -206,10 +173,3 @@ def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[
         screened.learn(plans[:2], np.ones(1))
     with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
         screened.learn(plans[:2], np.array([1.0, 0.0]))
-
-
-def test_no_plans_no_answers(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:
-    screened = Reward(moldable, FittedSimulator(moldable))
-    screened.learn([], np.zeros(0))
-    screened.learn(plans[:20], measured[:20])
-    assert screened([]).shape == (0,)

@@ -39,11 +39,6 @@ def test_the_budget_is_kept_and_the_baselines_are_in_it(task: Task, tmp_path: Pa
     assert all(trial.predicted_ms > 0 for trial in search.trials) and search.num_screened > 100
 
 
-def test_a_small_budget_measures_what_is_best_in_simulation(task: Task, tmp_path: Path) -> None:
-    search = searched(task, tmp_path / "log.jsonl", 3)
-    assert len(search.trials) == 3 and search.best().key in {trial.plan.key for trial in search.trials}
-
-
 def test_a_resumed_search_measures_only_what_is_missing(task: Task, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     first = searched(task, log, 8)

@@ -137,18 +137,6 @@ def test_a_step_that_trains_the_users_model_is_refused_and_leaves_it(updates: bo
     assert all(map(torch.equal, got, want)), "it trains as if it had never been placed"
 
 
-def test_a_step_that_counts_its_calls_runs_as_written() -> None:
-    calls: list[int] = []
-
-    @gst.placed(**CPU)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        return x * len(calls)
-
-    assert [float(step(torch.ones(1))) for _ in range(3)] == [1, 2, 3]
-    assert "calls[0]" in step.placed.explain()
-
-
 class Convolution(nn.Module):
     """A graph convolution with an adjacency matrix as a buffer or as an input (pytorch#150083, #130687)."""
 

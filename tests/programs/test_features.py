@@ -42,20 +42,6 @@ def test_flops_of_products_and_convolutions_are_those_pytorch_counts(program: Pr
         assert counted[mine].sum() == count, name
 
 
-def test_flops_of_a_grouped_convolution_by_hand() -> None:
-    def step(p: dict) -> tuple:
-        image, weight = (p[key].detach().requires_grad_() for key in ("image", "weight"))
-        loss = torch.nn.functional.conv2d(image, weight, groups=2).sum()
-        return loss.detach(), dict(zip(("image", "weight"), torch.autograd.grad(loss, [image, weight]), strict=True))
-
-    inputs = {"image": torch.ones(1, 4, 5, 5), "weight": torch.ones(6, 2, 3, 3)}
-    program = capture(TrainingStep("grouped", step, (inputs,)))
-    counted = dict(zip([str(each.target) for each in program.operations], flops(program.operations), strict=True))
-    outputs, products = 6 * 3 * 3, 2 * 3 * 3
-    assert counted["aten.convolution.default"] == 2 * outputs * products
-    assert counted["aten.convolution_backward.default"] == 2 * 2 * outputs * products
-
-
 def test_opcodes_fit_and_tell_kinds_apart() -> None:
     operations = small_program("rnnlm").operations
     numbers = [opcode(each) for each in operations]

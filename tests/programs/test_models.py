@@ -7,66 +7,8 @@ from torch import Tensor, nn
 from gst.programs.step import drawn
 from gst.programs.workloads import attention as transformers
 from gst.programs.workloads import convolution
-from gst.programs.workloads.recurrent import LSTMCell
 
 GENERATOR = torch.Generator().manual_seed(0)
-
-
-def _random(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=GENERATOR)
-
-
-def test_the_lstm_cell_is_that_of_pytorch() -> None:
-    cell = drawn(lambda: LSTMCell(3, 5), GENERATOR)
-    twin = nn.LSTMCell(3, 5)
-    values = [cell.from_input.weight, cell.from_hidden.weight, cell.from_input.bias, torch.zeros(20)]
-    twin.load_state_dict(dict(zip(twin.state_dict(), values, strict=True)))
-    x, state = _random(2, 3), (_random(2, 5), _random(2, 5))
-    for got, want in zip(cell(x, state), twin(x, state), strict=True):
-        assert torch.allclose(got, want, atol=1e-6)
-
-
-def test_relative_attention_by_loops() -> None:
-    """Equation at the end of section 3.3 of Transformer-XL, one score at a time."""
-    attention = drawn(lambda: transformers.RelativeAttention(4, 2), GENERATOR)
-    x, memory = _random(1, 3, 4), _random(1, 2, 4)
-    context, distances = torch.cat([memory, x], dim=1), _random(5, 4)  # row k: distance 4 - k
-    got = attention(x, context, distances)
-
-    def heads(layer: nn.Module, rows: Tensor) -> Tensor:
-        return layer(rows).view(-1, 2, 2)
-
-    query, distance = heads(attention.query, x[0]), heads(attention.distance, distances)
-    key, value = heads(attention.key, context[0]), heads(attention.value, context[0])
-    rows = []
-    for i in range(3):
-        mixed = []
-        for head in range(2):
-            scores = []
-            for j in range(2 + i + 1):
-                apart = distance[4 - (2 + i - j), head]
-                content = (query[i, head] + attention.content_bias[head]) @ key[j, head]
-                scores.append((content + (query[i, head] + attention.distance_bias[head]) @ apart) * 2**-0.5)
-            mixed.append(torch.softmax(torch.stack(scores), dim=0) @ value[: len(scores), head])
-        rows.append(attention.out(torch.cat(mixed)))
-    assert torch.allclose(got[0], torch.stack(rows), atol=1e-6)
-
-
-def test_a_mixture_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixture = drawn(lambda: transformers.Mixture(4, 3), GENERATOR)
-    x = _random(1, 12, 4)
-    for slack in (3.0, 0.5):
-        monkeypatch.setattr(transformers, "SLACK", slack)
-        capacity, taken, want = -(-int(2 * slack * 12) // 3), [0, 0, 0], []
-        for token in x[0]:
-            gates, row = torch.softmax(mixture.gate(token), dim=0), torch.zeros(4)
-            for expert in gates.topk(2).indices.tolist():
-                if taken[expert] < capacity:
-                    row = row + gates[expert] * mixture.experts[expert](token)
-                taken[expert] += 1
-            want.append(row)
-        assert torch.allclose(mixture(x)[0], torch.stack(want), atol=1e-6)
-    assert max(taken) > capacity, "some were turned away"
 
 
 def _first_change(output: Tensor, changed: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import operator
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Program, Reference, Step, capture, outputs_differ
-from gst.programs.operation import form_of, form_of_target, target_of_form, value_of
+from gst.programs.operation import form_of, form_of_target, value_of
 from tests.checks import without_checks
 from tests.choices import with_rest
 from tests.programs.small import SMALL, small_program
@@ -182,15 +181,3 @@ def test_what_has_no_form_is_refused() -> None:
     for form in ({"node": 1, "tuple": []}, {"dtype": "load"}, {"dtype": "strided"}, {"code": "1"}, {}):
         with pytest.raises(ValueError, match="is no kind of argument"):
             value_of(form)
-
-
-def test_names_of_operators() -> None:
-    for target, form in (
-        (torch.ops.aten.add.Tensor, "aten::add.Tensor"),
-        (torch.ops.aten.relu.default, "aten::relu.default"),
-        (operator.getitem, "getitem"),
-    ):
-        assert form_of_target(target) == form and target_of_form(form) is target
-    for form in ("aten::add.nothing", "load_library::x.default", "aten", "", "os::system.default"):
-        with pytest.raises(ValueError, match="there is no operator"):
-            target_of_form(form)

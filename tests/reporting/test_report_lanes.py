@@ -27,13 +27,6 @@ def random_bars(num_bars: int, num_kinds: int, busy: float, seed: int = 0) -> Ba
     return Bars(np.zeros(num_bars, np.int64), end - took, end, rng.integers(0, num_kinds, num_bars))
 
 
-def test_cells_by_hand() -> None:
-    edges = np.arange(9.0)
-    # whole cells; then a cell that is half one and half the other; a gap; a bar too short for a cell, alone.
-    shown = cells_of(bars((0, 2, 0), (2, 2.6, 0), (2.6, 4, 1), (6.2, 6.3, 1)), 2, edges)
-    assert shown.tolist() == [0, 0, 0, 1, IDLE, IDLE, 1, IDLE]
-
-
 def test_time_of_bars_that_lie_on_each_other_counts_once() -> None:
     assert busy_ms(bars((0, 4, 0), (0, 4, 0), (1, 2, 0), (3, 5, 0), (7, 8, 0))) == 6
     assert busy_ms(bars((0, 9, 0), (1, 2, 0), (4, 5, 0))) == 9

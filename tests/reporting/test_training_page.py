@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 from made_training import make_training
 from report_html import Html, faults
 
 from gst.cost.metrics import METRICS
-from gst.reporting.charts import Axis, over_epochs
-from gst.reporting.training import _places, render_training, summary
+from gst.reporting.charts import over_epochs
+from gst.reporting.training import render_training, summary
 
 
 def test_the_page_says_the_key_numbers() -> None:
@@ -44,16 +43,6 @@ def test_graphs_of_one_configuration_are_ordered_among_each_other() -> None:
     assert cloud is not None and len(set(cloud[1].split("M"))) > 40
 
 
-def test_places_by_hand() -> None:
-    assert _places(np.array([5.0, 1.0, 3.0, 3.0, 9.0])).tolist() == [75.0, 0.0, 37.5, 37.5, 100.0]
-    assert _places(np.array([7.0])).tolist() == [0.0]
-
-
-def test_many_points_stay_a_small_page() -> None:
-    page = render_training(make_training(graphs=20, configs=5_000, epochs=300))
-    assert len(page.encode()) < 250_000 and "2,000 of 100,000 points are drawn" in page
-
-
 def test_courses_stand_where_their_values_are() -> None:
     svg = over_epochs([("low", [(1, 0.0), (2, 1.0)]), ("high", [(1, 5.0), (2, 10.0)])], "value", "two")
     lines = re.findall(r'class="line (c\d d\d)" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', svg)
@@ -75,37 +64,12 @@ def test_sections_without_content_are_left_out() -> None:
     assert summary({}) == summary(record | {"epochs": []}) == "No epoch was finished"
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, 7, 60])
-def test_the_axis_of_epochs_ends_with_the_last_one(epochs: int) -> None:
-    svg = over_epochs([("loss", [(epoch, 1.0 / epoch) for epoch in range(1, epochs + 1)])], "loss", "label")
-    ticks = [int(each) for each in re.findall(r'class="tick"[^>]*text-anchor="middle">([\d,]+)<', svg)]
-    assert ticks and max(ticks) <= epochs and "." not in "".join(map(str, ticks))
-    last = re.findall(r"translate\(([\d.]+) ", svg) if epochs <= 40 else []
-    assert not last or float(last[-1]) == 440 - 14  # the mark of the last epoch is at the end of the axis
-
-
 def test_a_regression_has_its_error_in_the_headline_and_the_least_is_best() -> None:
     record = make_training("value", epochs=3)
     for entry, error in zip(record["epochs"], (4.0, 2.5, 3.0), strict=True):
         entry |= {"mae": error, "rmse": 2 * error}
     assert summary(record) == "Mean absolute error 2.50 on 400 configurations held out, after 2 of 3 epochs"
     assert "root of the mean squared error" in render_training(record)
-
-
-def test_measured_columns_have_a_unit_and_the_whole_width() -> None:
-    record = make_training(graphs=3)
-    record["held_out"]["unit"] = "ns"
-    page = render_training(record)
-    assert "least, ns" in page and "first, ns" in page
-    assert "least, unit of targets" in render_training(make_training())
-    scores = page[page.index('id="scores"') : page.index('id="table"')]
-    assert 'class="pair"' not in scores  # in half the width the last column was cut off at 1,200 pixels
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert Axis(0.0, 10.0, 0, 100).ticks() == [0, 2, 4, 6, 8, 10]
-    log = Axis.fit([1.0, 90.0], 0, 100)
-    assert log.log and log.ticks() == [1, 2, 5, 10, 20, 50, 100]
 
 
 @pytest.mark.parametrize("control, beats", [(0.4, False), (0.95, True)])

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.execution.costs import measure_costs
-from gst.execution.native import NativeExecutor
+from gst.execution.native import NativeExecutor, measure_costs
 from gst.lowering.buffers import transient_bytes
 from gst.lowering.calls import Storages, storages
 from gst.lowering.common_order import Work
@@ -21,10 +20,8 @@ from gst.lowering.race_check import check
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program
-from gst.simulation.calibration import fit
-from gst.simulation.copies import copies_of
-from gst.simulation.peaks import peak_bytes
-from gst.simulation.simulator import Contention, Simulator
+from gst.simulation.copies import copies_of, peak_bytes
+from gst.simulation.simulator import Contention, Simulator, fit
 from gst.util.compiled import compiler
 from tests.execution.replay import assert_is_a_run_of
 from tests.execution.test_executor import alone, random_plan

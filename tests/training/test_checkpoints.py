@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -10,22 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from embedding_cache import EmbeddingTable
 from gst.training import checkpoints
-from gst.training.checkpoints import (
-    BackgroundCheckpointIO,
-    Stoppable,
-    copied,
-    random_states,
-    read,
-    set_random_states,
-    write,
-)
+from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, copied, read, write
 
 
 def checkpoint() -> dict[str, Any]:
@@ -167,14 +157,6 @@ def test_a_training_says_that_it_may_replace_checkpoints_of_an_earlier_one(
     assert (words in capsys.readouterr().err) == is_said
 
 
-def test_a_copy_has_tensors_of_its_own_but_for_extra_state() -> None:
-    given = checkpoint()
-    made = copied(given)
-    rows = ("state_dict", "table._extra_state", "rows")
-    assert same(made, given) and made["state_dict"]["weight"] is not given["state_dict"]["weight"]
-    assert made[rows[0]][rows[1]][rows[2]] is given[rows[0]][rows[1]][rows[2]]
-
-
 def test_copies_keep_their_kind() -> None:
     """A MultiStepLR keeps its milestones in a Counter, which made of pairs would count the pairs."""
     given = {"milestones": Counter({30: 1, 60: 2}), "list": [OrderedDict(a=torch.ones(2)), (1, "b")]}
@@ -194,14 +176,3 @@ def test_what_was_to_be_replaced_stays_where_the_new_one_cannot_be_written(tmp_p
     with pytest.raises(OSError):
         writer.teardown()
     assert read(old)["step"] == 1
-
-
-def test_states_of_random_numbers_are_read_back_from_a_file(tmp_path: Path) -> None:
-    def drawn() -> list[Any]:
-        return [torch.rand(3).tolist(), random.random(), np.random.normal(size=3).tolist()]  # noqa: NPY002
-
-    write({"states": random_states(torch.device("cpu"))}, tmp_path / "a.ckpt")
-    first = drawn()
-    assert drawn() != first
-    set_random_states(copied(read(tmp_path / "a.ckpt"))["states"], torch.device("cpu"))
-    assert drawn() == first

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import wandb
 
 from gst.cli import main
 from gst.data.tpugraphs import read
-from gst.training import recorded_step
 from gst.training.checkpoints import check_readable
 from tests.choices import with_rest
 from tests.outcomes import same
@@ -68,18 +65,6 @@ def test_a_training_of_so_many_steps_is_validated_where_it_ends(steps: int) -> N
     assert torch.load("runs/giant_synthetic/checkpoints/last.ckpt")["global_step"] == steps
 
 
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_training_says_nothing_that_nobody_can_act_on() -> None:
-    quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
-    arguments = [sys.executable, "-m", "gst.cli", *command("fit", "giant_synthetic", *quick)]
-    said = subprocess.run(
-        arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    ).stderr
-    assert "GPU available" in said
-    assert not [each for each in ("Tip", "TPU", "LeafSpec", "anonymous", "git root") if each in said], said
-
-
 def checkpoint_of(directory: str, epochs: int, *more: str) -> dict:
     arguments = [
         f"--trainer.max_epochs={epochs}", "--data.lists_per_graph=4", "--model.table=true",
@@ -118,12 +103,6 @@ def test_a_resumed_training_is_bit_identical_with_table_and_generators() -> None
     Path("which.yaml").write_text("ckpt_path: whole/last.ckpt\n")
     more = ["--config=which.yaml", "--model.table=true", "--data.max_nodes=40"]
     assert main(command("test", "alexnet_layout", *more)) == 0
-
-
-def test_a_loss_that_compares_configurations_of_a_graph_needs_several(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--data.configs_per_graph=1", "--model.loss=list_mle", "--trainer.fast_dev_run=1"]
-    assert main(command("fit", "giant_synthetic", *few)) == 2
-    assert "use --model.loss squared_error" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", ["ckpt_path: null", "# ckpt_path: best.ckpt"])
@@ -184,13 +163,9 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     "flags",
     [
         ["--model.estimate=fresh", "--model.num_fresh=1"],
-        pytest.param([], marks=pytest.mark.e2e),
-        pytest.param(["--model.table=true"], marks=pytest.mark.e2e),
-        pytest.param(["--model.table=true", "--model.keep_probability=0.5"], marks=pytest.mark.e2e),
-        pytest.param(["--model.table=true", "--trainer.callbacks+=gst.training.HeadFinetuning"], marks=pytest.mark.e2e),
         ["--model.table=true", "--model.keep_probability=0.5", "--trainer.callbacks+=gst.training.HeadFinetuning"],
     ],
-    ids=["GST-One", "GST", "GST+E", "GST+ED", "GST+EF", "GST+EFD"],
+    ids=["GST-One", "GST+EFD"],
 )
 def test_every_variant_trains_by_flags(flags: list[str]) -> None:
     quick = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=3", "--trainer.limit_val_batches=1",
@@ -217,16 +192,3 @@ def test_networks_of_other_packages_are_imported_only_where_they_are_trusted(
     assert "mine.Mine" in err and "--trust" in err and "mine runs" not in out
     assert main([*arguments, "--trust", "mine"]) == 0
     assert "mine runs" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_training_by_padded_steps_gives_the_losses_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a shipped configuration, from the command line; the recording itself needs an accelerator."""
-    losses, said = [], list[str]()
-    monkeypatch.setattr(recorded_step, "rank_zero_info", said.append)
-    for record_step in ("true", "false"):
-        flags = ["--trainer.max_steps=3", "--trainer.logger=false", f"--model.record_step={record_step}"]
-        assert main(command("fit", "giant_synthetic", *flags, "--json=fit.json")) == 0
-        losses.append(json.loads(Path("fit.json").read_text())["metrics"]["train/loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert said == ["steps are padded, and not recorded: graphs are recorded on an accelerator; the model is on cpu"]

@@ -7,13 +7,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.trainer.states import TrainerFn, TrainerState
 
 from gst.cli import main
 from gst.data import TpuGraphs, TpuGraphsCollection
@@ -23,7 +21,6 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.training import SegmentDataModule
 from gst.training.datamodule import TEST, TRAIN, VALID, _check_labels, _check_measured, _check_scorable, _labelled
-from gst.training.rank import load
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -84,13 +81,6 @@ def test_a_part_with_a_source_is_all_of_it_and_the_others_are_held_out() -> None
     assert three == {TRAIN: [("train", 60)], VALID: [("valid", 40)], TEST: [("test", 20)]}
     assert parts(valid_source=valid) == {TRAIN: [("train", 55)], VALID: [("valid", 40)], TEST: [("train", 5)]}
     assert parts(test_source=test) == {TRAIN: [("train", 53)], VALID: [("train", 7)], TEST: [("test", 20)]}
-
-
-def test_one_process_prepares_what_all_of_them_read() -> None:
-    data = module(valid_source=part("valid"))
-    data.trainer = SimpleNamespace(world_size=2, state=TrainerState(fn=TrainerFn.FITTING))
-    data.prepare_data()
-    assert len(list(Path("stores").glob("*/meta.json"))) == 2
 
 
 def test_steps_of_each_part_come_from_its_own_source() -> None:
@@ -174,6 +164,7 @@ def last_error(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[-1]
 
 
+@pytest.mark.e2e
 def test_the_published_parts_by_commands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Training keeps a table of the train part; the other parts are evaluated where that part is no more."""
     table = "--model.table=true"
@@ -214,14 +205,6 @@ def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
     assert set(held_out) == {number for number in range(60) if chosen[number] in {chosen[each] for each in held_out}}
     assert [held_out[number] for number in held_out] == pytest.approx([scores[number] for number in held_out], rel=1e-4)
     assert {int(row["config"]): float(row["target"]) for row in ours} == {each: 1000.0 + each for each in held_out}
-
-
-def test_a_checkpoint_that_was_trained_on_derived_features_is_refused() -> None:
-    assert main(command("fit", ".", "--trainer.max_epochs=1")) == 0
-    content = torch.load("runs/layout_xla_random/checkpoints/best.ckpt", weights_only=True)
-    torch.save(content | {"SegmentDataModule": {"features": ["costs"], "reduction": "none"}}, "old.ckpt")
-    with pytest.raises(ValueError, match=r"old\.ckpt was trained on derived node features, which this version lacks"):
-        load(Path("old.ckpt"))
 
 
 def test_an_absent_collection_is_one_line_with_its_download(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedding_cache.arrivals import MOST_AHEAD, Arrivals, OnHost
+from embedding_cache.storage import MOST_AHEAD, Arrivals, OnHost
 from gst.data import SyntheticPrograms
 from gst.nn import SAGE, Head
 from gst.training import SegmentDataModule, SegmentTrainingModule

@@ -13,7 +13,6 @@ import torch
 from made_targets import small
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from gst.cost.losses import LOSSES
 from gst.cost.metrics import METRICS, Metric, evaluate
 from tests.choices import with_rest
 
@@ -107,12 +106,6 @@ def test_targets_that_a_loss_cannot_take_end_a_training_before_it_begins(
     assert small("fit", f"{TARGETS}={targets}", "--model.loss=cross_entropy", "--model.head.outputs=3", *more) == 2
     assert re.search(message, last_error(capsys))
     assert not Path("run").exists()
-
-
-def test_targets_of_a_registered_loss_are_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOSSES, "cross_entropy", lambda scores, targets: scores.square().mean())
-    flags = [f"{TARGETS}=[[7, -8, .5, 1, 2, 3, 4, 5]]", "--model.loss=cross_entropy", "--model.head.outputs=3"]
-    assert small("fit", *flags, "--trainer.limit_val_batches=0", "--trainer.max_steps=1") == 0
 
 
 def test_predictions_that_are_no_numbers_are_not_left_out_of_a_mean() -> None:

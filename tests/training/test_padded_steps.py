@@ -22,7 +22,6 @@ from torch.nn.utils import prune
 from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
-from gst.method.fixed_batch import Sizes
 from gst.nn import SAGE, Head, bounds, plans
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, recorded_step
 from gst.training.recorded_step import ACCUMULATES, PaddedSteps
@@ -33,7 +32,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"table": True, "keep_probability": 0.5, "num_fresh": 2},
     "difference": {"table": True, "pooling": "sum", "loss": "log_runtime"},
     "list_mle": {"estimate": "fresh", "loss": "list_mle", "num_fresh": 9},
-    "squared_error": {"estimate": "fresh", "loss": "squared_error"},
 }
 EPOCHS, STEPS = 2, 3  # lists of 5, 5, 5 and 2 configurations of each of two graphs make steps of 3, 3 and 2 of them
 
@@ -255,17 +253,6 @@ def test_unasked_steps_on_an_accelerator_are_padded_unless_they_grow_too_much(
     fit(tmp_path, None, limit_val_batches=0, limit_train_batches=1, callbacks=[Unasked()])
     refused = re.fullmatch(r".*they would be [1-3]\.\d times as large; --model.record_step true records .*", said[0])
     assert len(said) == 1 and bool(refused) == (most < 9), said
-
-
-def test_models_are_refused_before_edges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise ValueError("a mistake of ours")
-
-    monkeypatch.setattr(Sizes, "of", fails)
-    fit(tmp_path, True, head=lambda: nn.Sequential(NormedConfigs(8), Head(8)))
-    with pytest.raises(ValueError, match="a mistake of ours"):
-        fit(tmp_path, True)
 
 
 class AfterTwo(L.Callback):

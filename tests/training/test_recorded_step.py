@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,9 @@ from gst.method import encoding
 from gst.method.batch import assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import NoFixedShapes, PaddedBatch, Sizes
+from gst.method.fixed_batch import NoFixedShapes, Sizes
 from gst.method.fixed_step import FixedStep
 from gst.method.recorded import Recorded
-from gst.util.packing import Packed
 from tests.choices import with_rest
 from tests.execution.recorded import Spoilt, pooled
 from tests.method.host_waits import Messages, TakesSegments, graphs
@@ -140,29 +138,6 @@ def test_padding_changes_neither_embeddings_nor_gradients(pooling: Any, more: tu
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
-def test_padding_has_no_edges_to_what_is_real() -> None:
-    batch = assemble(graphs(), [(0, 1), (1, 0)], torch.tensor([[0], [1]]))
-    padded = batch.padded_to(batch.num_nodes + 4, batch.edge_index.shape[1] + 3, len(batch.config_nodes) + 1)
-    is_real = padded.edge_index < batch.num_nodes
-    assert bool((is_real[0] == is_real[1]).all()) and int((~is_real[0]).sum()) == 3
-    assert not padded.owned[batch.num_nodes :].any()
-    with pytest.raises(ValueError, match=rf"a batch of {batch.num_nodes + 1} nodes with 1 for padding, .* not fit"):
-        batch.padded_to(batch.num_nodes, 99, 99)
-
-
-@pytest.mark.parametrize(("variant", "pooling"), WITH_POOLINGS)
-def test_steps_of_fixed_shapes_are_those_of_the_estimator(variant: str, pooling: str) -> None:
-    want, training = Training(variant, pooling), Training(variant, pooling)
-    step = RecordedStep(training.fixed())
-    losses = training.by(step)
-    assert losses == pytest.approx(want.eager(), rel=1e-4) and losses[0] != losses[-1]
-    assert step.reason == "graphs are recorded on an accelerator; the model is on cpu"
-    if training.model.table is not None:
-        keys = torch.arange(training.model.table.num_keys)
-        for one, other in zip(training.model.table.pull(keys), want.model.table.pull(keys), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
 def assert_same_parameters(training: Training, want: Training) -> None:
     for one, other in zip(training.model.parameters(), want.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -190,21 +165,6 @@ def test_replays_of_one_recording_are_steps_of_the_estimator(
     assert step.reason == "" and graph.replays == STEPS - 3
     assert losses == pytest.approx(want.eager(), rel=1e-4)
     assert_same_parameters(training, want)
-
-
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_gradients_are_left_to_an_optimizer_outside(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
-    monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    want, training = (Training("stale", "mean", encoder="SAGE") for _ in range(2))
-    graph = Replayed(training)
-    fixed = FixedStep(training.model, loss_of, None, training.sizes)
-    step = RecordedStep(fixed, lambda device: graph, is_recorded=is_recorded)
-    losses = []
-    for number in range(STEPS):
-        losses.append(step(*training.step(number)).item())
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-    assert losses == pytest.approx(want.eager(), rel=1e-4) and graph.replays == is_recorded * (STEPS - 3)
 
 
 class Means(nn.Module):
@@ -506,24 +466,6 @@ def test_hooks_and_a_frozen_encoder_are_refused_whenever_they_come() -> None:
         step(*training.step(2))
 
 
-class Fixed(nn.Module):
-    """An encoder without parameters."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return torch.nn.functional.pad(x, (0, 16 - x.shape[1])).index_add(0, edge_index[1], x.new_ones(1, 16).expand(
-            edge_index.shape[1], -1))  # fmt: skip
-
-
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_an_encoder_without_parameters_trains_the_head(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
-    monkeypatch.setattr(encoding, "pool_nodes", pooled)
-    want, training = (Training("dropout", "mean", encoder=Fixed) for _ in range(2))
-    step = RecordedStep(training.fixed(), lambda device: Replayed(training), is_recorded=is_recorded)
-    losses = training.by(step)
-    assert losses == pytest.approx(want.eager(), rel=1e-4)
-    assert training.model.table.rows_in_use == want.model.table.rows_in_use > 0
-
-
 class Planning(gst.nn.SAGE):
     """Makes a plan that it did not announce."""
 
@@ -545,20 +487,6 @@ def test_an_opcode_without_embedding_is_refused_where_the_step_is_read(monkeypat
     training.model.encoder.inputs.num_opcodes = 2
     with pytest.raises(ValueError, match=r"opcode 3 found, but the encoder embeds 0\.\.1"):
         step.load(step.draw(data, configs))
-
-
-def test_a_step_of_other_shapes_is_refused() -> None:
-    training = Training("one", "mean")
-    step = RecordedStep(training.fixed())
-    step(*training.step(0))
-    data, configs, targets = training.step(1)
-    padded = step.step.load(step.step.draw(data, configs))
-    batch, others = padded.padded.batch, step.step._fixed.others
-    for other in (replace(batch, opcodes=batch.opcodes[1:]),
-                  replace(batch, node_data={"more": torch.ones(batch.num_nodes)})):  # fmt: skip
-        with pytest.raises(NoFixedShapes, match=r"(opcodes|node_data\.more) of a step has the shape .* first step"):
-            step.run(replace(padded, padded=PaddedBatch(other, Packed.of(other.tensors() | others))), targets)
-    step.run(padded, targets)
 
 
 def test_a_larger_step_is_refused() -> None:

@@ -55,17 +55,6 @@ def test_each_training_of_one_process_has_its_own_run(tmp_path: Path) -> None:
     assert len(list(Path().glob("**/run-*.wandb"))) == 2
 
 
-@pytest.mark.e2e
-def test_a_training_logs_below_the_directory_it_runs_in_wherever_the_one_before_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        assert fit("--trainer.max_epochs=1") == 0
-    assert [len(run.history["val/tau"]) for name in ("first", "second") for run in runs_in(tmp_path / name)] == [1, 1]
-
-
 def test_a_training_logs_speed_memory_the_table_predictions_and_versions() -> None:
     assert fit("--trainer.max_epochs=2") == 0
     (run,) = runs_in(Path("runs"))

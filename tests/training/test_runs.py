@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -77,18 +74,6 @@ def test_an_error_of_the_user_is_one_line_and_begins_no_run(wrong: str, capsys: 
     assert small("fit", *OFFLINE, wrong) == 2
     assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("gst: error:")]) == 1
     assert not list(Path().glob("**/offline-run-*"))
-
-
-@pytest.mark.e2e
-def test_quiet_prints_results_alone() -> None:
-    Path("small.yaml").write_text(SMALL)
-    command = [sys.executable, "-m", "gst.cli", "fit", "--config", "small.yaml", *OFFLINE, "--quiet"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
-    environment.pop("WANDB_SILENT")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    control, page = done.stdout.splitlines()
-    assert done.stderr == "" and page == f"Look at {Path('run/report.html').resolve()}"
-    assert control.startswith("Kendall's tau: ridge regression on sums ")
 
 
 def test_numbers_with_an_exponent_in_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.whole_model.choosing import candidates
+from gst.whole_model.choosing import subject_on_cores, tried
 from gst.whole_model.comparing import difference, fresh_inputs
 from gst.whole_model.variants import AHEAD, Variant, whole_run
 
@@ -118,5 +118,5 @@ def test_an_encoder_with_a_padding_mask_runs_as_on_the_given_inputs() -> None:
     ahead = whole_run(model, Variant(AHEAD), (x, PADDING))
     assert (ahead(x, PADDING) - want).abs().max() > 0.01, "export takes the slow path"
     assert difference(ahead, model, (x, PADDING), 0) is not None
-    for run in candidates(model, (x, PADDING), cores=1, seconds=20).runs.values():
+    for run in tried(subject_on_cores(model, (x, PADDING), cores=1), seconds=20).runs.values():
         torch.testing.assert_close(run(x, PADDING), want, rtol=1e-3, atol=1e-3)

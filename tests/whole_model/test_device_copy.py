@@ -27,8 +27,9 @@ from gst.placement.planning import Settings
 from gst.programs import Step, capture, capture_module, outputs_differ, training_step
 from gst.util.compiled import compiler
 from gst.whole_model import choosing, device_copy
-from gst.whole_model.device_copy import DeviceCopy, candidates_on_accelerator
-from gst.whole_model.variants import COMPILED, MOST_COMPILED, ONE_GRAPH, PYTORCH, OnAccelerator, Variant
+from gst.whole_model.choosing import tried
+from gst.whole_model.device_copy import DeviceCopy, subject_on_accelerator
+from gst.whole_model.variants import COMPILED, MOST_COMPILED, ONE_GRAPH, PYTORCH, Variant
 from tests.choices import with_rest
 from tests.execution.recorded import Recorder, counted
 
@@ -114,7 +115,9 @@ def test_a_recorded_model_whose_weights_lie_elsewhere_now_runs_as_written(model:
 
 def test_a_training_step_is_recorded_and_sees_other_parameters(model: nn.Module) -> None:
     step = training_step("linear", nn.Linear(16, 8), lambda model, x: model(x).square().mean(), (X,), optimizer="adam")
-    found = candidates_on_accelerator(step, step.inputs, CPU, compiled=False, program=capture(step), graph=Recorder())
+    found = tried(
+        subject_on_accelerator(step, step.inputs, CPU, program=capture(step), graph=Recorder()), compiled=False
+    )
     assert list(found.runs) == [PYTORCH, ONE_GRAPH] and found.reasons[COMPILED] == "left out, as asked"
     state, *rest = step.inputs
     for _ in range(3):
@@ -228,7 +231,7 @@ def test_compiled_code_is_given_the_strides_that_it_was_compiled_for(
         return lambda *inputs: strides.add(inputs[0].stride()) or function(*inputs)
 
     monkeypatch.setattr(torch, "compile", compiled_by)
-    result = candidates_on_accelerator(model, (X,), CPU, graph=Recorder())
+    result = tried(subject_on_accelerator(model, (X,), CPU, graph=Recorder()))
     columns = X.t().contiguous().t()
     assert columns.stride() != X.stride()
     torch.testing.assert_close(result.runs[COMPILED](columns), model(X))
@@ -254,7 +257,7 @@ def test_what_is_placed_in_inference_mode_runs_outside_of_it(model: nn.Module) -
 def test_a_graph_that_is_recorded_under_autocast_casts_the_weights_of_now(model: nn.Module) -> None:
     """Autocast keeps the casts of weights that require gradients: a recording that finds one there holds no cast."""
     with torch.autocast("cpu", torch.bfloat16):
-        result = candidates_on_accelerator(model, (X,), CPU, compiled=False, graph=Recorder())
+        result = tried(subject_on_accelerator(model, (X,), CPU, graph=Recorder()), compiled=False)
         run = result.runs[ONE_GRAPH]
         with torch.no_grad():
             model[0].weight.mul_(2)
@@ -270,7 +273,9 @@ def test_random_numbers_of_a_seed_are_not_recorded() -> None:
     step = training_step(
         "drop", nn.Sequential(nn.Linear(16, 8), nn.Dropout()), lambda model, x: model(x).sum(), (X,), seed=0
     )
-    result = candidates_on_accelerator(step, step.inputs, CPU, compiled=False, program=capture(step), graph=recorder)
+    result = tried(
+        subject_on_accelerator(step, step.inputs, CPU, program=capture(step), graph=recorder), compiled=False
+    )
     assert list(result.runs) == [PYTORCH] and not recorder.graphs
     assert "random numbers are drawn on the host" in result.reasons[ONE_GRAPH]
 
@@ -279,7 +284,7 @@ def test_random_numbers_of_a_seed_are_not_recorded() -> None:
 def test_calls_of_another_shape_run_on_the_device_with_the_weights_of_now(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = candidates_on_accelerator(model, (X,), CPU, compiled=False, graph=Recorder())
+    result = tried(subject_on_accelerator(model, (X,), CPU, graph=Recorder()), compiled=False)
     run, on_device, eager = result.runs[ONE_GRAPH], [], DeviceCopy.eager
     monkeypatch.setattr(DeviceCopy, "eager", lambda self, *given: (on_device.append(1), eager(self, *given))[1])
     with torch.no_grad():
@@ -299,7 +304,7 @@ def test_calls_of_another_shape_run_on_the_device_with_the_weights_of_now(
 def test_what_is_timed_is_a_call_with_examples_on_the_accelerator() -> None:
     wide, trained = torch.ones(1, 3).expand(4, 3), torch.ones(4, 3, requires_grad=True)
     step = Step("product", lambda x, y: (x * y, x + y), (wide, trained))
-    runs = candidates_on_accelerator(step, step.inputs, CPU, compiled=False, graph=Recorder()).runs
+    runs = tried(subject_on_accelerator(step, step.inputs, CPU, graph=Recorder()), compiled=False).runs
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a call that the guard refuses would be timed as written
         for name, run in runs.items():
@@ -318,7 +323,7 @@ def test_what_is_timed_is_a_call_with_examples_on_the_accelerator() -> None:
 
 def test_outputs_on_the_accelerator_are_inputs_of_the_next_call() -> None:
     step = Step("double", lambda state, x: (x.sum(), state * 2), (torch.ones(3), X))
-    result = candidates_on_accelerator(step, step.inputs, torch.device("meta"), compiled=False)
+    result = tried(subject_on_accelerator(step, step.inputs, torch.device("meta")), compiled=False)
     state, _ = step.inputs
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -338,7 +343,7 @@ def test_compiled_variants_compute_what_a_model_or_a_step_does(
     monkeypatch.setattr(device_copy, "VARIANTS", device_copy.VARIANTS[:count])
     step = training_step("linear", nn.Linear(16, 8), lambda model, x: model(x).square().mean(), (X,))
     each, inputs, program = (step, step.inputs, capture(step)) if is_step else (model, (X,), None)
-    result = candidates_on_accelerator(each, inputs, CPU, program=program, graph=Recorder())
+    result = tried(subject_on_accelerator(each, inputs, CPU, program=program, graph=Recorder()))
     assert list(result.runs) == [each.name for each in device_copy.VARIANTS], result.reasons
     want = pytree.tree_leaves(result.runs[PYTORCH](*inputs))
     for run in result.runs.values():
@@ -364,7 +369,7 @@ def test_plans_stand_beside_the_model_on_the_accelerator(
     again = gst.load(tmp_path / "placed", model)
     torch.testing.assert_close(again.module()(OTHER), model(OTHER))
     assert again.winner == ONE_GRAPH and len(stands_in.graphs) == count + 1
-    assert isinstance(again.runs[PYTORCH].run, OnAccelerator)  # as its time says
+    assert hasattr(again.runs[PYTORCH].run, "examples")  # as its time says
     del result, won, again
     gc.collect()
     assert lost() is None  # a plan holds no other variant
@@ -416,7 +421,7 @@ def test_where_it_does_not_run_there_plans_stand_beside_it_where_it_lies(
     def planned(*given: Any) -> Any:
         raise ValueError("no plan, as asked")
 
-    monkeypatch.setattr(placing, "candidates_on_accelerator", short_of_memory)
+    monkeypatch.setattr(placing, "subject_on_accelerator", short_of_memory)
     monkeypatch.setattr(placing, "_by_plans", planned)
     result = gst.place(model, X, devices=["cpu:0"], budget=0, settings=QUICK, seconds=None)
     assert "accelerator" not in result.result and PYTORCH in result.runs and ONE_GRAPH not in result.runs

@@ -15,6 +15,7 @@ from gst.placement.fleet import host
 from gst.programs import capture_module
 from gst.whole_model import device_copy
 from gst.whole_model.child_process import bound, made, variants_beside
+from gst.whole_model.choosing import tried
 from gst.whole_model.variants import COMPILED, ONE_GRAPH, PYTORCH
 from tests.execution.recorded import Recorder
 
@@ -45,7 +46,7 @@ def test_a_saved_program_runs_on_an_accelerator_as_its_operations_do(
     """Its weights are those of a module, which no call copies; here they are taken to lie elsewhere."""
     monkeypatch.setattr(device_copy, "_is_on", lambda device, model: False)
     module, inputs = bound(capture_module(nn.Linear(3, 4).eval(), (torch.ones(2, 3),)), CPU)
-    result = device_copy.candidates_on_accelerator(module, inputs, CPU, compiled=False, graph=Recorder())
+    result = tried(device_copy.subject_on_accelerator(module, inputs, CPU, graph=Recorder()), compiled=False)
     assert list(result.runs) == [PYTORCH, ONE_GRAPH]
     for run in result.runs.values():
         torch.testing.assert_close(run(torch.zeros(2, 3)), module(torch.zeros(2, 3)))

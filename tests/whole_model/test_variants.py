@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gst.execution.measure import Measurement
 from gst.util.compiled import compiler
 from gst.whole_model import choosing
-from gst.whole_model.choosing import Candidates, GuardedRun, candidates, confirmed
+from gst.whole_model.choosing import Candidates, GuardedRun, confirmed, subject_on_cores, tried
 from gst.whole_model.comparing import difference, fresh_inputs, repeats
 from gst.whole_model.guards import Guard
 from gst.whole_model.variants import AHEAD, COMPILED, FROZEN, PYTORCH, Variant, may_freeze, variants, whole_run
@@ -183,31 +183,31 @@ def test_compiled_code_computes_the_same_on_inputs_of_other_strides(kind: str) -
 def test_a_variant_with_other_outputs_and_one_that_fails_are_left_out_with_their_reasons(
     model: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made(model: nn.Module, variant: Variant, inputs: Any) -> Callable[..., Any]:
+    def made(model: nn.Module, variant: Variant, *_: Any) -> Callable[..., Any]:
         if variant.kind == COMPILED:
             raise RuntimeError("no compiler\nand more")
         return model if variant.kind == PYTORCH else lambda x: model(x) * 1.01
 
     monkeypatch.setattr(choosing, "whole_run", made)
-    found = candidates(model, (IMAGE,), cores=1)
+    found = tried(subject_on_cores(model, (IMAGE,), cores=1))
     assert set(found.runs) <= {PYTORCH, "pytorch, 1 thread"}
     assert found.reasons[COMPILED] == "RuntimeError: no compiler"
     assert "gives other outputs: output 0 is off by" in found.reasons[FROZEN]
 
 
 def test_an_interrupt_keeps_what_was_found(model: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(model: nn.Module, variant: Variant, inputs: Any) -> Callable[..., Any]:
+    def made(model: nn.Module, variant: Variant, *_: Any) -> Callable[..., Any]:
         if variant.kind != PYTORCH:
             raise KeyboardInterrupt
         return model
 
     monkeypatch.setattr(choosing, "whole_run", made)
-    found = candidates(model, (IMAGE,), cores=1)
+    found = tried(subject_on_cores(model, (IMAGE,), cores=1))
     assert PYTORCH in found.runs and found.reasons[FROZEN] == "left out: stopped before it"
 
 
 def test_no_way_is_begun_when_the_time_is_up(model: Small) -> None:
-    found = candidates(model, (IMAGE,), cores=1, seconds=0.0)
+    found = tried(subject_on_cores(model, (IMAGE,), cores=1), seconds=0.0)
     assert found.reasons[COMPILED] == "left out: no time to compile it"
 
 

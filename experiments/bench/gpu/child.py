@@ -19,7 +19,7 @@ import torch
 from experiments.bench.gpu.host_outputs import differs_from_host
 from experiments.bench.gpu.plans import lanes_of, simulated_and_measured, task_of
 from experiments.bench.gpu.record import clocks_of, print_rows
-from gst.execution.event_times import event_times_us
+from gst.execution.costs import event_times_us
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure

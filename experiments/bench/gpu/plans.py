@@ -23,7 +23,7 @@ from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device
-from gst.placement.baselines.list_schedules import etf
+from gst.placement.baselines.portfolio import etf
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task
 from gst.programs import Program

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.reproductions.go.imitation import Example, decisions_of
 from gst.lowering.plan import Plan
-from gst.placement.baselines.list_schedules import etf, heft
+from gst.placement.baselines.portfolio import etf, heft
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO, samples_for
 from gst.placement.policies.inputs import PolicyInputs, policy_inputs

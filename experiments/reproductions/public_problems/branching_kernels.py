@@ -7,9 +7,9 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.placement.baselines.arrays import Arrays
 from gst.placement.baselines.bounds import heads, tails
-from gst.simulation.queues import pop, push
+from gst.placement.baselines.units import Arrays
+from gst.simulation.event_kernel import pop, push
 from partitioners.compiled import compiled
 
 ROUNDS = 4  # in which devices are struck out

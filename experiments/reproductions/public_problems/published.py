@@ -1,7 +1,7 @@
 """Published cost graphs by their published latency: the objective, and annealing over it, compiled.
 
 The objective is `computeLatency` of latency-greedy/greedy.cpp in github.com/msr-fiddle/dnn-partitioning (Tarnawski et
-al., NeurIPS 2020); the slow twin in tests/reproductions/public_problems/published_latency.py says it step by step.
+al., NeurIPS 2020).
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import failing
-from gst.machine.devices import Device, core_numbers, discover, usable_devices, with_core_sets
-from gst.machine.topology import shared_domains
+from gst.machine.devices import Device, core_numbers, discover, shared_domains, usable_devices, with_core_sets
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.measured import SHARE, no_headroom, place_measured
@@ -33,9 +32,9 @@ from gst.programs.tracing import capture
 from gst.programs.untouched import ATTRIBUTE, OUTSIDE, TRAINING, Snapshot, untouched, words
 from gst.util.progress import Bars, Progress, notice
 from gst.util.untrusted import plain
-from gst.whole_model.choosing import Candidates, candidates, confirmed, step_candidates, written_alone
+from gst.whole_model.choosing import Candidates, confirmed, subject_as_written, subject_on_cores, tried
 from gst.whole_model.comparing import repeats
-from gst.whole_model.device_copy import candidates_on_accelerator, first_accelerator, give_back
+from gst.whole_model.device_copy import first_accelerator, give_back, subject_on_accelerator
 
 BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # written in training mode
 
@@ -167,21 +166,18 @@ def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]
     model, inputs, compiled, progress = call.model, call.inputs, call.settings.compile_step, call.progress
     if captured.is_as_written:
         notice(captured.no_plan)
-        return written_alone(model, inputs, progress), {}
+        return tried(subject_as_written(model, inputs), progress=progress), {}
     accelerator = first_accelerator(call.devices)
     if accelerator is not None:
         try:
-            program = captured.program
-            made = candidates_on_accelerator(model, inputs, accelerator, call.seconds, compiled, progress, program)
-            return made, {"accelerator": str(accelerator)}
+            subject = subject_on_accelerator(model, inputs, accelerator, captured.program)
+            return tried(subject, call.seconds, compiled, progress), {"accelerator": str(accelerator)}
         except Exception as error:  # any exception of an operation; memory may be short
             reason = f"it does not run on {accelerator} as a whole ({plain(error)})"
             notice(f"{reason}; plans are compared with it where it is")
         give_back(accelerator)
-    if not isinstance(model, Step):
-        return candidates(model, inputs, call.cores, call.seconds, compiled, progress), {}
-    assert captured.program is not None, "a step is captured before it is run"
-    return step_candidates(model, captured.program, inputs, call.cores, call.seconds, compiled, progress), {}
+    subject = subject_on_cores(model, inputs, call.cores, captured.program)
+    return tried(subject, call.seconds, compiled, progress), {}
 
 
 def _by_plans(call: _Call, program: Program, variants: Candidates, out: Path | None, seconds: float) -> Placed:

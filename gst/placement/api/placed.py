@@ -35,11 +35,10 @@ from gst.programs.tracing import capture
 from gst.reporting.headline import busy
 from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.util.writing import atomic_path
-from gst.whole_model.choosing import SEED, GuardedRun
-from gst.whole_model.comparing import DRAWS, difference
-from gst.whole_model.device_copy import DeviceCopy, to_device
+from gst.whole_model.choosing import GuardedRun, Subject, subject_on_cores
+from gst.whole_model.device_copy import subject_on_accelerator
 from gst.whole_model.guards import Guard
-from gst.whole_model.variants import PYTORCH, Variant, as_written, may_freeze, step_run, whole_run
+from gst.whole_model.variants import PYTORCH, Variant, may_freeze
 
 PLAN = "plan"
 SCHEMA = 1  # of files of placed models
@@ -84,7 +83,9 @@ class Placed:
     @cached_property
     def written(self) -> tuple[Callable[..., Any], Guard]:
         """The model as written, and the guard of its plan."""
-        return guard_of(self.model, self.inputs, any(device.is_accelerator for device in self.devices))
+        function = self.model.function if isinstance(self.model, Step) else self.model
+        any_device = any(device.is_accelerator for device in self.devices)
+        return function, Guard(function, self.inputs, weights=False, any_device=any_device)
 
     @property
     def winner(self) -> str:
@@ -299,14 +300,6 @@ def _home(placed: Placed) -> torch.device | None:
     return next((each.device for each in values if isinstance(each, Tensor)), None)
 
 
-def guard_of(
-    model: nn.Module | Step, inputs: Sequence[Any], any_device: bool = False
-) -> tuple[Callable[..., Any], Guard]:
-    """Return the function of a model or a step as written, and the guard of calls like `inputs`; see `Guard`."""
-    function = model.function if isinstance(model, Step) else model
-    return function, Guard(function, inputs, weights=False, any_device=any_device)
-
-
 def description(model: nn.Module | Step) -> dict[str, Any]:
     """Describe the model of a file: names, shapes and dtypes of its weights, and its mode, without their values."""
     if isinstance(model, Step):
@@ -391,16 +384,15 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
         program = capture(step, kind_for(name.partition(":")[0] for name in record["devices"]))
         if program.key != record["program"]:
             raise ValueError(f"{path} is of a model with other operations; place this one")
-    runs, on_device = {PYTORCH: GuardedRun(*guard_of(model, inputs), lambda *given: as_written(model, given))}, None
-    if accelerator is not None:
-        on_device = _made(path, PYTORCH, lambda: DeviceCopy(model, inputs, accelerator, program))
-        names = [name for name in dict.fromkeys((PYTORCH, record["run"])) if name != PLAN]
-        guard = guard_of(model, inputs, any_device=True)[1]
-        written = on_device.refused(guard)
-        made = {name: _made(path, name, partial(on_device.run, Variant.named(name))) for name in names}
-        runs = {name: GuardedRun(written, guard, run) for name, run in made.items()}
-    elif record["run"] not in (PLAN, PYTORCH):
-        runs |= _winner(path, model, program, Variant.named(record["run"]), inputs)
+    names = [name for name in dict.fromkeys((PYTORCH, record["run"])) if name != PLAN]
+    is_frozen = any(Variant.named(name).holds_weights for name in names)
+    if is_frozen and (isinstance(model, Step) or not may_freeze(model)):
+        raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
+    subject = _made(path, PYTORCH, lambda: (
+        subject_on_cores(model, inputs, 1, program) if accelerator is None
+        else subject_on_accelerator(model, inputs, accelerator, program)
+    ))  # fmt: skip
+    runs = {name: _made(path, name, partial(subject.guarded, Variant.named(name))) for name in names}
     devices: tuple[Device, ...] = ()
     if record["run"] == PLAN:
         assert program is not None
@@ -410,21 +402,8 @@ def load(path: Path | str, model: nn.Module | Step) -> Placed:
     parameters = {} if isinstance(model, Step) else {**dict(model.named_parameters()), **dict(model.named_buffers())}
     arguments = Arguments(user, len(inputs) - len(keywords), keywords)
     placed = Placed(model, inputs, devices, result, runs, parameters, program, plan, arguments=arguments)
-    _check_outputs(path, placed, on_device)
+    _check_outputs(path, placed, subject)
     return placed
-
-
-def _winner(
-    path: Path, model: nn.Module | Step, program: Program | None, variant: Variant, inputs: Sequence[Any]
-) -> dict[str, GuardedRun]:
-    if variant.holds_weights and (isinstance(model, Step) or not may_freeze(model)):
-        raise ValueError(f"{path} holds frozen weights; call model.eval().requires_grad_(False) before you load it")
-    if isinstance(model, Step):
-        assert program is not None
-        run = _made(path, variant.name, partial(step_run, model, program, inputs, variant))
-        return {variant.name: GuardedRun(*guard_of(model, inputs), run)}
-    run = _made(path, variant.name, partial(whole_run, model, variant, inputs))
-    return {variant.name: GuardedRun(model, Guard(model, inputs, variant.holds_weights), run)}
 
 
 def _made(path: Path, name: str, make: Callable[[], Result]) -> Result:
@@ -434,19 +413,12 @@ def _made(path: Path, name: str, make: Callable[[], Result]) -> Result:
         raise ValueError(f"{path}: {name} fails here ({plain(error)}); place the model anew") from error
 
 
-def _check_outputs(path: Path, placed: Placed, on_device: DeviceCopy | None) -> None:
+def _check_outputs(path: Path, placed: Placed, subject: Subject) -> None:
     """Compare the winner with the model, on an accelerator if it was placed there: its products round otherwise."""
-
-    def again(*inputs: Any) -> Any:
-        if on_device is None:
-            return as_written(placed.model, inputs)
-        return on_device.eager(*to_device(inputs, on_device.device))
-
     module, names = placed.module(), placed.arguments.names if placed.arguments else ()
-    draws = 0 if isinstance(placed.model, Step) else DRAWS
     module.training = False  # otherwise weights that require gradients are read by the model as written
     try:
-        reason = difference(lambda *inputs: called(module, names, inputs), again, placed.inputs, SEED, draws)
+        reason = subject.wrong(lambda *inputs: called(module, names, inputs))
     finally:
         module.close()
     if reason:

@@ -13,8 +13,8 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from gst.lowering.plan import Plan
-from gst.placement.baselines.arrays import Arrays, Scheduled, moved
-from gst.placement.baselines.list_schedules import task_scheduled
+from gst.placement.baselines.portfolio import task_scheduled
+from gst.placement.baselines.units import Arrays, Scheduled, moved
 from gst.placement.task import Task
 from gst.reporting.charts import brief
 from gst.util.compiled import compiled

@@ -6,8 +6,8 @@ from typing import no_type_check
 
 import numpy as np
 
-from gst.placement.baselines.arrays import arrives, free_at, may_take, take
-from gst.simulation.queues import pop, push
+from gst.placement.baselines.units import arrives, free_at, may_take, take
+from gst.simulation.event_kernel import pop, push
 from gst.util.compiled import compiled
 
 

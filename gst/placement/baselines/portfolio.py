@@ -1,20 +1,31 @@
-"""Portfolio: the plans that need no search, by name. A search never returns a slower one."""
+"""Portfolio: the plans that need no search, by name: one device, pieces, METIS parts, and list schedules (HEFT,
+earliest time first, small communication times, moldable operations). A search never returns a slower one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 
 from gst.lowering.plan import Plan, priority_of
-from gst.machine.devices import overlap
+from gst.lowering.stream_program import rows
+from gst.machine.devices import core_use, overlap
 from gst.placement.baselines import units
-from gst.placement.baselines.list_schedules import etf, heft, longest_first, mean_transfers_us, moldable, sct
+from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
+from gst.placement.baselines.units import Arrays, Places, Scheduled, mean_times, upward_rank
 from gst.placement.task import Task
 from partitioners import has_metis, partition
 
 WHOLE = 10**8  # sum of the integer weights that METIS is given
+SLACKS = (-0.3, 0.0, 0.1, 0.2, 0.4)  # core time that a wide operation may take more than a narrow one, as a share
+
+Order = Int64[np.ndarray, " nodes"]
 
 
 def portfolio(task: Task) -> dict[str, Plan]:
@@ -137,3 +148,217 @@ def _repaired_plan(
 ) -> Plan | None:
     found = units.repaired(task, parts, assignment, room)
     return None if found is None else task.plan(found[parts.of], priority)
+
+
+# List schedules -------------------------------------------------------------------------------------------------------
+
+
+def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
+    """Return a task for the kernels, in microseconds and bytes of the value of each node. Edges are those between
+    computed nodes: values of inputs and constants are there from the start.
+
+    Args:
+        handed_over: add to links the time until another thread has seen and read a value.
+    """
+    costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
+    elsewhere = simulator.worker[:, None] != simulator.worker if handed_over else np.zeros(())
+    use = core_use(task.devices)
+    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
+    arrays = Arrays(
+        *rows(producers, consumers, nodes), *rows(consumers, producers, nodes), costs.times_us,
+        costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
+        1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
+        task.colocation, np.zeros(task.num_groups), units.memory_of(task),
+    )  # fmt: skip
+    return Scheduled(arrays, costs.computed, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1])
+
+
+def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
+    """Return the microseconds to hand over the value of each node, mean over all pairs of devices."""
+    arrays = task_scheduled(task).arrays
+    return arrays.fixed.mean() + arrays.per_amount.mean() * arrays.amounts
+
+
+def rank_us(task: Task) -> Float64[np.ndarray, " nodes"]:
+    """Return the upward rank of each node in microseconds, with mean times and mean transfers."""
+    arrays = task_scheduled(task).arrays
+    return upward_rank(mean_times(task.times_us), mean_transfers_us(task), arrays.indptr, arrays.consumers)
+
+
+def longest_first(task: Task) -> Order:
+    """Return nodes by upward rank, the greatest first."""
+    return np.argsort(-rank_us(task), kind="stable")
+
+
+def heft(task: Task, narrow: bool = False) -> Plan | None:
+    """Place by Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002).
+
+    The operation of greatest upward rank is next, on the device where it would finish first, after the others there. A
+    device of several cores is free when all of them are. Programs are placed by operations and by colocation groups;
+    the plan that simulates faster is returned, None if none keeps the memory limits.
+
+    Args:
+        narrow: use the devices of fewest threads alone; otherwise nearly everything goes to the widest device.
+    """
+    threads = np.array([device.threads for device in task.devices])
+    allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
+    each, order = task_scheduled(task), longest_first(task)
+    makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in units.both_units(task)]
+    return units.quickest(task, [units.fitted(task, *maker) for maker in makers])
+
+
+def _heft(
+    task: Task,
+    each: Scheduled,
+    parts: units.Units,
+    order: Order,
+    allowed: Bool[np.ndarray, " devices"],
+    room: units.Rooms,
+) -> Plan | None:
+    each, undecided = _undecided(task, each, parts, room)
+    undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
+    home = np.full(task.num_nodes, -1)
+    if not place_in_order(order, each, undecided, home):
+        return None
+    place_the_rest(home, each.arrays, undecided)
+    return task.plan(home, priority_of(order)) if (home >= 0).all() else None
+
+
+def etf(task: Task, favourite: Order | None = None) -> Plan | None:
+    """Place by earliest time first (Hwang, Chow, Anger and Lee, SIAM J. Computing 18(2), 1989) within memory limits:
+    the m-ETF of Baechi (Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020).
+
+    The ready operation and device that can start earliest are next; of equal starts the operation of greatest upward
+    rank. Where devices differ in speed, the time that the fastest device would save counts too.
+
+    Args:
+        favourite: child of each node for which its device is kept free, or -1.
+    """
+    children = np.full(task.num_nodes, -1) if favourite is None else favourite
+    each, order = task_scheduled(task), longest_first(task)
+    makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in units.both_units(task)]
+    return units.quickest(task, [units.fitted(task, *maker) for maker in makers])
+
+
+def _etf(
+    task: Task, each: Scheduled, parts: units.Units, order: Order, favourite: Order, room: units.Rooms
+) -> Plan | None:
+    placement, turn = earliest_first(order, *_undecided(task, each, parts, room), favourite)
+    return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
+
+
+def _undecided(task: Task, each: Scheduled, parts: units.Units, room: units.Rooms) -> tuple[Scheduled, Places]:
+    """Return units as groups, none of them placed yet."""
+    grouped = each._replace(arrays=each.arrays._replace(groups=parts.of, sizes=parts.load_bytes))
+    queued, lanes = (task.num_nodes, len(room)) if task.costs.copies_queue else (0, 0)
+    arrived = np.full((queued, lanes), np.inf)
+    none = np.full(parts.count, -1)
+    return grouped, Places(parts.times_us, room.copy(), none, arrived, np.zeros(lanes), np.zeros(lanes))
+
+
+def moldable(task: Task) -> Plan | None:
+    """Place on devices that share cores: allot cores first, then schedule a list (Turek, Wolf and Yu, SPAA 1992).
+
+    An operation may take several cores if that costs little more core time (time x cores) than one. Each of `SLACKS`
+    is simulated, by upward rank and by program order, by `etf` and by events. The plan is never slower in simulation
+    than `heft` or any of the `quickest_devices` alone; None if none keeps the memory limits.
+    """
+    each, parts = task_scheduled(task), units.smallest_units(task)
+    plans = [heft(task), heft(task, narrow=True)]
+    for device in units.quickest_devices(task):
+        if np.isfinite(task.times_us[device]).all():
+            plans.append(units.kept(task, task.plan(np.full(task.num_nodes, device))))
+    none = np.full(task.num_nodes, -1)
+    for slack, order in product(SLACKS, (longest_first(task), np.arange(task.num_nodes))):
+        worthwhile = _worthwhile(each, parts, slack)
+        some = replace(parts, times_us=np.where(worthwhile, parts.times_us, np.inf))
+        by_etf = units.fitted(task, parts, partial(_etf, task, each, some, order, none))
+        if by_etf is not None:
+            plans += [by_etf, units.kept(task, task.plan(by_etf.placement, priority_of(order)))]
+        for crowd in (0.0, 1.0):
+            plans.append(units.fitted(task, parts, partial(_with_widths, task, each, parts, order, worthwhile, crowd)))
+    return units.quickest(task, plans)
+
+
+def _worthwhile(each: Scheduled, parts: units.Units, slack: float) -> Bool[np.ndarray, "devices units"]:
+    """Return the narrowest devices of each unit, and those with at most 1 + `slack` times their core time."""
+    width = each.use.sum(1)[:, None]
+    core_time = parts.times_us * width
+    able = np.isfinite(parts.times_us)
+    narrow = width == np.where(able, width, width.max()).min(0)
+    there = np.where(narrow, core_time, np.inf).min(0)
+    return able & (narrow | (core_time <= (1 + slack) * there))
+
+
+def _with_widths(
+    task: Task,
+    each: Scheduled,
+    parts: units.Units,
+    order: Order,
+    worthwhile: Bool[np.ndarray, "devices units"],
+    crowd: float,
+    room: units.Rooms,
+) -> Plan | None:
+    costs, simulator = task.costs, task.simulator
+    helped = (simulator.threads > 1)[:, None] * task.contention.helper_us * costs.computed
+    each = each._replace(arrays=each.arrays._replace(times=costs.times_us + helped, fixed=costs.latency_us))
+    threads = simulator.worker, simulator.leader, simulator.contention
+    placement, turn = with_widths(order, *_undecided(task, each, parts, room), *threads, worthwhile, crowd)
+    return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
+
+
+MOST_EDGES = 10_000  # of the linear program
+
+
+def sct(task: Task) -> Plan | None:
+    """Place by `etf` with favourite children (see `favourite_children`): the m-SCT of Baechi. None for a task of more
+    than `MOST_EDGES` edges, or if no plan keeps the memory limits."""
+    pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
+    if pairs.shape[1] > MOST_EDGES:
+        return None
+    chosen = favourite_children(pairs, task.times_us.min(0), mean_transfers_us(task)[pairs[0]])
+    favourite = np.full(task.num_nodes, -1)
+    favourite[pairs[0, chosen]] = pairs[1, chosen]
+    return etf(task, favourite)
+
+
+def favourite_children(
+    edges: Int64[np.ndarray, "2 edges"],
+    times_us: Float64[np.ndarray, " nodes"],
+    transfer_us: Float64[np.ndarray, " edges"],
+) -> Int64[np.ndarray, " chosen"]:
+    """Return the numbers of edges to a favourite child: a node has at most one, and is the one of at most one.
+
+    With x = 0 if a consumer follows at once without a transfer and x = 1 otherwise, the least makespan on unlimited
+    devices is a linear program if x may lie between; edges with x < 1/2 lead to favourite children. `edges` have no
+    cycles and no duplicates.
+    """
+    nodes, count = len(times_us), edges.shape[1]
+    if not count:
+        return np.zeros(0, np.int64)
+    unit = max(times_us.mean(), 1e-9)
+    times, transfer = times_us / unit, transfer_us / unit
+    ones, edge = np.ones(count), np.arange(count)
+    leaves, enters = (csr_array((ones, (end, edge)), shape=(nodes, count)) for end in edges)
+    moved = csr_array((transfer, (edge, edge)), shape=(count, count))
+    lines = [hstack([moved, (leaves - enters).T, coo_array((count, 1))])]  # s_i + p_i + c_ij x_ij <= s_j
+    limits = [-times[edges[0]]]
+    for incidence in (leaves, enters):  # all but one x of a node are 1, on either side
+        degree = np.asarray(incidence.sum(1)).reshape(-1)
+        several = np.flatnonzero(degree > 1)
+        lines.append(hstack([-incidence[several], coo_array((len(several), nodes + 1))]))
+        limits.append(1 - degree[several])
+    lines.append(hstack([coo_array((nodes, count)), eye_array(nodes), coo_array(-np.ones((nodes, 1)))]))
+    limits.append(-times)  # s_i + p_i <= w
+    objective = np.zeros(count + nodes + 1)
+    objective[-1] = 1.0
+    most = np.concatenate([ones, np.full(nodes + 1, np.inf)])
+    found = linprog(
+        objective,
+        vstack(lines).tocsr(),
+        np.concatenate(limits),
+        bounds=np.stack([np.zeros_like(most), most], axis=1),
+        method="highs",
+    )
+    assert found.status == 0, found.message
+    return np.flatnonzero(found.x[:count] < 0.5 - 1e-6)

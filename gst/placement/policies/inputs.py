@@ -12,7 +12,7 @@ from torch import Tensor
 from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use
 from gst.nn.sparse import CsrMatrix
-from gst.placement.baselines.arrays import downward_rank, upward_rank
+from gst.placement.baselines.units import downward_rank, upward_rank
 from gst.placement.search.neighbourhoods import in_order_of_first
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES

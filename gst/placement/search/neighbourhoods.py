@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.lowering.plan import Plan, ranks
+from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import Rows, rows
 from gst.machine.devices import overlap
-from gst.placement.search.waits import BUSY, CROSSING, Timelines, Waits
+from gst.placement.baselines.portfolio import task_scheduled
+from gst.placement.baselines.units import moved
 from gst.placement.task import Task
+from gst.simulation.copies import copies_of
+from gst.util.compiled import compiled
 from partitioners import has_metis, partition
 
 CLUSTER_NODES = (6, 20, 60, 180)
 """Nodes in a cluster of each level, about."""
+FIRST, VALUE, CROSSING, BUSY = range(4)
+"""Cause of a wait: none, a value of the same device, a value of another device, the device itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +53,7 @@ class Neighbourhood:
     def __init__(self, task: Task, generator: np.random.Generator) -> None:
         self.task, self.generator = task, generator
         self.waits: Waits | None = None
-        self.timelines = Timelines(task.costs)
+        self.timelines = Timelines(task)
         nodes, together = np.arange(task.num_nodes), task.colocation
         self._groups = _lists(together)
         self._free = task.program is not None
@@ -182,9 +188,9 @@ class Neighbourhood:
         length = 1 + int(self.generator.exponential(3.0))
         later, earlier = chain[max(at + 1 - length, 0) : at + 1], chain[at + 1 : at + 1 + length]
         late, early = int(chain[at]), int(chain[at + 1])
-        moved, device = (later, early) if self.generator.random() < 0.5 else (earlier, late)
+        members, device = (later, early) if self.generator.random() < 0.5 else (earlier, late)
         if cause[at] == CROSSING:
-            return self._put(state, self._some(moved), int(state.placement[device]))
+            return self._put(state, self._some(members), int(state.placement[device]))
         if self._overlapping and self.generator.random() < 0.5:
             ends = self.generator.permutation(len(self.task.devices))[:2].tolist()
             state = self._put(state, self._some(chain[at : at + 1]), ends[0])
@@ -194,7 +200,7 @@ class Neighbourhood:
             offset = state.offset_us.copy()
             offset[late] += 1.0 + max(tails[early] + offset[early] - tails[late] - offset[late], 0.0)
             return replace(state, offset_us=offset)
-        return self._put(state, self._some(moved), self._other(int(state.placement[late])))
+        return self._put(state, self._some(members), self._other(int(state.placement[late])))
 
     def _some(self, nodes: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " members"]:
         return nodes if self._free and self.generator.random() < 0.5 else self._whole(nodes)
@@ -254,3 +260,86 @@ def _lists(label: Int64[np.ndarray, " nodes"]) -> Rows:
 def _list(lists: Rows, number: int) -> Int64[np.ndarray, " members"]:
     indptr, members = lists
     return members[indptr[number] : indptr[number + 1]]
+
+
+class Waits(NamedTuple):
+    """A chain of operations, the last first, each of which began as soon as the next one let it, and the causes."""
+
+    nodes: Int64[np.ndarray, " chain"]
+    cause: Int64[np.ndarray, " chain"]
+
+
+class Timelines:
+    """Longest paths and waits in simulated runs of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self._costs, self._what = task.costs, task_scheduled(task, handed_over=False)
+
+    def tails_us(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
+        """Return the longest path from the begin of each operation to the end of the program, transfers included: the
+        upward rank of Topcuoglu et al. (2002) of a placement."""
+        return _tails(home, self._what.arrays)
+
+    def waits(self, run: Timeline) -> Waits:
+        """Return the chain that ends with the operation that ends last."""
+        arrived, memory = np.zeros((0, 0)), self._what.arrays.memory
+        if self._costs.copies_queue:
+            copies = copies_of(self._costs, run)
+            arrived = np.zeros((len(run.device), int(memory.max()) + 1))
+            arrived[copies.node, memory[copies.device]] = copies.end_us
+        return Waits(*_waits(run.device, run.begin_us, run.end_us, run.order, arrived, self._what))
+
+
+@compiled
+@no_type_check
+def _tails(home, arrays):
+    tail = np.zeros(len(home))
+    for node in range(len(home) - 1, -1, -1):
+        longest = 0.0
+        for position in range(arrays.indptr[node], arrays.indptr[node + 1]):
+            consumer = arrays.consumers[position]
+            longest = max(longest, moved(node, home[node], home[consumer], arrays) + tail[consumer])
+        tail[node] = longest + arrays.times[home[node], node]
+    return tail
+
+
+@compiled
+@no_type_check
+def _waits(home, begin, end, order, copied, what):
+    arrays, use = what.arrays, what.use
+    nodes, cores = len(home), use.shape[1]
+    before = np.full(nodes, -1)  # the operation that left the cores of each one last
+    last = np.full(cores, -1)
+    final = -1
+    for node in order:
+        if not what.computed[node]:
+            continue
+        if final < 0 or end[node] > end[final]:
+            final = node
+        for core in range(cores):
+            if use[home[node], core]:
+                if last[core] >= 0 and (before[node] < 0 or end[last[core]] > end[before[node]]):
+                    before[node] = last[core]
+                last[core] = node
+    chain, cause = np.empty(nodes, np.int64), np.full(nodes, FIRST)
+    size, node = 0, final
+    while node >= 0 and size < nodes:
+        maker, arrived = -1, -1.0
+        for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
+            producer = arrays.producers[position]
+            there = end[producer] + moved(producer, home[producer], home[node], arrays)
+            if len(copied) and home[producer] != home[node]:  # copies queue
+                there = max(there, copied[producer, arrays.memory[home[node]]])
+            if there > arrived:
+                maker, arrived = producer, there
+        chain[size] = node
+        if before[node] >= 0 and end[before[node]] > arrived:
+            cause[size] = BUSY
+            node = before[node]
+        elif maker >= 0:
+            cause[size] = CROSSING if home[maker] != home[node] else VALUE
+            node = maker
+        else:
+            node = -1
+        size += 1
+    return chain[:size], cause[:size]

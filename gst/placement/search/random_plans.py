@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from gst.lowering.plan import Plan
-from gst.placement.baselines.list_schedules import rank_us
-from gst.placement.baselines.portfolio import portfolio
+from gst.placement.baselines.portfolio import portfolio, rank_us
 from gst.placement.task import Task
 
 

@@ -20,20 +20,6 @@ def test_results_documents_and_makefile_name_benchmarks_that_exist() -> None:
     assert len(names) > 8 and names <= set(STUDIES), names - set(STUDIES)
 
 
-def test_options_are_the_parameters_of_a_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["scale", "--help"])
-    shown = capsys.readouterr().out
-    assert all(option in shown for option in ("--json", "--measured", "--link", "--compute-ms", "--plot", "examples:"))
-
-
-def test_without_a_name_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert all(re.search(rf"^    {name}\b", shown, re.MULTILINE) for name in STUDIES)
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_benchmark_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,19 +31,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LoadGate", partial(LoadGate, patience_s=0.0))
 
 
-def test_the_ratio_of_rounds_that_slow_both_alike_has_a_narrow_interval() -> None:
-    below = np.random.default_rng(0).lognormal(0, 1, 40)
-    ratio, low, high = executor.ratio_interval(1.5 * below, below)
-    assert ratio == pytest.approx(1.5) and low == pytest.approx(1.5) and high == pytest.approx(1.5)
-
-
-@pytest.mark.e2e
-def test_allocator(tmp_path: Path) -> None:
-    result = ran(tmp_path, "allocator", "--programs", TINY, "--repetitions", 5)
-    row = result["workloads"][TINY]
-    assert row["kept_ms"][0] > 0 and result["ratio"] == pytest.approx(row["given_back_ms"][0] / row["kept_ms"][0])
-
-
 @pytest.mark.e2e
 @needs_compiler
 def test_executor(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.__main__ import main
-from experiments.bench.scale import LINKS, PROCESSES, Link, Step, link_of, simulated, step_of, times_ms
+from experiments.bench.scale import LINKS, Link, Step, step_of, times_ms
 from tests.experiments.bench.ran import ran
 
 STEP = Step(compute_ms=100.0, plan_ms=1.0, plan_each_ms=0.25, pull_bytes=8e6, push_bytes=4e6, gradient_bytes=2e6)
@@ -32,21 +32,6 @@ def test_figures_of_two_processes_are_those_of_the_step() -> None:
     assert step_of(RESULT, compute_ms=5.0).compute_ms == 5.0
     with pytest.raises(ValueError, match="bench distributed"):
         step_of({"step_ms": 3.0})
-
-
-def test_faster_links_are_never_worse_and_communication_takes_over_where_it_takes_longer() -> None:
-    curves = simulated(STEP, {"slow": Link(30, 1), "fast": Link(3, 100)})["curves"]
-    slow, fast = curves["slow"], curves["fast"]
-    assert all(a["speedup"] <= b["speedup"] <= b["processes"] for a, b in zip(slow, fast, strict=True))
-    assert [point["processes"] for point in slow] == list(PROCESSES)
-    result = simulated(Step(10.0, 0.0, 0.0, 0.0, 0.0, 1e6), {"a": Link(0.0, 0.1), "b": Link(0.0, 1000.0)})
-    assert result["takes_over"] == {"a": 4, "b": None} and result["first"]["a"] == "gradients"
-
-
-@pytest.mark.parametrize("text", ["wifi", "wifi:1:0", "wifi:-1:3", "wifi:x:3", "wifi:nan:3", "wifi:1:inf"])
-def test_links_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--link"):
-        link_of(text)
 
 
 def test_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,10 @@ import pytest
 import torch
 
 from experiments.bench import against_full, checkpoint, distributed, score, step, step_calls, table
-from experiments.bench.__main__ import main
 from experiments.bench.published import layout_program
-from gst.graphs.segments import segment
 from tests.experiments.bench.ran import ran
 
 TINY = {"batch_graphs": 1, "configs": 4, "layers": 1, "channels": 8, "max_nodes": 200, "steps": 2}
-SETTING = score.Setting(nodes=2400, configurable=100, configs=40)
 
 
 @pytest.fixture
@@ -61,11 +58,6 @@ def test_step(slowdown: float, data: Path, tmp_path: Path, monkeypatch: pytest.M
     assert result["setting"] == {"data": str(data), **TINY} and 50 < result["peak_mib"] < 4000
 
 
-def test_more_configurations_than_a_graph_has_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["step", "--data", str(data), "--configs", "1000000"]) == 2
-    assert "--configs is 1000000, but a graph has only" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["gst", "full"])
 def test_a_short_training_has_a_curve_and_a_last_score(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tau after every seventh step until the score is reached, and after the last; times add up."""
@@ -85,18 +77,6 @@ def test_step_against_full() -> None:
         curves, reached = result["curves"][name], result[f"{name}_reached"]
         assert len(curves) == 2 and result[f"{name}_tau"] == pytest.approx(sum(c[-1][1] for c in curves) / 2)
         assert math.isnan(result[f"{name}_seconds"]) == (reached == 0)
-
-
-def test_scores_do_not_depend_on_configurations_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, model = score.program(SETTING), score.model()
-    assert (program.num_nodes, len(program.config_nodes), program.num_configs) == (2400, 100, 40)
-    graph = segment(program, score.MAX_NODES)
-    together = score.score(model, graph, bf16=False)
-    assert together.shape == (40,) and together.unique().numel() == 40
-    monkeypatch.setattr(score, "CONFIGS_AT_ONCE", 7)
-    torch.testing.assert_close(score.score(model, graph, bf16=False), together, rtol=0, atol=1e-5)
-    short = score.score(model, graph, bf16=True)
-    assert 0 < (short - together).expm1().abs().max() < 2e-3
 
 
 @pytest.mark.e2e

@@ -15,7 +15,6 @@ from experiments.reproductions.circuits import labels as labelling
 from experiments.reproductions.circuits.__main__ import main
 from experiments.reproductions.circuits.files import CircuitFile, circuit_files
 from experiments.reproductions.circuits.labels import Job, label, planned_jobs, read_labels, synthesise
-from experiments.reproductions.circuits.recipes import SHIPPED_RECIPES, read_recipes
 
 needs_abc = pytest.mark.skipif(
     shutil.which(labelling.PROGRAM) is None, reason="labels come from berkeley-abc: apt-get install berkeley-abc"
@@ -39,12 +38,6 @@ def circuit(tmp_path: Path) -> CircuitFile:
     path.parent.mkdir()
     path.write_text(WASTE)
     return CircuitFile("waste", path)
-
-
-def test_the_shipped_recipes_are_those_of_openabcd() -> None:
-    recipes = read_recipes(SHIPPED_RECIPES)
-    assert len(set(recipes)) == 1500 and {len(recipe) for recipe in recipes} == {20}
-    assert recipes[598] == "WSSFWFFwbWwWFbsSfFws"
 
 
 def archive_of(path: Path, members: dict[str, bytes]) -> Path:
@@ -97,12 +90,6 @@ def test_labels_go_on_where_they_stopped(circuit: CircuitFile, tmp_path: Path, m
     assert all(np.array_equal(labels[key], first[key]) for key in first)
     again = read_labels(path)
     assert again.keys() == labels.keys() and all(np.array_equal(again[key], labels[key]) for key in labels)
-
-
-def test_a_missing_program_is_named(circuit: CircuitFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="apt-get install berkeley-abc"):
-        label([Job(circuit, "b")], tmp_path)
 
 
 def test_damaged_labels_are_refused_by_line(tmp_path: Path) -> None:

@@ -64,21 +64,6 @@ def test_whatever_way_it_is_linked(tmp_path: Path, flags: list[str]) -> None:
     assert pairs(graph) == EDGES and graph.imports == ("outside",)
 
 
-@needs_gcc
-@on_x86
-@pytest.mark.parametrize("visibility", ["default", "hidden"])
-def test_a_function_chosen_by_the_loader_stands_for_its_choice(tmp_path: Path, visibility: str) -> None:
-    text = """
-    static int one(void) { return 1; }
-    static void *choice(void) { return one; }
-    __attribute__((ifunc("choice"))) int chosen(void);
-    int user(void) { return 1 + chosen(); }
-    """
-    graph = call_graph(open_binary(built(tmp_path, "-O1", "-nostdlib", f"-fvisibility={visibility}", text=text)))
-    choice, user = 1, 2
-    assert len(graph.bounds) == 3 and pairs(graph) == [(user, choice)] and graph.unresolved == 0
-
-
 # Bounds of functions, written byte by byte --------------------------------------------------------------
 
 
@@ -144,14 +129,6 @@ def test_features_of_nodes() -> None:
     assert column["imported"].tolist() == [0] * 8 + [1]
     shares = features[:, [name.startswith("share_of_") for name in NODE_FEATURES]]
     np.testing.assert_allclose(shares.sum(1), [1] * 8 + [0], rtol=1e-6)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_language_by_what_the_compiler_left(tmp_path: Path) -> None:
-    assert language(open_binary(built(tmp_path, text="int x(void) { return 1; }"))) == "C"
-    assert language(open_binary(built(tmp_path, language="cpp", text="namespace a { int x() { return 1; } }"))) == "C++"
-    rust = made(CODE, (".comment", 0, b"GCC: 12\0rustc version 1.86.0\0", False))
-    assert language(rust) == "Rust"
 
 
 def test_what_is_no_binary_is_refused_with_its_reason(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 
 from experiments.reproductions.elf import NODE_FEATURES, ElfBinaries
@@ -75,36 +74,6 @@ def test_graphs_are_named_by_group_and_path_and_the_same_at_every_call(tmp_path:
     assert all(isinstance(graph, Graph) and graph.node_features.shape == (9, len(NODE_FEATURES)) for graph in first)
     assert first[0].targets.tolist() == first[1].targets.tolist() == [0.0]
     assert group_of("one/lib/libone.so.1") == "one"
-
-
-def test_sections_are_classes_and_rare_ones_are_left_out(tmp_path: Path) -> None:
-    root = tmp_path / "usr"
-    installed(root, "lib/liba.so", "lib/libbb.so", "lib/libccc.so", "bin/d", "bin/loose")
-    database(
-        tmp_path,
-        a=("a", "libs", [f"{root}/lib/liba.so"]),
-        b=("b", "contrib/libs", [f"{root}/lib/libbb.so"]),
-        c=("c", "utils", [f"{root}/lib/libccc.so"]),
-        d=("d", "admin", [f"{root}/bin/d"]),
-    )
-    every = source(tmp_path, label="section")
-    assert every.classes == ("admin", "libs", "utils")
-    assert {graph.name: graph.targets.tolist() for graph in every} == {
-        "a/lib/liba.so": [1.0], "b/lib/libbb.so": [1.0], "c/lib/libccc.so": [2.0], "d/bin/d": [0.0],
-    }  # fmt: skip
-    assert Counter(every.skipped.values()) == {"no section known": 1}
-    common = source(tmp_path, label="section", min_groups=2)
-    assert common.classes == ("libs",) and len(common.binaries) == 2
-    assert "section utils is rare" in common.skipped.values()
-
-
-def test_the_fingerprint_changes_with_files_and_settings(tmp_path: Path) -> None:
-    installed(tmp_path / "usr", "lib/one.so", "lib/three.so")
-    seen = source(tmp_path).fingerprint()
-    assert source(tmp_path).fingerprint() == seen
-    assert source(tmp_path, min_bytes=1001).fingerprint() != seen
-    installed(tmp_path / "usr", "lib/one.so", text=b"changed")
-    assert source(tmp_path).fingerprint() != seen
 
 
 def test_files_that_may_share_code_share_a_group() -> None:

@@ -24,10 +24,6 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def batch_with(num_configs: int) -> SegmentBatch:
-    return as_batch(random_graph(0, num_configs=num_configs)).to(torch.device("cpu"), torch.float64)
-
-
 def in_double(encoder: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     encoder(as_batch(random_graph(0)))
@@ -119,29 +115,7 @@ def test_a_padded_step_normalises_over_the_nodes_of_its_own_segments() -> None:
     torch.testing.assert_close(encoder(larger).dense()[: batch.num_nodes], encoder(batch).dense())
 
 
-def test_a_norm_that_there_is_not_is_named(unchecked: None) -> None:
-    with pytest.raises(ValueError, match=r"'batches'.*channels or nodes"):
-        NormedSAGE(8, normalise_over="batches")
-
-
 # Fusion ---------------------------------------------------------------------------------------------
-
-
-def rows_into(module: nn.Module, encoder: FusedSAGE, batch: SegmentBatch) -> int:
-    seen: list[int] = []
-    hook = module.register_forward_hook(lambda _, given, out: seen.append(len(given[0])))
-    encoder(batch)
-    hook.remove()
-    return sum(seen)
-
-
-def test_layers_before_fusion_have_one_row_for_each_node_however_many_configurations() -> None:
-    encoder = made(2, 1)
-    for layer in encoder.before:
-        assert {rows_into(layer, encoder, batch_with(n)) for n in (1, 3, 40)} == {24}
-    assert rows_into(encoder.after[0], encoder, batch_with(40)) > 24 + 5 * 20
-    projected = {rows_into(encoder.fusion.state, encoder, batch_with(n)) for n in (1, 3, 40)}
-    assert projected == {5}, "the state of each configurable node, once"
 
 
 def test_configurations_attend_to_each_other_in_any_order() -> None:

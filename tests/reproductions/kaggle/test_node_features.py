@@ -106,16 +106,6 @@ def test_padding_is_minus_one_and_nothing_else_changes(path: Path) -> None:
         np.testing.assert_array_equal(after[column], np.where(present, before[column], -1), column)
 
 
-def test_totals_of_empty_lists_and_arrays_without_elements() -> None:
-    """A scalar has one element, a tuple no number of them; an array of size 0 is no scalar."""
-    parts = [node("constant"), node("tuple", element="tuple"), node("constant", (0,)), node("constant", (0, 7))]
-    columns = columns_of(made(parts, []), "padding")
-    assert columns[f"{SHAPE}_product"].tolist() == [1, -1, 0, 0]
-    assert columns[f"{SHAPE}_0"].tolist() == [-1, -1, 0, 0] and columns[f"{SHAPE}_1"].tolist() == [-1, -1, -1, 7]
-    assert columns["window_size_product"].tolist() == columns["slice_dims_start_sum"].tolist() == [-1] * 4
-    assert columns["window_window_reversal_false_count"].tolist() == [-1] * 4
-
-
 # Flops and bytes -----------------------------------------------------------------------------------
 
 
@@ -157,48 +147,7 @@ def test_costs_of_a_small_program_by_hand() -> None:
     assert columns["bytes_read"].tolist() == [0, 80, 0, 4, 80 + 4, 80, 80 + 80, 20, 0, 160]
 
 
-def test_the_kernel_is_found_whichever_place_it_has() -> None:
-    """Input 2 x 8 x 8 x 6, two groups; kernel 3 x 3 x 3 x 16 (3 input features for each group)."""
-    numbers = {"input_batch": 0, "input_feature": 3, "kernel_input_feature": 2, "kernel_output_feature": 3,
-               "output_batch": 0, "output_feature": 3}  # fmt: skip
-    given = {f"convolution_dim_numbers_{name}_dim": float(place) for name, place in numbers.items()}
-    given |= {"convolution_dim_numbers_kernel_spatial_dims_1": 1.0, "feature_group_count": 2.0}
-    given |= {f"window_size_{i}": 3.0 for i in range(2)} | {"window_size_product": 9.0}
-    given |= {"window_window_reversal_false_count": 2.0}
-    parts = [
-        node("constant", (2, 8, 8, 6)),
-        node("constant", (3, 3, 3, 16)),
-        node("convolution", (2, 6, 6, 16), **given),
-    ]
-    for order in ([0, 1], [1, 0]):
-        graph = made([parts[i] for i in order] + parts[2:], [(0, 2), (1, 2)])
-        assert columns_of(graph, "costs")["flops"][2] == 2 * (2 * 6 * 6 * 16) * (9 * 3)
-    unknown = made([parts[0], parts[2]], [(0, 1)])
-    assert columns_of(unknown, "costs")["flops"][1] == 2 * (2 * 6 * 6 * 16) * 9
-
-
 # Tiles ---------------------------------------------------------------------------------------------
-
-
-def test_tiles_by_hand() -> None:
-    other_layout = {f"{LAYOUT}_0": 0.0, f"{LAYOUT}_1": 1.0}
-    nodes = [
-        node("constant", (8, 128)),
-        node("constant", (9, 129)),
-        node("constant", (9, 129), **other_layout),
-        node("constant", (3, 16, 128)),
-        node("constant", (300,)),
-        node("constant"),
-        node("constant", (0, 128)),
-        node("tuple", element="tuple"),
-    ]
-    columns = columns_of(made(nodes, []), "modulo", "tiles")
-    assert columns["default_layout_tiles"].tolist() == [1, 4, 17, 6, 3, 1, 0, -1]
-    padded = [0, 1 - 9 * 129 / 4096, 1 - 9 * 129 / (17 * 1024), 0, 1 - 300 / 384, 127 / 128, 0, -1]
-    np.testing.assert_allclose(columns["default_layout_padding_share"], padded, rtol=1e-6)
-    assert columns[f"{SHAPE}_0_modulo_128"].tolist() == [8, 9, 9, 3, 300 - 256, -1, 0, -1]
-    assert columns[f"{SHAPE}_1_modulo_128"].tolist() == [0, 1, 1, 16, -1, -1, 0, -1]
-    assert columns[f"{SHAPE}_1_modulo_8"].tolist() == [0, 1, 1, 0, -1, -1, 0, -1]
 
 
 # One switch for all --------------------------------------------------------------------------------

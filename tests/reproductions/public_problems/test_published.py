@@ -1,4 +1,4 @@
-"""The fast published objective equals its slow twin, bounds are bounds, and searches keep to what is admitted."""
+"""Published latency: what it refuses, where searches begin, and that they find the best of all plans."""
 
 from __future__ import annotations
 
@@ -8,42 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.reproductions.public_problems.cost_graphs import CostGraph
-from experiments.reproductions.public_problems.published import (
-    PublishedObjective,
-    orders,
-    published_bound,
-    search_published,
-)
+from experiments.reproductions.public_problems.published import PublishedObjective, orders, search_published
 from gst.lowering.plan import Plan
 from tests.placement.placement_graphs import cost_graph
-from tests.reproductions.public_problems.published_latency import latency
-
-
-def slow(graph: CostGraph, plan: Plan) -> float:
-    try:
-        return latency(graph, plan)
-    except ValueError:
-        return float("nan")
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_plans_take_what_the_slow_twin_says(seed: int) -> None:
-    graph, generator = cost_graph(12, seed), np.random.default_rng(seed)
-    runtime = PublishedObjective(graph)
-    plans = []
-    for _ in range(150):
-        home = generator.integers(-1, graph.num_accelerators, graph.num_nodes)
-        home[generator.random(graph.num_nodes) < 0.4] = -1
-        if generator.random() < 0.9:  # else the limits are left to chance
-            home = np.where(np.isinf(graph.accelerator_ms), -1, home)[
-                np.unique(graph.colocation, return_index=True)[1][graph.colocation]
-            ]
-        plans.append(runtime.plan(home))
-    want = np.array([slow(graph, plan) for plan in plans])
-    assert np.isnan(want).any() and np.isfinite(want).any()
-    np.testing.assert_allclose(runtime(plans), want, rtol=1e-12)
-    assert published_bound(graph) <= np.nanmin(want)
 
 
 def test_plans_of_other_graphs_and_graphs_with_a_backward_pass_are_refused() -> None:
@@ -99,4 +66,3 @@ def test_the_search_finds_the_best_of_all_plans_of_small_graphs(seed: int) -> No
     every = runtime([runtime.plan(np.array(home)) for home in product((-1, 0, 1), repeat=7)])
     best = search_published(graph, seed=0, steps=20_000)
     assert runtime([best])[0] == pytest.approx(np.nanmin(every))
-    assert latency(graph, best) == pytest.approx(np.nanmin(every))

@@ -56,15 +56,6 @@ def test_the_ceiling_is_that_of_the_truth_within_its_error(kind: str, merge: boo
     assert (abs(errors) < 0.02 + 4 * standard_errors.mean()).all() and standard_errors.max() < 0.06
 
 
-def test_a_part_is_held_against_its_own_targets() -> None:
-    """A part whose runtimes lie close together is harder to order than all; its noise is known from all."""
-    graph, truth = simulated("wide", 1)
-    part = np.flatnonzero(abs(truth - 8e7) < NOISE)
-    ceiling = noise_ceiling(graph, part, draws=4)
-    assert ceiling.tau == pytest.approx(kendall_tau(truth[part], graph.targets[part]), abs=0.08)
-    assert ceiling.tau < noise_ceiling(graph, draws=4).tau - 0.2
-
-
 def test_the_seed_is_all_the_randomness_and_segmented_graphs_have_the_same_ceiling() -> None:
     graph, _ = simulated("wide", 0, distinct=100)
     ceiling = noise_ceiling(graph, draws=2)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import random_graph
@@ -9,12 +8,6 @@ from reference import random_graph
 from experiments.reproductions.tpugraphs.states import StateModel, decisions
 from gst.cost.metrics import kendall_tau
 from gst.graphs.graph import Graph
-
-
-def with_runtimes(graph: Graph, runtimes: np.ndarray) -> Graph:
-    return Graph(
-        graph.node_features, graph.edges, graph.opcodes, graph.config_nodes, graph.config_features, runtimes
-    )  # fmt: skip
 
 
 def program(seed: int, num_configs: int = 400, copies: float = 0.0, noise: float = 0.0) -> Graph:
@@ -61,30 +54,3 @@ def test_pairs_are_found_where_they_matter_and_left_out_where_not() -> None:
     model = StateModel().fit(graph, known)
     assert model.pair_penalty is not None
     assert kendall_tau(model.predict()[rest], graph.targets[rest]) > 0.95
-
-
-def test_one_wild_measurement_does_not_matter() -> None:
-    graph = program(3, noise=100.0)
-    wild = graph.targets.copy()
-    wild[7] *= 50
-    both = (with_runtimes(graph, runtimes) for runtimes in (graph.targets, wild))
-    calm, disturbed = (StateModel().fit(each, np.arange(100)).predict() for each in both)
-    assert np.abs(disturbed - calm)[8:].max() < 0.2 * graph.targets.std()
-
-
-@pytest.mark.parametrize("known", [[], [3], [0, 1]])
-def test_too_few_or_missing_measurements_are_refused(known: list[int]) -> None:
-    graph = program(5)
-    runtimes = graph.targets.copy()
-    runtimes[0] = np.nan
-    with pytest.raises(ValueError, match="give at least two, all of them numbers"):
-        StateModel().fit(with_runtimes(graph, runtimes), np.array(known, np.int64))
-
-
-def test_a_program_without_configurable_nodes_has_one_runtime() -> None:
-    graph = random_graph(0, num_configurable=0)
-    twice = Graph(
-        graph.node_features, graph.edges, graph.opcodes, graph.config_nodes, np.zeros((2, 0, 0), np.int8),
-        np.array([4.0, 6.0]),
-    )  # fmt: skip
-    assert StateModel().fit(twice).predict().tolist() == [5.0, 5.0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.reproductions.tpugraphs import tile
 from experiments.reproductions.tpugraphs.late_fusion import Settings, fit_late_fusion
-from experiments.reproductions.tpugraphs.tile_features import MINOR_TO_MAJOR, NAMES, NUM_ELEMENTS, SIZES, tile_features
+from experiments.reproductions.tpugraphs.tile_features import NAMES, tile_features
 from gst.cost.metrics import kendall_tau, slowdown_at_k
 from gst.graphs.graph import Graph
 from tests.files import ROOT
@@ -45,29 +45,6 @@ def test_features_of_a_matrix_product_worked_by_hand(kernels: list[tile.Kernel])
             "kernel_volume": 4, "lanes": 1, "sublanes": 16 / 125, "output_volume_squared": np.log(512) ** 2,
         }
     )  # fmt: skip
-
-
-def test_the_tiled_array_of_a_reduction_is_what_it_reads(kernels: list[tile.Kernel]) -> None:
-    """32 x 26 x 26 x 192, minor to major 3 0 2 1: 26 x 26 x 4 x 2 registers."""
-    graph = kernels[1].graph
-    fastest = int(graph.targets.argmin())
-    assert graph.config_features[fastest, 0, 8:12].tolist() == [2, 26, 4, 2]
-    assert named(graph, fastest)["passes"] == pytest.approx(13)
-
-
-def vector_kernel(bounds: list[int]) -> Graph:
-    """A result of 4096 numbers under one tile size for each bound."""
-    features, configs = np.zeros((2, 140), np.float32), np.zeros((len(bounds), 1, 24), np.int8)
-    features[:, SIZES] = features[:, NUM_ELEMENTS] = 4096
-    features[:, MINOR_TO_MAJOR] = 0
-    configs[:, 0, 8] = bounds
-    opcodes, edges = np.zeros(2, np.int64), np.array([[0], [1]])
-    return Graph(features, edges, opcodes, np.array([1]), configs, np.arange(1.0, 1.0 + len(bounds)))
-
-
-def test_a_vector_counts_registers_of_1024() -> None:
-    assert [named(vector_kernel([4, 1, 3]), i)["passes"] for i in range(3)] == pytest.approx([1, 4, 2])
-    assert named(vector_kernel([3]), 0)["padding"] == pytest.approx(6 / 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=6), st.integers(1, 7))

@@ -5,16 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from embedding_cache import EmbeddingTable
 from experiments.bench.gpu import gst_jobs, lines
 
 CPU = torch.device("cpu")
 STEP = {"sizes": [60, 90], "setting": {"batch_graphs": 2, "configs": 4, "channels": 8, "max_nodes": 30, "steps": 2}}
 RECORDED = {"sizes": [1500, 2100], "configs": 3, "channels": 8, "published_configs": 4, "steps": 6}
-TABLE = {"keys": 200, "channels": 8, "rows": 50, "repetitions": 2}
-SCORE = {"nodes": 400, "configurable": 20, "configs": 12}
 
 
 def test_the_step_is_timed_in_each_variant_and_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,26 +38,3 @@ def test_recorded_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gst_jobs, "_difference", lambda got, want: 0.5)
     wrong = gst_jobs._recorded(RECORDED, CPU, gst_jobs._sage)["wrong"]
     assert wrong == "losses of replays (recorded) are 0.5 off; losses of replays (bf16) are 0.5 off"
-
-
-def test_a_loss_that_is_no_number_differs() -> None:
-    assert gst_jobs._difference([1.0, float("nan")], [1.0, 1.0]) > 1e300
-
-
-def test_rows_of_a_table_are_those_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gst_jobs.table(TABLE, CPU)
-    assert row["wrong"] == "" and all(row[name] > 0 for name in row if name.endswith("_ms"))
-    push = EmbeddingTable.push
-
-    def lossy(self: EmbeddingTable, keys: Tensor, rows: Tensor, step: int) -> None:
-        push(self, keys, rows + 1, step)
-
-    monkeypatch.setattr(EmbeddingTable, "push", lossy)
-    assert "failed: rows differ from those pushed" in lines.line("table", gst_jobs.table(TABLE, CPU))
-
-
-def test_scores_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gst_jobs.score(SCORE, CPU)
-    assert row["wrong"] == "" and row["fp32"]["difference"] == 0 < row["bf16"]["difference"]
-    monkeypatch.setattr(gst_jobs, "SHORT", 0.0)
-    assert gst_jobs.score(SCORE, CPU)["wrong"].startswith("runtimes in bf16 are ")

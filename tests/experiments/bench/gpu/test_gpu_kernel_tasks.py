@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from experiments.worlds.kernel_task import kernel_task, lowered
 from gst.kernels.run import Run
-from gst.kernels.schedule import upward_ranks
+from gst.kernels.streams import upward_ranks
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.search.annealing import anneal
+from gst.placement.objectives import SimulatedObjective
 from tests.kernels.made import by_hand, fresh_inputs, random_program
 
 
@@ -32,14 +31,3 @@ def test_plans_take_between_the_critical_path_and_the_sum_and_compute_the_same(s
         assert least - 1e-9 <= simulated_ms <= most + 1e-9 or not name.startswith(("etf", "heft", "single"))
         got = Run(program, lowered(program, plan), fresh_inputs(program))()
         assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
-
-
-def test_a_search_finds_plans_of_kernels() -> None:
-    rng = np.random.default_rng(0)
-    program = random_program(rng, 40, num_storages=24)
-    task = kernel_task(program, rng.uniform(1, 100, 40), 4)
-    budgeted = Budgeted(SimulatedObjective(task), 300)
-    anneal(task, budgeted, 0)
-    assert budgeted.best is not None
-    assert budgeted.best_ms <= min(SimulatedObjective(task)(list(portfolio(task).values()))) + 1e-9
-    Run(program, lowered(program, budgeted.best), fresh_inputs(program))

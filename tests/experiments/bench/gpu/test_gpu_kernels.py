@@ -30,7 +30,3 @@ def test_ways_train_alike_and_kernels_and_plans_are_written(tmp_path: Path) -> N
     measured = json.loads(plans.read_text())["plans"]
     assert len(measured) == 12 and all(len(each["placement"]) == row["kernels"] for each in measured)
     assert "kernels" in lines.line(NAME, row)
-
-
-def test_a_row_that_failed_says_so() -> None:
-    assert "no compiler" in lines.line("gpt", {"failed": "no compiler"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,13 +65,6 @@ def test_the_most_important_rows_come_first(
     assert "skipped: " in capsys.readouterr().out
 
 
-def test_within_540_seconds_all_that_matters_most_has_time() -> None:
-    first = gpu.JOBS[:8]
-    assert [job.part for job in first] == ["tests", *["kernels"] * 5, "gst", "gst"]
-    assert sum(max(job.share * 540, gpu.FLOOR_S) for job in first) < 500
-    assert min(job.share for job in gpu.JOBS) * 1200 > gpu.FLOOR_S
-
-
 def test_a_run_that_is_killed_leaves_its_rows_and_the_next_goes_on(
     with_rows: Callable[[Row], None],
     tmp_path: Path,
@@ -109,18 +101,3 @@ def test_what_a_child_said_before_its_time_was_over_counts(monkeypatch: pytest.M
     assert (tmp_path / "logs" / "rnnlm.txt").read_text() == "words\n"
     monkeypatch.setattr(gpu, "run_session", lambda command, limit_s: Ended(1, "", "first\nValueError: last\n"))
     assert gpu._row("child", ["rnnlm"], 2.0) == {"failed": "ValueError: last"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "path"),
-    [
-        ([], "experiments/results/gpu/gpu.json"),
-        (["OUT=/a/b", "NAME=h100"], "/a/b/h100.json"),
-        (["NAME=/a/h100"], "/a/h100.json"),
-    ],
-)
-def test_make_gpu_writes_where_it_is_asked_to(arguments: list[str], path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OUT", raising=False)
-    command = ["make", "--no-print-directory", "-n", "gpu", "LIMIT=540", "RESUME=1", *arguments]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout.split()[-5:] == ["--total-limit", "540", "--resume", "--json", path]

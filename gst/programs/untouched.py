@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from gst.programs.untouched.outside import is_own, noted, original, outside_calls
+from gst.programs.users_code import is_own, noted, original, outside_calls
 
 ATTRIBUTE, VALUE, TRAINING, INPUT, OUTSIDE = "attribute", "value", "training", "input", "outside"
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

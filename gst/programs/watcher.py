@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gst.programs.untouched.snapshot import ATTRIBUTE, Snapshot, Watch
+from gst.programs.untouched import ATTRIBUTE, Snapshot, Watch
 
 _number: Callable[[dict[Any, Any]], int] | None = None  # of a dictionary, which each write changes
 if sys.version_info < (3, 12):  # later some writes of attributes do not
