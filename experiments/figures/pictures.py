@@ -94,6 +94,7 @@ def variants(*results: Mapping[str, Any]) -> Figure:
         axes.set_title(f"{VARIANT_TASKS[found['task']]}: {SCORES[found['kind']]}", loc="left", fontsize=10)
         axes.set(xscale="log", xlabel="seconds of training, one core")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
     for axes in grid.flat[len(results) :]:
         axes.axis("off")
     labels = {label: mark for axes in grid.flat for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
