@@ -83,6 +83,7 @@ def place() -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder, entered("measure_plans") as calls:
         program = "rnnlm:layers=1,hidden=32,steps=4"
         main(["place", program, "--devices", "cpu:0,cpu:1", "--budget", "4", "--patience", "0", "--out", folder])
+        raise RuntimeError("gst place ended before it measured a plan")
     return calls
 
 
