@@ -20,14 +20,16 @@ FROZEN = (bool, int, float, str, tuple, np.generic, np.ndarray)  # values that n
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `kernel` on its first call and keep the machine code for later processes.
 
-    numba compiles a kernel again when its own file changes. Kernels of other files and constants are compiled into it
-    too, so there is a folder of machine code for each version of them.
+    There is a folder of machine code for each version of the kernel's file, and of the kernels of other files and the
+    constants that are compiled into it. numba would compile again when the kernel's own file changes, but reads the old
+    index first, which fails where it names a module that is gone.
 
     Write `@no_type_check` under this decorator: numba must see the bare function, not a wrapper of the tests' shape
     checker. Without a folder that can be written (RuntimeError) each process compiles anew.
     """
     file, home = kernel.__code__.co_filename, SETTINGS.CACHE_DIR
-    if parts := sorted(set(_compiled_in(kernel, file))):
+    if Path(file).is_file():
+        parts = sorted({_digest(file), *_compiled_in(kernel, file)})
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         home = str(Path(home or Path(file).parent / "__pycache__") / f"kernels-{digest}")
     try:
