@@ -4,11 +4,11 @@
 
 All variants of a task take the same number of steps, after which the validation score of whole graphs has stopped
 rising. Each training runs in a process of its own on one core; the learning rate falls along a cosine, and +F freezes
-the encoder for the last eighth. Seed 0 trains with three learning rates, of which the validation part chooses one for
-the other seeds. A curve of validation scores is taken over the processor time of the training steps; the test part is
-scored once, at the end, from all segments. A seed decides the split, the weights and all draws. Finished trainings
-are kept in `experiments/results/convergence_TASK.json`, so that a comparison resumes; all five columns take about
-twelve hours of one core.
+the encoder for the last eighth. Seed 0 trains with the learning rates of the task, of which the validation part chooses
+one for the other seeds. A curve of validation scores is taken over the processor time of the training steps; the test
+part is scored once, at the end, from all segments. A seed decides the split, the weights and all draws. Finished
+trainings are kept in `experiments/results/convergence_TASK.json`, so that a comparison resumes; all five columns take
+about twelve hours of one core.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def train(task: Task, variant: str, seed: int, rate: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     settings = dict((VARIANTS | REMEDIES)[variant])
     whole, finetune = settings.pop("whole", False), settings.pop("finetune", False)
-    has_edges, anew, grows = (settings.pop(key, key == "edges") for key in ("edges", "written_anew", "grows"))
+    has_edges, anew = settings.pop("edges", True), settings.pop("written_anew", False)
+    grows = settings.pop("grows", False)
     loader, validation, test = task.loaders(whole, seed)
     if not has_edges:
         loader.selections, validation, test = map(without_edges, (loader.selections, validation, test))
