@@ -29,7 +29,7 @@ def test_the_peak_is_what_was_held_between_the_two_answers(tmp_path: Path) -> No
         )
     )
     assert watched == {"a": 1} and memory.start < 30
-    assert 64 <= memory.anonymous - memory.start < 72 and memory.mapped >= 32 and 48 <= memory.workers < 80
+    assert 64 <= memory.anonymous < 100 and memory.mapped >= 32 and 48 <= memory.workers < 80
 
 
 @pytest.mark.e2e
