@@ -144,9 +144,10 @@ def pool_nodes(
     states: NodeStates, batch: SegmentBatch, pooling: Combination
 ) -> Float[Tensor, "segments configs channels"]:
     """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
-    if states.rows.device.type == "cpu" and pooling in ("sum", "mean"):
+    if states.rows.device.type == "cpu" and pooling != "softmax":
+        kernel = SegmentMaxima if pooling == "max" else SegmentSums
         row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
-        pooled = SegmentSums.apply(states.rows, row_of, segment, batch.num_segments)
+        pooled = kernel.apply(states.rows, row_of, segment, batch.num_segments)
     else:
         pooled = _pool_owned_with_torch(states, batch, pooling)
     return pooled / batch.node_counts[:, None, None] if pooling == "mean" else pooled
@@ -256,63 +257,77 @@ class GraphPool:
 
 @compiled
 @no_type_check
-def _varies(rows):
-    """True if a node has more than one row."""
-    for row in rows:  # noqa: SIM110 - numba knows no generators
+def _slots(rows):
+    """Return the configurations of a node whose rows differ; of others the slot behind the last, which is all's."""
+    for row in rows:
         if row != rows[0]:
-            return True
-    return False
+            return range(len(rows))
+    return range(len(rows), len(rows) + 1)
 
 
 @compiled
 @no_type_check
-def _sum_forward(rows, row_of, segment, once, out):
-    """Add up rows: those common to all configurations of a node in `once`, others in `out`."""
+def _sum_forward(rows, row_of, segment, out):
     for node in range(len(row_of)):
-        if not _varies(row_of[node]):
-            total, row = once[segment[node]], rows[row_of[node, 0]]
-            for channel in range(out.shape[2]):
-                total[channel] += row[channel]
-            continue
-        for config in range(row_of.shape[1]):
-            total, row = out[segment[node], config], rows[row_of[node, config]]
-            for channel in range(out.shape[2]):
+        for slot in _slots(row_of[node]):
+            row, total = rows[row_of[node, slot % row_of.shape[1]]], out[segment[node], slot]
+            for channel in range(rows.shape[1]):
                 total[channel] += row[channel]
 
 
 @compiled
 @no_type_check
 def _sum_backward(gradient, row_of, segment, rows_gradient):
-    together = np.zeros((gradient.shape[0], rows_gradient.shape[1]), rows_gradient.dtype)
-    for place in range(gradient.shape[0]):
-        for config in range(gradient.shape[1]):
-            given = gradient[place, config]
-            for channel in range(rows_gradient.shape[1]):
-                together[place, channel] += given[channel]
     for node in range(len(row_of)):
-        if not _varies(row_of[node]):
-            total, given = rows_gradient[row_of[node, 0]], together[segment[node]]
+        for slot in _slots(row_of[node]):
+            total, given = rows_gradient[row_of[node, slot % row_of.shape[1]]], gradient[segment[node], slot]
             for channel in range(rows_gradient.shape[1]):
                 total[channel] += given[channel]
-            continue
-        for config in range(row_of.shape[1]):
-            total, given = rows_gradient[row_of[node, config]], gradient[segment[node], config]
-            for channel in range(rows_gradient.shape[1]):
-                total[channel] += given[channel]
+
+
+@compiled
+@no_type_check
+def _max_forward(rows, row_of, segment, out, holders):
+    """Find maxima and the number of nodes that have them; a value that is no number stays, as in PyTorch."""
+    for node in range(len(row_of)):
+        for slot in _slots(row_of[node]):
+            row = rows[row_of[node, slot % row_of.shape[1]]]
+            most, count = out[segment[node], slot], holders[segment[node], slot]
+            for channel in range(rows.shape[1]):
+                value = row[channel]
+                if value > most[channel] or value != value:
+                    most[channel], count[channel] = value, 0
+                count[channel] += value == most[channel]
+
+
+@compiled
+@no_type_check
+def _max_backward(rows, row_of, segment, out, shares, rows_gradient):
+    """Give each maximum's share to the nodes that have it; where it is no number, nobody's gradient is."""
+    for node in range(len(row_of)):
+        for slot in _slots(row_of[node]):
+            place = row_of[node, slot % row_of.shape[1]]
+            row, total = rows[place], rows_gradient[place]
+            most, share = out[segment[node], slot], shares[segment[node], slot]
+            for channel in range(rows.shape[1]):
+                if row[channel] == most[channel] or most[channel] != most[channel]:
+                    total[channel] += share[channel]
 
 
 class SegmentSums(torch.autograd.Function):
-    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)` on a CPU, in float32 at least."""
+    """`(rows, row_of, segment, num_segments)` -> sums `(segments, configs, channels)` on a CPU, in float32 at least.
+
+    A node with one row for all configurations is added once, in a slot of its own behind theirs.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
         ctx.shape, ctx.dtype = rows.shape, rows.dtype
         ctx.save_for_backward(row_of, segment)
-        wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
-        once = torch.zeros(num_segments, rows.shape[1], dtype=torch.float64)
-        out = torch.zeros(num_segments, row_of.shape[1], rows.shape[1], dtype=torch.float64)
-        _sum_forward(*_arrays(wide, row_of, segment, once, out))
-        return out.add_(once[:, None]).to(wide.dtype)
+        wide = _wide(rows)
+        out = torch.zeros(num_segments, row_of.shape[1] + 1, rows.shape[1], dtype=torch.float64)
+        _sum_forward(*_arrays(wide, row_of, segment, out))
+        return (out[:, :-1] + out[:, -1:]).to(wide.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -321,9 +336,42 @@ class SegmentSums(torch.autograd.Function):
             spread = gradient[segment].flatten(0, 1)
             every = gradient.new_zeros(ctx.shape).index_add(0, row_of.flatten(), spread)
             return every.to(ctx.dtype), None, None, None
+        gradient = torch.cat([gradient, gradient.sum(1, keepdim=True)], 1)
         rows_gradient = gradient.new_zeros(ctx.shape)
         _sum_backward(*_arrays(gradient, row_of, segment, rows_gradient))
         return rows_gradient.to(ctx.dtype), None, None, None
+
+
+class SegmentMaxima(torch.autograd.Function):
+    """The same with maxima, -inf without nodes."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row_of: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+        wide = _wide(rows)
+        out = wide.new_full((num_segments, row_of.shape[1] + 1, rows.shape[1]), -torch.inf)
+        holders = torch.zeros_like(out)
+        _max_forward(*_arrays(wide, row_of, segment, out, holders))
+        ctx.save_for_backward(rows, row_of, segment, out, holders)
+        return torch.maximum(out[:, :-1], out[:, -1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        rows, row_of, segment, out, holders = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            largest = _pool_with_torch(rows, row_of, segment, len(out), "max")
+            return torch.autograd.grad(largest, rows, gradient, create_graph=True)[0], None, None, None
+        own, alls = out[:, :-1], out[:, -1:]
+        of_own, of_alls = own >= alls, alls >= own
+        shares = gradient / (holders[:, :-1] * of_own + holders[:, -1:] * of_alls)
+        shares = torch.cat([shares * of_own, (shares * of_alls).sum(1, keepdim=True)], 1)
+        wide = _wide(rows)
+        rows_gradient = torch.zeros_like(wide)
+        _max_backward(*_arrays(wide, row_of, segment, out, shares, rows_gradient))
+        return rows_gradient.to(rows.dtype), None, None, None
+
+
+def _wide(rows: Tensor) -> Tensor:
+    return rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def _arrays(*tensors: Tensor) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ from gst.graphs.store import open_store, prepare
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Peers
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.readouts import SegmentSums
+from gst.method.readouts import SegmentMaxima, SegmentSums
 from gst.nn.sparse import CsrMatrix, neighbour_max, product
 from gst.util.arrays import Mapped, PackedArray
 
@@ -433,8 +433,9 @@ def test_second_derivatives_of_sparse_products_are_right() -> None:
     x = torch.randn(4, 2, dtype=torch.float64, generator=generator).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: product(matrix, x) ** 3, x)
     assert torch.autograd.gradgradcheck(lambda x: neighbour_max(matrix, x) ** 3, x)
-    pooled = lambda x: SegmentSums.apply(x, torch.tensor([[0, 1], [2, 2], [3, 3]]), torch.tensor([0, 0, 1]), 2)  # noqa: E731
-    assert torch.autograd.gradgradcheck(lambda x: pooled(x * x) ** 3, x)
+    for kernel in (SegmentSums, SegmentMaxima):
+        pooled = lambda x: kernel.apply(x, torch.tensor([[0, 1], [2, 2], [3, 3]]), torch.tensor([0, 0, 1]), 2)  # noqa: B023, E731
+        assert torch.autograd.gradgradcheck(lambda x: pooled(x * x) ** 3, x)  # noqa: B023
 
 
 def test_workers_map_the_files_of_a_store_instead_of_reading_them(tmp_path: Any) -> None:

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.encoding import Call, embed_segments
-from gst.method.readouts import GraphPool, Pooling, SegmentSums, _pool_owned_with_torch, _pool_with_torch, pool_nodes
+from gst.method.readouts import (
+    GraphPool,
+    Pooling,
+    SegmentMaxima,
+    SegmentSums,
+    _pool_owned_with_torch,
+    _pool_with_torch,
+    pool_nodes,
+)
 
 POOLINGS = get_args(Pooling)
 
@@ -100,13 +108,16 @@ def shared_states(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor
     return rows, 5 * torch.arange(12)[:, None] + labels, torch.randint(3, (12,), generator=generator).sort().values
 
 
+@pytest.mark.parametrize(("kernel", "pooling"), [(SegmentSums, "sum"), (SegmentMaxima, "max")])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @given(seed=st.integers(0, 9999))
-def test_kernels_pool_and_hand_back_as_torch_does(dtype: torch.dtype, seed: int) -> None:
+def test_kernels_pool_and_hand_back_as_torch_does(
+    dtype: torch.dtype, kernel: type[SegmentSums | SegmentMaxima], pooling: Pooling, seed: int
+) -> None:
     rows, row_of, segment = shared_states(seed, dtype)
     gradient = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(seed)).to(dtype).double()
     results = []
-    for pool in (SegmentSums.apply, partial(_pool_with_torch, pooling="sum")):
+    for pool in (kernel.apply, partial(_pool_with_torch, pooling=pooling)):
         leaf = rows.clone().requires_grad_()
         pooled = pool(leaf, row_of, segment, 3)
         (pooled.double() * gradient).sum().backward()
@@ -120,11 +131,13 @@ def test_kernels_pool_and_hand_back_as_torch_does(dtype: torch.dtype, seed: int)
 
 def test_equal_maxima_share_the_gradient_and_what_is_no_number_stays() -> None:
     rows, both = torch.tensor([[1.0], [2.0], [2.0]], requires_grad=True), torch.tensor([[0, 0], [1, 1], [2, 0]])
-    pooled = _pool_with_torch(rows, both, torch.zeros(3, dtype=torch.long), 1, "max")
-    (gradient,) = torch.autograd.grad(pooled.sum(), rows)
-    assert pooled.flatten().tolist() == [2, 2] and gradient.flatten().tolist() == [0, 1.5, 0.5]
-    unknown = rows.detach().where(rows.detach() != 1, torch.nan)
-    assert _pool_with_torch(unknown, both, torch.zeros(3, dtype=torch.long), 1, "max").isnan().all()
+    unknown = rows.detach().where(rows.detach() != 1, torch.nan).requires_grad_()
+    for pool in (SegmentMaxima.apply, partial(_pool_with_torch, pooling="max")):
+        pooled = pool(rows, both, torch.zeros(3, dtype=torch.long), 1)
+        (gradient,) = torch.autograd.grad(pooled.sum(), rows)
+        assert pooled.flatten().tolist() == [2, 2] and gradient.flatten().tolist() == [0, 1.5, 0.5]
+        pooled = pool(unknown, both, torch.zeros(3, dtype=torch.long), 1)
+        assert pooled.isnan().all() and torch.autograd.grad(pooled.sum(), unknown)[0].isnan().all()
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
