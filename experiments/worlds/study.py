@@ -27,6 +27,7 @@ import torch
 from experiments.worlds.fitted import TenParameters
 from experiments.worlds.regression import LinearSurrogate
 from experiments.worlds.rows import Row, collect, listed, main, or_none, parser_of, ratio_of
+from experiments.worlds.scheduled import NetworkOfSchedules
 from experiments.worlds.transfer import fine_tuning, pretrained
 from experiments.worlds.world import WORLDS, World, world
 from gst.execution.measure import Log
@@ -72,6 +73,7 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
     "fitted": (believed("fitted"), "annealing", 1),
     "fitted without gaps": (lambda hidden, seed: without_gaps(hidden.task), "annealing", 1),
     "gst": (believed("gst"), "annealing", 0.25),  # the network takes longer
+    "scheduled": (lambda hidden, seed: NetworkOfSchedules(hidden.task, seed), "annealing", 1),
     "as few as gst": (believed("fitted"), "annealing", 0.25),
     "as long as fitted": (believed("none"), "annealing", 2),
     "go": (believed("fitted"), "go", 1),
@@ -84,14 +86,16 @@ WAYS: dict[str, tuple[Callable[[World, int], Surrogate], str, float]] = {
 }
 """Cost model, proposer, and share of the evaluations of each way to search. Models: the simulator as it is; any of the
 proposed plans; the costs of the world; a linear model; a simulator with ten fitted parameters; fitted costs, also
-without the time between operations; the GST network on top of these, and they alone with as few questions; none for as
-long as fitted costs. Proposers: GO, with fitted costs in the loop or none; GO that learns nothing; plans drawn
-uniformly; GO that has learned on other programs, and goes on or does not; annealing for about as long as GO takes; and
-mutation of measured plans always."""
+without the time between operations; the GST network on top of these, and they alone with as few questions; a GST
+network of scheduled programs on top of them; none for as long as fitted costs. Proposers: GO, with fitted costs in the
+loop or none; GO that learns nothing; plans drawn uniformly; GO that has learned on other programs, and goes on or does
+not; annealing for about as long as GO takes; and mutation of measured plans always."""
 COST_WAYS = ("none", "random", "true costs", "linear", "ten parameters", "fitted", "fitted without gaps", "gst")
 CONTROLS = (
     *(((way, 50), ("none", 200)) for way in ("gst", "fitted", "linear")),
     (("gst", 50), ("as few as gst", 50)),
+    (("scheduled", 50), ("fitted", 50)),
+    (("true costs", 50), ("fitted", 50)),
     *((("fitted", 50), (way, 50)) for way in ("fitted without gaps", "as long as fitted")),
     *((("go", 50), (way, 50)) for way in ("go simulated", "untrained go", "uniform", "fitted")),
     (("go", 50), ("as long as go", 50)),

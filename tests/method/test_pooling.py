@@ -140,6 +140,17 @@ def test_equal_maxima_share_the_gradient_and_what_is_no_number_stays() -> None:
         assert pooled.isnan().all() and torch.autograd.grad(pooled.sum(), unknown)[0].isnan().all()
 
 
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_rows_shared_by_nodes_and_configurations_are_pooled_without_a_copy_for_each(pooling: Pooling) -> None:
+    nodes, configs, channels = 1000, 8, 64
+    rows, row_of = torch.randn(5, channels, requires_grad=True), torch.randint(5, (nodes, configs))
+    batch = batch_of(torch.zeros(nodes, dtype=torch.long), torch.ones(nodes, dtype=torch.bool), torch.tensor([nodes]))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        pool_nodes(NodeStates(rows, row_of), batch, pooling).sum().backward()
+    taken = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert rows.nbytes < sum(each for each in taken if each > 0) < nodes * configs * channels * 4 / 4
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_pooling_on_an_accelerator_leaves_out_context_without_waiting_for_it(pooling: Pooling) -> None:
     rows, row_of, segment = shared_states(0, torch.float64)
