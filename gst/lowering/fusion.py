@@ -162,7 +162,7 @@ def pointwise_chains(program: Program, placement: Int64[np.ndarray, " nodes"]) -
                 quotient.join(producer, node)
     groups = np.array([quotient.of(node) for node in range(program.num_nodes)], np.int64)
     groups = without_outer_views(program, groups)
-    alone = np.bincount(groups + 1, minlength=program.num_nodes + 1)[groups + 1] < LEAST
+    alone = np.bincount(groups + 1)[groups + 1] < LEAST
     return legalise(program, np.where(alone, -1, groups), placement)
 
 
