@@ -20,7 +20,6 @@ Selection = tuple[SegmentedGraph, Int64[Tensor, " _"]]
 """A graph and some of its configurations."""
 
 Item = TypeVar("Item")
-Draw = TypeVar("Draw")
 Read = TypeVar("Read")
 
 
@@ -30,7 +29,7 @@ class Step:
 
     Args:
         configs: configurations of each graph, padded with -1; targets are NaN there. A graph may occur twice.
-        prefetched: data that a `Reader` read for the step.
+        prefetched: data that `StepLoader.reader` read for the step.
         peers: the step over all processes, of which this is the part of one process.
     """
 
@@ -41,36 +40,28 @@ class Step:
     peers: Peers | None = None
 
 
-@dataclass(frozen=True)
-class Reader(Generic[Item, Draw, Read]):
-    """Two functions that read a step.
-
-    Args:
-        draw: `draw(step, ahead)` decides what to read, in the caller's thread and so in a fixed order. `ahead` is 1
-            before the previous step is computed; if it returns None then, it is called again with 0 afterwards.
-        load: reads the result of `draw`, in its own thread.
-    """
-
-    draw: Callable[[Item, int], Draw | None]
-    load: Callable[[Draw], Read]
+Begin = Callable[[Item, int], Callable[[], Read] | None]
+"""`begin(step, ahead)` decides what to read, in the caller's thread and so in a fixed order. The result reads it, in a
+thread of its own. `ahead` is 1 before the previous step is computed; if it returns None then, it is called again with 0
+afterwards."""
 
 
-class Prefetched(Generic[Item, Draw, Read]):
-    """Iterable of `(step, load(draw(step)))` that loads one step ahead wherever `draw` can decide ahead.
+class Prefetched(Generic[Item, Read]):
+    """Iterable of steps, each with what was read for it one step ahead, wherever `begin` can decide ahead.
 
     Attributes:
-        waited: seconds that the consumer waited for loads, except the first.
+        waited: seconds that the consumer waited for reads, except the first.
         passed: seconds since the first step was yielded.
 
     Examples:
-        >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
+        >>> list(Prefetched([1, 2, 3], lambda step, ahead: lambda: 10 * step + 1))
         [(1, 11), (2, 21), (3, 31)]
     """
 
     def __init__(
-        self, steps: Iterable[Item], reader: Reader[Item, Draw, Read], clock: Callable[[], float] = time.perf_counter
+        self, steps: Iterable[Item], begin: Begin[Item, Read], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.steps, self.reader, self._clock = steps, reader, clock
+        self.steps, self._begin, self._clock = steps, begin, clock
         self.waited = self.passed = 0.0
 
     def __iter__(self) -> Iterator[tuple[Item, Read]]:
@@ -81,8 +72,8 @@ class Prefetched(Generic[Item, Draw, Read]):
             step = next(steps, None)
             while step is not None:
                 asked = self._clock()
-                pending = pending or self._begin(thread, step, 0)
-                assert pending is not None, "draw decides when no step before is still to be computed"
+                pending = pending or self._submit(thread, step, 0)
+                assert pending is not None, "`begin` decides when no step before is still to be computed"
                 read = pending.result()
                 handed = self._clock()
                 if began is not None:
@@ -90,14 +81,14 @@ class Prefetched(Generic[Item, Draw, Read]):
                 began = handed if began is None else began
                 self.passed = handed - began
                 following = next(steps, None)
-                pending = None if following is None else self._begin(thread, following, 1)
+                pending = None if following is None else self._submit(thread, following, 1)
                 yield step, read
                 self.passed = self._clock() - began
                 step = following
 
-    def _begin(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
-        request = self.reader.draw(step, ahead)
-        return None if request is None else thread.submit(self.reader.load, request)
+    def _submit(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
+        read = self._begin(step, ahead)
+        return None if read is None else thread.submit(read)
 
 
 class StepLoader:
@@ -121,7 +112,7 @@ class StepLoader:
         lists_per_graph: most lists of each graph in an epoch; all if None.
 
     Attributes:
-        reader: if set, reads each step while the previous one is computed.
+        reader: if set, reads each step while the previous one is computed (`Begin`).
         stall: share of the last epoch's time spent waiting for `reader`.
     """
 
@@ -138,7 +129,7 @@ class StepLoader:
         self.rank, self.world_size = rank, world_size
         self.lists_per_graph, self.shuffle, self.seed = lists_per_graph, shuffle, seed
         self.epoch = 0
-        self.reader: Reader[Step, Any, Any] | None = None
+        self.reader: Begin[Step, Any] | None = None
         self.stall = 0.0
         self._position = self._resume_at = 0
 

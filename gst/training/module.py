@@ -23,7 +23,7 @@ from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Arrivals
 from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
 from gst.cost.metrics import evaluate
-from gst.data.loader import Reader, Step, StepLoader
+from gst.data.loader import Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
@@ -255,7 +255,7 @@ class SegmentTrainingModule(L.LightningModule):
         """Set the loader, which may be new in each epoch, to this one, and let it read segments one step ahead."""
         if isinstance(loader := self.trainer.train_dataloader, StepLoader):
             loader.set_epoch(self.current_epoch)
-            loader.reader = Reader(self._reading, lambda read: read())
+            loader.reader = self._reading
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
