@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from gst.cost.model import CostModel
     from gst.cost.rescoring import Change, Rescorer
 
-_HOMES = {
-    "Change": "gst.cost.rescoring",
-    "CostModel": "gst.cost.model",
-    "LOSSES": "gst.cost.losses",
-    "METRICS": "gst.cost.metrics",
-    "Metric": "gst.cost.metrics",
-    "Rescorer": "gst.cost.rescoring",
-    "kendall_tau": "gst.cost.metrics",
-    "slowdown_at_k": "gst.cost.metrics",
-}
-
 __all__ = ["LOSSES", "METRICS", "Change", "CostModel", "Metric", "Rescorer", "kendall_tau", "slowdown_at_k"]
 
-__getattr__ = lazy_names("gst.cost", _HOMES)
+__getattr__ = lazy_names(__name__)
