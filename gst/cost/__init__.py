@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gst.cost.losses import LOSSES
     from gst.cost.metrics import METRICS, Metric, kendall_tau, slowdown_at_k
     from gst.cost.model import CostModel
-    from gst.cost.rescoring import Change, Rescorer
+    from gst.cost.rescoring import Rescorer
 
-__all__ = ["LOSSES", "METRICS", "Change", "CostModel", "Metric", "Rescorer", "kendall_tau", "slowdown_at_k"]
+__all__ = ["LOSSES", "METRICS", "CostModel", "Metric", "Rescorer", "kendall_tau", "slowdown_at_k"]
 
 __getattr__ = lazy_names(__name__)
