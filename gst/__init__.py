@@ -18,7 +18,7 @@ from gst.util.imports import lazy_names
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, nn, placement, programs
-    from gst.data.batches import collate
+    from gst.data.loader import collate
     from gst.data.pyg import from_pyg
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment

@@ -137,12 +137,9 @@ class CostModel:
         """Read a file that `save` wrote; raise ValueError if it is missing, damaged, or of another version."""
         try:
             content = read_tensors(Path(path))
-            schema = content["schema"]
-        except DAMAGE as error:
-            raise ValueError(f"{path} is no saved cost model ({type(error).__name__}: {plain(error)})") from error
-        if not isinstance(schema, int) or schema != SCHEMA:
-            raise ValueError(f"{path} has schema {shown(schema)}, this version reads {SCHEMA}; fit it again")
-        try:
+            if content["schema"] != SCHEMA:
+                schema = shown(content["schema"])
+                raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}; fit it again")
             settings, states = content["settings"], content["members"]
             if settings["members"] != len(states):
                 raise ValueError(f"it has {len(states)} members")

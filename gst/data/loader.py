@@ -1,9 +1,12 @@
-"""Steps of training: configurations of graphs, split into parts, dealt out in seeded order and read one step ahead."""
+"""Steps of training: configurations of graphs, split into parts, dealt out in seeded order and read one step ahead.
+
+`collate` is for loaders of torch.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -11,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from gst.data.source import group_of
 from gst.graphs.segments import SegmentedGraph
@@ -58,10 +62,8 @@ class Prefetched(Generic[Item, Read]):
         [(1, 11), (2, 21), (3, 31)]
     """
 
-    def __init__(
-        self, steps: Iterable[Item], begin: Begin[Item, Read], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.steps, self._begin, self._clock = steps, begin, clock
+    def __init__(self, steps: Iterable[Item], begin: Begin[Item, Read]) -> None:
+        self.steps, self._begin = steps, begin
         self.waited = self.passed = 0.0
 
     def __iter__(self) -> Iterator[tuple[Item, Read]]:
@@ -71,11 +73,11 @@ class Prefetched(Generic[Item, Read]):
         with ThreadPoolExecutor(1, "prefetch") as thread:
             step = next(steps, None)
             while step is not None:
-                asked = self._clock()
+                asked = time.perf_counter()
                 pending = pending or self._submit(thread, step, 0)
                 assert pending is not None, "`begin` decides when no step before is still to be computed"
                 read = pending.result()
-                handed = self._clock()
+                handed = time.perf_counter()
                 if began is not None:
                     self.waited += handed - asked
                 began = handed if began is None else began
@@ -83,7 +85,7 @@ class Prefetched(Generic[Item, Read]):
                 following = next(steps, None)
                 pending = None if following is None else self._submit(thread, following, 1)
                 yield step, read
-                self.passed = self._clock() - began
+                self.passed = time.perf_counter() - began
                 step = following
 
     def _submit(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
@@ -264,3 +266,23 @@ def split(
         for part, piece in zip(parts, pieces, strict=True):
             part.append((graph, piece.sort().values))
     return parts
+
+
+def collate(items: Sequence[Any]) -> Any:
+    """Collate segmented graphs to a list and all other items as torch does: `collate_fn=gst.collate`.
+
+    Examples:
+        >>> import numpy as np, gst
+        >>> cut = gst.segment(gst.Graph(np.zeros((3, 1), np.float32), np.zeros((2, 0), np.int64)))
+        >>> graphs, labels = collate([(cut, 1), (cut, 0)])
+        >>> len(graphs), labels
+        (2, tensor([1, 0]))
+    """
+    first = items[0]
+    if isinstance(first, SegmentedGraph):
+        return list(items)
+    if isinstance(first, Mapping):
+        return {key: collate([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple | list):
+        return [collate(column) for column in zip(*items, strict=True)]
+    return default_collate(list(items))

@@ -16,9 +16,22 @@ from jaxtyping import Float64, Int32, Int64
 from torch import Tensor
 
 from gst.method.batch import SegmentBatch
-from gst.nn.bounds import Direction, Part
 from gst.nn.sparse import CsrMatrix, rounded, transposed
 from gst.util.compiled import compiled
+
+Direction = Literal["forward", "backward"]
+Part = Literal["own", "forward", "backward"]
+"""Where a message comes from: the node itself, those whose values it consumes, or those that consume its values."""
+
+PARTS = get_args(Part)
+
+
+class PlanOptions(NamedTuple):
+    """Settings of an encoder that its plans depend on (`Sharing.of`)."""
+
+    num_layers: int
+    directions: tuple[Direction, ...]
+    share: bool = True
 
 
 class Level(NamedTuple):

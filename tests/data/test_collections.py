@@ -107,16 +107,6 @@ def test_what_was_never_published_is_refused(unchecked: None) -> None:
         TpuGraphsCollection(".", "tile/xla", "val")  # type: ignore[arg-type]
 
 
-def test_downloads_are_those_of_the_published_readme(tmp_path: Path) -> None:
-    commands = [download_command(name, part) for name in COLLECTIONS for part in PARTS]
-    assert len(commands) == len(set(commands)) == 15
-    address = "http://download.tensorflow.org/data/tpu_graphs/v0/npz_layout_nlp_default_valid.tar"
-    assert sum(address in command for command in commands) == 1
-    assert sum("/npz_tile_xla_" in command for command in commands) == 3
-    assert all(command.startswith("mkdir -p ~/data/tpugraphs && cd ~/data/tpugraphs && curl ") for command in commands)
-    assert "cd '/my data' &&" in download_command("tile/xla", "train", "/my data")
-
-
 def test_a_download_unpacks_where_it_is_looked_for(
     unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

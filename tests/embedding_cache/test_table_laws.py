@@ -10,7 +10,7 @@ from reference import rows_in_use
 from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, table_in, through_a_file
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.dense import write_where
+from embedding_cache.index import write_where
 
 ACTS = [*["push", "stage", "pull", "write_where"] * 2, "look", "clear", "reload", "resize"]
 
