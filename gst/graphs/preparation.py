@@ -76,7 +76,11 @@ class Preparation:
                 return
             self._writer.keep(position)
             self._resumed = position
-        cut = self._cutting(graph, position)
+        max_nodes, halo, block_nodes = (self.settings[key] for key in ("max_nodes", "halo", "block_nodes"))
+        scratch = self._scratch / str(position) if graph.num_nodes > block_nodes else None
+        if scratch is not None:
+            scratch.mkdir(parents=True)
+        cut = Cutting(graph, max_nodes, halo, block_nodes, scratch)
         for job in cut.jobs():
             self._waiting.append((cut, record, self._partitioning.submit(job)))
             while self._waiting and (len(self._waiting) > self.workers or self._waiting[0][2].done()):
@@ -90,14 +94,6 @@ class Preparation:
         if self._added < self._resumed:
             self._writer.keep(self._added)
         return self._writer.finished, self._writer.sizes()
-
-    def _cutting(self, graph: Graph, position: int) -> Cutting:
-        max_nodes, halo, block_nodes = (self.settings[key] for key in ("max_nodes", "halo", "block_nodes"))
-        if graph.num_nodes <= block_nodes:
-            return Cutting(graph, max_nodes, halo, block_nodes)
-        scratch = self._scratch / str(position)
-        scratch.mkdir(parents=True)
-        return Cutting(graph, max_nodes, halo, block_nodes, scratch)
 
     def _take(self) -> None:
         """Wait for the partition asked for first, and write its graph if it was the last one of that."""

@@ -324,11 +324,12 @@ class SegmentTrainingModule(L.LightningModule):
     test_step = validation_step
 
     def _log_metrics(self, part: str) -> None:
-        by_graph: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        by_graph: dict[str, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for _, name, scores, targets in sorted(gathered(self._evaluated), key=lambda each: each[0]):
-            by_graph[name].append((scores, targets))
+            for pieces, piece in zip(by_graph[name], (scores, targets), strict=True):
+                pieces.append(piece)
         self._evaluated.clear()
-        joined = {name: _joined(pieces) for name, pieces in by_graph.items()}
+        joined = {name: (torch.cat(scores), torch.cat(targets)) for name, (scores, targets) in by_graph.items()}
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
         metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
         means = {f"{part}/{key}": value for key, value in metrics.items()}
@@ -390,8 +391,3 @@ class SegmentTrainingModule(L.LightningModule):
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-
-
-def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    scores, targets = zip(*pieces, strict=True)
-    return torch.cat(scores), torch.cat(targets)

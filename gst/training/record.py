@@ -197,7 +197,9 @@ class ReportPage(L.Callback):
         if folder is None or not trainer.is_global_zero:
             return
         path, seconds = folder / NAME, time.perf_counter() - self._started
-        self.control = _control(trainer, pl_module, seconds)
+        parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
+        longest = max(LEAST_CONTROL_S, CONTROL_SHARE * seconds)
+        self.control = control_metrics(pl_module.loss, parts[TRAIN], parts[VALID], longest)
         record = {
             "name": path.parent.resolve().name, "command": self.command,
             "seconds": seconds, "epochs": self._epochs, "control": self.control,
@@ -234,12 +236,6 @@ def folder_of_run(trainer: L.Trainer) -> Path | None:
     directories = [str(each.dirpath) for each in checkpoint_callbacks(trainer)]
     local = [Path(path) for path in directories if "://" not in path]
     return local[0].parent if local and not getattr(trainer, "fast_dev_run", False) else None
-
-
-def _control(trainer: L.Trainer, module: SegmentTrainingModule, seconds: float) -> dict[str, float]:
-    """Return the metrics of ridge regression on the validation part, unless they take long compared with a training."""
-    parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
-    return control_metrics(module.loss, parts[TRAIN], parts[VALID], max(LEAST_CONTROL_S, CONTROL_SHARE * seconds))
 
 
 def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = _locked_file(directory / LOCK)
+        file = locked_file(directory / LOCK)
     except OSError as error:
         raise OSError(error.errno, f"cannot write to {directory}: {error.strerror}; give another directory") from error
     try:
@@ -94,8 +94,13 @@ def directory_lock(directory: Path) -> Iterator[None]:
                 each.rmdir()
 
 
-def _locked_file(path: Path) -> BinaryIO:
-    """Return the locked file at `path`, which holds the number of this process."""
+def locked_file(path: Path) -> BinaryIO:
+    """Return the locked file at `path`, which holds the number of this process.
+
+    Raises:
+        ValueError: another process holds the lock; the message names it.
+        OSError: nothing can be written there, or the file system has no locks.
+    """
     while True:
         file = path.open("ab+")
         try:
