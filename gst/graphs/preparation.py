@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from gst.graphs.graph import Graph
 from gst.graphs.segments import ARRAYS, Cutting, Job
 from gst.util.arrays import ArrayWriter, Record
-from gst.util.child import Child, ChildFailed, connect
+from gst.util.process import Child, ChildFailed, connect
 from partitioners import METHODS, partition
 
 PATIENCE = 1.0  # seconds of partitioning before processes are worth their start
