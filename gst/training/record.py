@@ -26,7 +26,7 @@ from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
 from gst.reporting.training import best_epoch, figure_of, metric_of, metrics_of, render_training
 from gst.training.checkpoints import checkpoint_callbacks
-from gst.training.datamodule import TRAIN, VALID, SegmentDataModule
+from gst.training.datamodule import PARTS, TRAIN, VALID, SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
 from gst.util.process import version
@@ -125,7 +125,6 @@ def _predicted(scores: Tensor, loss: str) -> Tensor:
 
 NAME = "report.html"
 KINDS = {"log_runtime": "runtime", "squared_error": "value", "cross_entropy": "class"}
-PARTS = ("training", "validation", "test")
 PACKAGE = Path(__file__).parents[1]
 
 
