@@ -88,7 +88,7 @@ def prepare(
         meta = {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records}
         (partial / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
         (partial / JOURNAL).unlink()
-        final = root / _digest(settings, [_content(record["name"], record["digest"]) for record in records])
+        final = root / _digest(settings, [f"{record['name']} {record['digest']}" for record in records])
         try:
             partial.rename(final)
         except OSError:
@@ -121,16 +121,12 @@ def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
     return shortened(digest)
 
 
-def _content(name: str, digest: str) -> str:
-    return f"{name} {digest}"
-
-
 def _compare(root: Path, settings: dict[str, Any], graphs: Iterable[Graph]) -> tuple[str, str]:
     """A key made from the first graph, and the name of the store that holds just these graphs, if there is one."""
     alike = dict(_stores(root, settings))
     read: list[str] = []
     for graph in _named(graphs):
-        read.append(_content(graph.name, graph.digest()))
+        read.append(f"{graph.name} {graph.digest()}")
         alike = {name: contents for name, contents in alike.items() if contents[: len(read)] == read}
         if not alike:
             break
@@ -143,7 +139,7 @@ def _stores(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, list[st
         with suppress(ValueError, KeyError, TypeError):
             meta = _read_meta(path.parent)
             if meta["settings"] == settings:
-                yield path.parent.name, [_content(record["name"], record["digest"]) for record in meta["graphs"]]
+                yield path.parent.name, [f"{record['name']} {record['digest']}" for record in meta["graphs"]]
 
 
 @contextmanager

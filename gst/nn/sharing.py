@@ -80,11 +80,6 @@ class Adjacency(NamedTuple):
         return np.diff(self.starts)
 
 
-def all_apart(batch: SegmentBatch) -> Int32[np.ndarray, "nodes configs"]:
-    """Labels by which no two configurations look alike."""
-    return np.tile(np.arange(batch.num_configs, dtype=np.int32), (batch.num_nodes, 1))
-
-
 def at_first(batch: SegmentBatch) -> Int32[np.ndarray, "nodes configs"]:
     """Labels before the first layer: to a node that is configurable those look alike that give it equal features."""
     alike = np.zeros((batch.num_nodes, batch.num_configs), np.int32)
@@ -255,7 +250,9 @@ class Sharing(Plan):
             "forward": Adjacency.of(consumers, producers, batch.num_nodes),
             "backward": Adjacency.of(producers, consumers, batch.num_nodes),
         }
-        alike = at_first(batch) if share else all_apart(batch)
+        alike = at_first(batch)
+        if not share:
+            alike[:] = np.arange(batch.num_configs)  # no two configurations look alike
         levels = [Level.of(alike)]
         for _ in range(num_layers):
             alike = alike.copy()

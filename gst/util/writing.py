@@ -114,8 +114,12 @@ def locked_file(path: Path) -> BinaryIO:
             ) from None
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-                file.flush()
+                try:
+                    file.truncate(0)
+                    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+                    file.flush()
+                except OSError:  # the disk is full
+                    path.unlink()
+                    raise
                 return file
         file.close()  # its owner removed the file just before it released the lock
