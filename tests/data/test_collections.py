@@ -140,12 +140,6 @@ def test_other_widths_are_refused_by_file(unpacked: Path) -> None:
         list(source)
 
 
-def test_placeholders_can_be_prepared(unpacked: Path, tmp_path: Path) -> None:
-    for collection in ("layout/xla/random", "tile/xla"):
-        (cut,) = open_store(prepare(TpuGraphsCollection(str(unpacked), collection, "test"), tmp_path))
-        assert (cut.targets == 0).all() and cut.num_configs > 1
-
-
 # Published subsets ---------------------------------------------------------------------------------
 
 
@@ -166,16 +160,6 @@ def test_listed_configurations_are_taken_as_they_stand_in_the_file(unpacked: Pat
     assert graphs[1].targets.tolist() == every.targets[[3, 2, 1]].tolist()
     merged = next(iter(TpuGraphsCollection(str(unpacked), **same, eval_indices=indices)))
     assert merged.counts.sum() == len(set(rows)) and merged.num_configs <= 4
-
-
-def test_only_listed_repeats_are_merged(unpacked: Path, tmp_path: Path) -> None:
-    every = read(ALEXNET, merge=False)
-    keys = [row.tobytes() for row in every.config_features]
-    most = max(set(keys), key=keys.count)
-    rows = [i for i, key in enumerate(keys) if key == most][:3]
-    assert len(rows) == 3
-    graph = read(ALEXNET, rows=[*rows[:2], rows[0]])
-    assert graph.counts.tolist() == [2] and graph.targets[0] == pytest.approx(every.targets[rows[:2]].mean())
 
 
 @pytest.mark.parametrize(
