@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from embedding_cache.storage import OnHost
 from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
@@ -200,16 +201,10 @@ class ShardedTable(nn.Module):
 
     def _packed(self, rows: Tensor, written: Tensor, askers: np.ndarray, wanted: np.ndarray) -> list[Tensor]:
         """A block for each process: its rows, then the step of each of its keys."""
-        rows, steps = _bytes(rows.to(self._device)), _bytes(written.to(self._device, torch.int32))
-        blocks, row, key = [], 0, 0
-        for num_rows, num_keys in self._counts(askers, wanted):
-            block = steps.new_zeros(self._block_bytes(num_rows, num_keys))
-            length, start = num_rows * self.row_bytes, _padded(num_rows * self.row_bytes)
-            block[:length] = rows[row : row + length]
-            block[start : start + num_keys * STEP_BYTES] = steps[key : key + num_keys * STEP_BYTES]
-            blocks.append(block)
-            row, key = row + length, key + num_keys * STEP_BYTES
-        return blocks
+        counts = zip(*self._counts(askers, wanted), strict=True)
+        parts = (rows.to(self._device), written.to(self._device, torch.int32))
+        by_process = zip(*(part.split(each) for part, each in zip(parts, map(list, counts), strict=True)), strict=True)
+        return [torch.cat([pad(_bytes(each), (0, -each.nbytes % WORD)) for each in pair]) for pair in by_process]
 
     def _exchange(self, what: str, blocks: list[Tensor], sizes: list[int]) -> tuple[UInt8[Tensor, " bytes"], Any]:
         """Begin to send a block to each process and to receive so many bytes from each."""
@@ -245,14 +240,13 @@ class Pulled:
         """Return rows of the wanted keys of this process (zeros if unknown), and the steps at which its keys were
         written (-1 if unknown), both in the order of keys."""
         self._work[0].wait()
-        table, rows, steps, start = self._table, [], [], 0
-        for num_rows, num_keys in table._counts(self._owner, self._wanted):
-            length, after = num_rows * table.row_bytes, start + _padded(num_rows * table.row_bytes)
-            rows.append(self._buffer[start : start + length])
-            steps.append(self._buffer[after : after + num_keys * STEP_BYTES])
-            start = after + _padded(num_keys * STEP_BYTES)
-        received = torch.cat(rows).view(table.shard.dtype).view(-1, table.shard.channels)
-        written = torch.cat(steps).cpu().view(torch.int32).numpy().astype(np.int64)
+        table = self._table
+        counts = table._counts(self._owner, self._wanted)
+        lengths = [n for num_rows, num_keys in counts for n in (num_rows * table.row_bytes, num_keys * STEP_BYTES)]
+        pieces = zip(self._buffer.split(list(map(_padded, lengths))), lengths, strict=True)
+        parts = [piece[:length] for piece, length in pieces]
+        received = torch.cat(parts[::2]).view(table.shard.dtype).view(-1, table.shard.channels)
+        written = torch.cat(parts[1::2]).cpu().view(torch.int32).numpy().astype(np.int64)
         self.unknown[self._mine] = written < 0
         places = torch.from_numpy(np.argsort(self._mine[self._wanted])).to(received.device)
         in_order = torch.from_numpy(written[np.argsort(self._mine)])

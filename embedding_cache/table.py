@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
-from embedding_cache.dense import DenseIndex
-from embedding_cache.index import KeyIndex
+from embedding_cache.index import DenseIndex, KeyIndex
 from embedding_cache.storage import AcceleratorRows, HostRows, OnHost, Tier, rows_for
 
 MOVED_ROWS = 1 << 20  # at once, while a table becomes dense
@@ -153,7 +152,7 @@ class EmbeddingTable(nn.Module):
         """Return all rows, and the steps at which they were written: key k at slot 1 + k. Slot 0, and slots without a
         row, have the step -1.
 
-        From then on every key has its own memory, and `embedding_cache.dense.write_where` may write without the host.
+        From then on every key has its own memory, and `embedding_cache.index.write_where` may write without the host.
         Both tensors are others after `clear`, `resize` or the loading of a state.
 
         Args:

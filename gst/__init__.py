@@ -18,7 +18,7 @@ from gst.util.imports import lazy_names
 if TYPE_CHECKING:
     from embedding_cache import EmbeddingTable
     from gst import cost, data, nn, placement, programs
-    from gst.data.batches import collate
+    from gst.data.loader import collate
     from gst.data.pyg import from_pyg
     from gst.graphs.graph import Graph
     from gst.graphs.segments import SegmentedGraph, segment
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "EmbeddingTable": "embedding_cache", "Graph": "gst.graphs.graph", "GraphSegmentTraining": "gst.method.estimator",
-    "SegmentBatch": "gst.method.batch", "SegmentedGraph": "gst.graphs.segments",
-    "collate": "gst.data.batches", "from_pyg": "gst.data.pyg",
-    "load": "gst.placement.api.placed", "open_store": "gst.graphs.store", "place": "gst.placement.api.place",
-    "placed": "gst.placement.api.place", "prepare": "gst.graphs.store", "segment": "gst.graphs.segments",
-}  # fmt: skip
-
 __all__ = [
     "EmbeddingTable", "Graph", "GraphSegmentTraining", "SegmentBatch", "SegmentedGraph",
     "__version__", "collate", "cost", "data", "from_pyg", "load", "nn", "open_store",
@@ -45,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_find = lazy_names("gst", _HOMES)
+_find = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:

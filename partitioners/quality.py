@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from partitioners.balance import part_weights
-from partitioners.csr import checked_edges, checked_weights
+from partitioners.csr import checked_edges, checked_weights, symmetric_csr
 
 
 @dataclass(frozen=True)
@@ -46,35 +46,23 @@ def quality(
         >>> quality(np.array([[0, 1, 2], [1, 2, 3]]), np.array([0, 0, 0, 1])).balance
         1.5
     """
-    sources, targets = checked_edges(edges, len(parts))
+    edges = checked_edges(edges, len(parts))
     if num_parts is None:
         num_parts = int(parts.max()) + 1
     if parts.min() < 0 or parts.max() >= num_parts:
         raise ValueError(
             f"parts are {parts.min()}..{parts.max()}; wanted 0..{num_parts - 1}: renumber or pass num_parts"
         )
+    csr = symmetric_csr(edges, len(parts), edge_weights)
     counts = np.bincount(parts, minlength=num_parts)
     weights = counts
     if node_weights is not None:
         weights = part_weights(parts, num_parts, checked_weights(node_weights, len(parts), "node_weights"))
     return Quality(
         num_parts=num_parts,
-        edge_cut=_edge_cut(sources, targets, parts, edge_weights),
+        edge_cut=csr.cut(parts) / max(1, int(csr.weights.sum()) // 2),  # both directions of each edge
         balance=float(weights.max() * num_parts / weights.sum()),
         smallest=int(counts.min()),
         largest=int(counts.max()),
         heaviest=int(weights.max()),
     )
-
-
-def _edge_cut(
-    sources: Int64[np.ndarray, " edges"],
-    targets: Int64[np.ndarray, " edges"],
-    parts: Int64[np.ndarray, " nodes"],
-    edge_weights: Int64[np.ndarray, " edges"] | None,
-) -> float:
-    links, cut = sources != targets, parts[sources] != parts[targets]
-    if edge_weights is not None:
-        edge_weights = checked_weights(edge_weights, len(sources), "edge_weights")
-        links, cut = edge_weights[links], edge_weights[cut]
-    return float(cut.sum() / links.sum()) if links.any() else 0.0

@@ -21,9 +21,8 @@ from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_batch import Sizes
 from gst.method.readouts import pool_nodes
-from gst.nn.bounds import PlanOptions
 from gst.nn.plans import FixedPlans, planned
-from gst.nn.sharing import Plan
+from gst.nn.sharing import Plan, PlanOptions
 from gst.nn.sparse import by_rows, product
 
 SIZES = (4000, 7500, 5500, 9000, 6000, 7000)

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -214,14 +215,14 @@ def measure(variant: str, setting: dict[str, Any], in_full: bool) -> dict[str, A
 
 def _stall(trainer: Trainer) -> float:
     """Share of the time that steps wait for their segments when these are read ahead."""
-    from gst.data.loader import Prefetched, Reader
+    from gst.data.loader import Prefetched
 
     def steps() -> Iterator[tuple[list[SegmentedGraph], Tensor, Tensor]]:
         for _ in range(trainer.setting.steps):
             yield trainer.draw()
 
     model = trainer.table
-    read = Prefetched(steps(), Reader(lambda step, ahead: model.draw(*step[:2], ahead), model.load))
+    read = Prefetched(steps(), lambda step, ahead: partial(model.load, model.draw(*step[:2], ahead)))
     for (_, _, targets), prefetched in read:
         with trainer.autocast():
             loss = pairwise_hinge(model(prefetched=prefetched), targets, 0.1)

@@ -38,8 +38,7 @@ from gst.method.fixed_batch import Sizes
 from gst.method.fixed_step import FixedStep
 from gst.method.rows import PrefetchedStep
 from gst.nn import SAGE
-from gst.nn.fingerprints import DeviceSharing
-from gst.nn.plans import set_sharing
+from gst.nn.plans import DeviceSharing, set_sharing
 from gst.programs.described import DEVICE, run_described
 from gst.util.progress import Progress, no_progress
 from gst.util.writing import write_json

@@ -13,19 +13,8 @@ if TYPE_CHECKING:
     from gst.cost.losses import LOSSES
     from gst.cost.metrics import METRICS, Metric, kendall_tau, slowdown_at_k
     from gst.cost.model import CostModel
-    from gst.cost.rescoring import Change, Rescorer
+    from gst.cost.rescoring import Rescorer
 
-_HOMES = {
-    "Change": "gst.cost.rescoring",
-    "CostModel": "gst.cost.model",
-    "LOSSES": "gst.cost.losses",
-    "METRICS": "gst.cost.metrics",
-    "Metric": "gst.cost.metrics",
-    "Rescorer": "gst.cost.rescoring",
-    "kendall_tau": "gst.cost.metrics",
-    "slowdown_at_k": "gst.cost.metrics",
-}
+__all__ = ["LOSSES", "METRICS", "CostModel", "Metric", "Rescorer", "kendall_tau", "slowdown_at_k"]
 
-__all__ = ["LOSSES", "METRICS", "Change", "CostModel", "Metric", "Rescorer", "kendall_tau", "slowdown_at_k"]
-
-__getattr__ = lazy_names("gst.cost", _HOMES)
+__getattr__ = lazy_names(__name__)

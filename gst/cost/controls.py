@@ -113,14 +113,16 @@ def summed_features(
     if num_groups > 1:
         owners = np.repeat(graph.row_ptr[:-1], np.diff(graph.config_ptr))
         groups[graph.config_columns] = graph.opcodes[graph.config_rows + owners]
-    counts: list[Features] = []
-    for part in np.array_split(configs, max(1, min(len(configs), len(configs) * columns * channels // AT_ONCE))):
-        counts.append(0)  # type: ignore[arg-type]
+    common = len(sums) + opcodes
+    result = np.zeros((len(configs), num_features(graph, opcodes)))
+    result[:, :common] = np.r_[sums, kinds]
+    parts = max(1, min(len(configs), len(configs) * columns * channels // AT_ONCE))
+    for part in np.array_split(np.arange(len(configs)), parts):
         for some in np.array_split(np.arange(columns), max(1, columns * channels // AT_ONCE)):
             check()
-            values = np.asarray(graph.config_features[part[:, None], some[None]])
-            counts[-1] = counts[-1] + _counts(values, groups[some], num_groups)
-    return np.concatenate([np.tile(np.r_[sums, kinds], (len(configs), 1)), np.concatenate(counts)], axis=1)
+            values = np.asarray(graph.config_features[configs[part, None], some[None]])
+            result[part, common:] += _counts(values, groups[some], num_groups)
+    return result
 
 
 def _counts(values: np.ndarray, groups: np.ndarray, num_groups: int) -> Features:

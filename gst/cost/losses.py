@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 Scores = Float[Tensor, "graphs configs"]
@@ -94,15 +94,10 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     present = ~sorted_targets.isnan()
     goodness = torch.where(present, -scores.double().gather(1, order), LEAST)
     from_here = nn.functional.pad(goodness.flip(1).logcumsumexp(1).flip(1), (0, 1), value=LEAST)
-    rest = from_here.gather(1, _first_slower(sorted_targets))
+    finite = torch.where(present, sorted_targets, torch.inf).contiguous()  # searched for the first larger target
+    rest = from_here.gather(1, torch.searchsorted(finite, finite, right=True))
     terms = torch.where(present, nn.functional.softplus(rest - goodness), 0.0)
     return (terms.sum() / present.sum().clamp(min=1)).to(scores.dtype)
-
-
-def _first_slower(ascending: Scores) -> Int64[Tensor, "graphs configs"]:
-    """Return the position of the first larger target in each row, or its length; NaN sorts last and equals itself."""
-    finite = torch.where(ascending.isnan(), torch.inf, ascending).contiguous()
-    return torch.searchsorted(finite, finite, right=True)
 
 
 def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:

@@ -61,11 +61,6 @@ def slowdown_at_k(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarr
     return (float(targets[top].min()) - best) / best if best else float("nan")
 
 
-def are_placeholders(targets: Float[np.ndarray, " configs"]) -> bool:
-    """True if the targets are withheld: the test parts of TpuGraphs hold 0 for every runtime."""
-    return bool((targets == 0).all())
-
-
 def tau(scores: Float[np.ndarray, " configs"], targets: Float[np.ndarray, " configs"]) -> float:
     """Return `kendall_tau`, 0 for constant scores of different targets.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ class CostModel:
             raise ValueError("all runtimes are equal: there is nothing to learn")
         mean, deviation = float(together.mean()), float(together.std())
         lessons = [
-            Lesson(segment(graph, self.settings["max_nodes"]), torch.from_numpy((log - mean) / deviation).float())
+            (segment(graph, self.settings["max_nodes"]), torch.from_numpy((log - mean) / deviation).float())
             for graph, log in zip(graphs, logs, strict=True)
             if len(log)
         ]
@@ -138,12 +137,9 @@ class CostModel:
         """Read a file that `save` wrote; raise ValueError if it is missing, damaged, or of another version."""
         try:
             content = read_tensors(Path(path))
-            schema = content["schema"]
-        except DAMAGE as error:
-            raise ValueError(f"{path} is no saved cost model ({type(error).__name__}: {plain(error)})") from error
-        if not isinstance(schema, int) or schema != SCHEMA:
-            raise ValueError(f"{path} has schema {shown(schema)}, this version reads {SCHEMA}; fit it again")
-        try:
+            if content["schema"] != SCHEMA:
+                schema = shown(content["schema"])
+                raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}; fit it again")
             settings, states = content["settings"], content["members"]
             if settings["members"] != len(states):
                 raise ValueError(f"it has {len(states)} members")
@@ -159,12 +155,8 @@ class CostModel:
         return model
 
 
-@dataclass(frozen=True, eq=False)
-class Lesson:
-    """A graph, and the normalised logarithms of runtimes of its configurations."""
-
-    graph: SegmentedGraph
-    labels: Float[Tensor, " configs"]
+Lesson = tuple[SegmentedGraph, Float[Tensor, " configs"]]
+"""A graph, and the normalised logarithms of runtimes of its configurations."""
 
 
 class Member:
@@ -190,20 +182,20 @@ class Member:
         model = self._estimator(table)
         if self.is_new():  # lazy layers get their widths
             with seeded(self.seed):
-                model.embed([lessons[0].graph], torch.zeros(1, 1, dtype=torch.long))
+                model.embed([lessons[0][0]], torch.zeros(1, 1, dtype=torch.long))
         optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-        steps = epochs * sum(-(-len(lesson.labels) // configs_per_step) for lesson in lessons)
+        steps = epochs * sum(-(-len(labels) // configs_per_step) for _, labels in lessons)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         model.train()
         history = []
         for epoch in range(epochs):
             losses = []
-            for lesson, part in self._deal(lessons, configs_per_step):
-                scores = model([lesson.graph], part[None])[0]
-                loss = nn.functional.mse_loss(scores, lesson.labels[part])
+            for (graph, labels), part in self._deal(lessons, configs_per_step):
+                scores = model([graph], part[None])[0]
+                loss = nn.functional.mse_loss(scores, labels[part])
                 if not loss.isfinite():
                     raise ValueError(
-                        f"the loss became {loss.item()} in epoch {epoch} at graph {lesson.graph.name!r}; lower "
+                        f"the loss became {loss.item()} in epoch {epoch} at graph {graph.name!r}; lower "
                         "learning_rate, or look for extreme features or runtimes there. The cost model is as it was "
                         "before fit()"
                     )
@@ -233,7 +225,7 @@ class Member:
         lists = [
             (lesson, part)
             for lesson in lessons
-            for part in torch.randperm(len(lesson.labels), generator=self._generator).split(size)
+            for part in torch.randperm(len(lesson[1]), generator=self._generator).split(size)
         ]
         for k in torch.randperm(len(lists), generator=self._generator).tolist():
             yield lists[k]

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from gst.data.synthetic import SyntheticPrograms
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
-_HOMES = {
-    "GraphSource": "gst.data.source",
-    "MalNet": "gst.data.malnet",
-    "SyntheticPrograms": "gst.data.synthetic",
-    "TpuGraphs": "gst.data.tpugraphs",
-    "TpuGraphsCollection": "gst.data.collections",
-    "group_of": "gst.data.source",
-    "read_hlo": "gst.data.hlo",
-    "write_npz": "gst.data.tpugraphs",
-}
-
 __all__ = [
     "GraphSource",
     "MalNet",
@@ -40,4 +29,4 @@ __all__ = [
     "write_npz",
 ]
 
-__getattr__ = lazy_names("gst.data", _HOMES)
+__getattr__ = lazy_names(__name__)

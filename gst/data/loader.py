@@ -1,9 +1,12 @@
-"""Steps of training: configurations of graphs, split into parts, dealt out in seeded order and read one step ahead."""
+"""Steps of training: configurations of graphs, split into parts, dealt out in seeded order and read one step ahead.
+
+`collate` is for loaders of torch.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -11,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from gst.data.source import group_of
 from gst.graphs.segments import SegmentedGraph
@@ -20,7 +24,6 @@ Selection = tuple[SegmentedGraph, Int64[Tensor, " _"]]
 """A graph and some of its configurations."""
 
 Item = TypeVar("Item")
-Draw = TypeVar("Draw")
 Read = TypeVar("Read")
 
 
@@ -30,7 +33,7 @@ class Step:
 
     Args:
         configs: configurations of each graph, padded with -1; targets are NaN there. A graph may occur twice.
-        prefetched: data that a `Reader` read for the step.
+        prefetched: data that `StepLoader.reader` read for the step.
         peers: the step over all processes, of which this is the part of one process.
     """
 
@@ -41,36 +44,26 @@ class Step:
     peers: Peers | None = None
 
 
-@dataclass(frozen=True)
-class Reader(Generic[Item, Draw, Read]):
-    """Two functions that read a step.
-
-    Args:
-        draw: `draw(step, ahead)` decides what to read, in the caller's thread and so in a fixed order. `ahead` is 1
-            before the previous step is computed; if it returns None then, it is called again with 0 afterwards.
-        load: reads the result of `draw`, in its own thread.
-    """
-
-    draw: Callable[[Item, int], Draw | None]
-    load: Callable[[Draw], Read]
+Begin = Callable[[Item, int], Callable[[], Read] | None]
+"""`begin(step, ahead)` decides what to read, in the caller's thread and so in a fixed order. The result reads it, in a
+thread of its own. `ahead` is 1 before the previous step is computed; if it returns None then, it is called again with 0
+afterwards."""
 
 
-class Prefetched(Generic[Item, Draw, Read]):
-    """Iterable of `(step, load(draw(step)))` that loads one step ahead wherever `draw` can decide ahead.
+class Prefetched(Generic[Item, Read]):
+    """Iterable of steps, each with what was read for it one step ahead, wherever `begin` can decide ahead.
 
     Attributes:
-        waited: seconds that the consumer waited for loads, except the first.
+        waited: seconds that the consumer waited for reads, except the first.
         passed: seconds since the first step was yielded.
 
     Examples:
-        >>> list(Prefetched([1, 2, 3], Reader(lambda step, ahead: 10 * step, lambda number: number + 1)))
+        >>> list(Prefetched([1, 2, 3], lambda step, ahead: lambda: 10 * step + 1))
         [(1, 11), (2, 21), (3, 31)]
     """
 
-    def __init__(
-        self, steps: Iterable[Item], reader: Reader[Item, Draw, Read], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.steps, self.reader, self._clock = steps, reader, clock
+    def __init__(self, steps: Iterable[Item], begin: Begin[Item, Read]) -> None:
+        self.steps, self._begin = steps, begin
         self.waited = self.passed = 0.0
 
     def __iter__(self) -> Iterator[tuple[Item, Read]]:
@@ -80,24 +73,24 @@ class Prefetched(Generic[Item, Draw, Read]):
         with ThreadPoolExecutor(1, "prefetch") as thread:
             step = next(steps, None)
             while step is not None:
-                asked = self._clock()
-                pending = pending or self._begin(thread, step, 0)
-                assert pending is not None, "draw decides when no step before is still to be computed"
+                asked = time.perf_counter()
+                pending = pending or self._submit(thread, step, 0)
+                assert pending is not None, "`begin` decides when no step before is still to be computed"
                 read = pending.result()
-                handed = self._clock()
+                handed = time.perf_counter()
                 if began is not None:
                     self.waited += handed - asked
                 began = handed if began is None else began
                 self.passed = handed - began
                 following = next(steps, None)
-                pending = None if following is None else self._begin(thread, following, 1)
+                pending = None if following is None else self._submit(thread, following, 1)
                 yield step, read
-                self.passed = self._clock() - began
+                self.passed = time.perf_counter() - began
                 step = following
 
-    def _begin(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
-        request = self.reader.draw(step, ahead)
-        return None if request is None else thread.submit(self.reader.load, request)
+    def _submit(self, thread: ThreadPoolExecutor, step: Item, ahead: int) -> Future[Read] | None:
+        read = self._begin(step, ahead)
+        return None if read is None else thread.submit(read)
 
 
 class StepLoader:
@@ -121,7 +114,7 @@ class StepLoader:
         lists_per_graph: most lists of each graph in an epoch; all if None.
 
     Attributes:
-        reader: if set, reads each step while the previous one is computed.
+        reader: if set, reads each step while the previous one is computed (`Begin`).
         stall: share of the last epoch's time spent waiting for `reader`.
     """
 
@@ -138,7 +131,7 @@ class StepLoader:
         self.rank, self.world_size = rank, world_size
         self.lists_per_graph, self.shuffle, self.seed = lists_per_graph, shuffle, seed
         self.epoch = 0
-        self.reader: Reader[Step, Any, Any] | None = None
+        self.reader: Begin[Step, Any] | None = None
         self.stall = 0.0
         self._position = self._resume_at = 0
 
@@ -273,3 +266,23 @@ def split(
         for part, piece in zip(parts, pieces, strict=True):
             part.append((graph, piece.sort().values))
     return parts
+
+
+def collate(items: Sequence[Any]) -> Any:
+    """Collate segmented graphs to a list and all other items as torch does: `collate_fn=gst.collate`.
+
+    Examples:
+        >>> import numpy as np, gst
+        >>> cut = gst.segment(gst.Graph(np.zeros((3, 1), np.float32), np.zeros((2, 0), np.int64)))
+        >>> graphs, labels = collate([(cut, 1), (cut, 0)])
+        >>> len(graphs), labels
+        (2, tensor([1, 0]))
+    """
+    first = items[0]
+    if isinstance(first, SegmentedGraph):
+        return list(items)
+    if isinstance(first, Mapping):
+        return {key: collate([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple | list):
+        return [collate(column) for column in zip(*items, strict=True)]
+    return default_collate(list(items))

@@ -33,22 +33,18 @@ def read_edge_list(path: Path) -> Int64[np.ndarray, "2 edges"]:
     """
     ids: list[int] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        words = line.split()
+        words, shown = line.split(), f"got {line[:40].decode(errors='replace')!r}"
         if not words or words[0].startswith(b"#"):
             continue
         if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):
-            raise ValueError(f"{path}, line {number}: {_shown(line)}, want two node ids such as `12 7`")
+            raise ValueError(f"{path}, line {number}: {shown}, want two node ids such as `12 7`")
         if max(len(word) for word in words) > len(str(LARGEST_ID)):
-            raise ValueError(f"{path}, line {number}: {_shown(line)}, a node id of more than {LARGEST_ID}")
+            raise ValueError(f"{path}, line {number}: {shown}, a node id of more than {LARGEST_ID}")
         ids += map(int, words)
     if not ids:
         raise ValueError(f"{path} holds no edges; it is empty or cut off, fetch it again")
     nodes = np.unique(np.array(ids), return_inverse=True)[1]
     return np.ascontiguousarray(nodes.reshape(-1, 2).T)
-
-
-def _shown(line: bytes) -> str:
-    return f"got {line[:40].decode(errors='replace')!r}"
 
 
 def degree_profile(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Float64[np.ndarray, "nodes 5"]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gst.graphs.conversion import from_pyg, is_hetero
+from gst.graphs.graph import from_pyg, is_hetero
 from gst.method.batch import ExpandedBatch
 
 __all__ = ["EdgesByType", "NodesByType", "from_pyg", "hetero_inputs"]

@@ -54,10 +54,9 @@ def synthetic_program(
     for part in chunks(num_nodes, chunk):
         opcodes[part] = generator.integers(NUM_OPCODES, size=part.stop - part.start)
     sizes = empty_array(scratch, "sizes", (num_nodes,), np.float64)
-    for part in chunks(num_nodes, chunk):
-        sizes[part] = np.exp(generator.normal(3.0, 1.0, part.stop - part.start))
     node_features = empty_array(scratch, "node_features", (num_nodes, 1), np.float32)
     for part in chunks(num_nodes, chunk):
+        sizes[part] = np.exp(generator.normal(3.0, 1.0, part.stop - part.start))
         node_features[part, 0] = np.log(sizes[part])
 
     cost = generator.uniform(0.5, 4.0, (NUM_OPCODES, NUM_LAYOUTS))

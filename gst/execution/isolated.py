@@ -33,8 +33,7 @@ from gst.machine.devices import Device, least_memory_limit, limit_memory, select
 from gst.machine.load import LoadGate, LoadMeter, lock_devices
 from gst.programs import Program, kind_for
 from gst.programs.traces import traced
-from gst.util.child import Child, ChildFailed, connect
-from gst.util.process import WAITING
+from gst.util.process import WAITING, Child, ChildFailed, connect
 from gst.util.progress import notice
 
 START_LIMIT_S = 900.0  # to import, trace, perhaps compile the interpreter or a plan, and run the program once

@@ -6,10 +6,7 @@ TpuGraphs make 1,500 different pairs of a segment and its features, not 167,335.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,33 +16,7 @@ from gst.graphs.segments import SegmentedGraph
 
 BLOCK_BYTES = 1 << 26  # of configuration features read at once
 FIRST_COLUMNS = 8  # of a segment that are hashed first: where they tell all configurations apart, no more are read
-Result = TypeVar("Result")
 MOST_COPIES = 8  # results remembered by the content of graphs, the last used ones
-
-
-@dataclass(eq=False)
-class OnceForEach(Generic[Result]):
-    """A function of graphs that is computed once for each and remembered as long as the graph is in memory.
-
-    A `DataLoader` with workers unpickles a graph anew for every step; its fingerprint finds the result of an earlier
-    copy. `compute` may depend on nothing but the content that the fingerprint covers.
-    """
-
-    compute: Callable[[SegmentedGraph], Result]
-    _of_graph: WeakKeyDictionary[SegmentedGraph, Result] = field(default_factory=WeakKeyDictionary, init=False)
-    _of_content: OrderedDict[str, Result] = field(default_factory=OrderedDict, init=False)
-
-    def __call__(self, graph: SegmentedGraph) -> Result:
-        if graph not in self._of_graph:
-            content = graph.fingerprint if graph.is_copy else None  # of others it would read all of the graph
-            earlier = self._of_content.get(content) if content is not None else None
-            self._of_graph[graph] = self.compute(graph) if earlier is None else earlier
-            if content is not None:
-                self._of_content[content] = self._of_graph[graph]
-                self._of_content.move_to_end(content)
-                while len(self._of_content) > MOST_COPIES:
-                    self._of_content.popitem(last=False)
-        return self._of_graph[graph]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +41,13 @@ class ConfigClasses:
         return classes
 
 
+_of_graph: WeakKeyDictionary[SegmentedGraph, ConfigClasses] = WeakKeyDictionary()
+_of_content: dict[str, ConfigClasses] = {}
+
+
 def config_classes(graph: SegmentedGraph) -> ConfigClasses:
     """Return the classes of configurations of `graph`. The first call reads its configuration features, a bounded part
-    at a time; the result, at most 4 bytes for each configuration and segment, is remembered (`OnceForEach`).
+    at a time; the result, at most 4 bytes for each configuration and segment, is remembered as long as the graph.
 
     Configurations are compared by hashes of 64 bits; two different ones of a graph with 10^5 configurations have the
     same with a probability of 3e-10.
@@ -86,11 +61,20 @@ def config_classes(graph: SegmentedGraph) -> ConfigClasses:
         >>> config_classes(segment(graph, parts=np.array([0, 1]))).of(np.arange(3)).tolist()
         [[0, 1, 0], [0, 0, 1]]
     """
-    return _classes(graph)
+    classes = _of_graph.get(graph)
+    if classes is None:
+        # A `DataLoader` with workers unpickles a graph for every step; the fingerprint of others would read them whole.
+        content = graph.fingerprint if graph.is_copy else ""
+        classes = _of_content.pop(content, None) or _compared(graph)
+        if content:
+            _of_content[content] = classes  # the one used last comes last
+            if len(_of_content) > MOST_COPIES:
+                del _of_content[next(iter(_of_content))]
+        _of_graph[graph] = classes
+    return classes
 
 
-@OnceForEach
-def _classes(graph: SegmentedGraph) -> ConfigClasses:
+def _compared(graph: SegmentedGraph) -> ConfigClasses:
     counts, place = np.ones(graph.num_segments, np.int64), np.full(graph.num_segments, -1)
     rows: list[np.ndarray] = []
     for segment in np.flatnonzero(np.diff(graph.config_ptr)).tolist():

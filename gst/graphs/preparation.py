@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,8 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +22,7 @@ from jaxtyping import Int64
 from gst.graphs.graph import Graph
 from gst.graphs.segments import ARRAYS, Cutting, Job
 from gst.util.arrays import ArrayWriter, Record
+from gst.util.process import Child, ChildFailed, connect
 from partitioners import METHODS, partition
 
 PATIENCE = 1.0  # seconds of partitioning before processes are worth their start
@@ -79,7 +76,11 @@ class Preparation:
                 return
             self._writer.keep(position)
             self._resumed = position
-        cut = self._cutting(graph, position)
+        max_nodes, halo, block_nodes = (self.settings[key] for key in ("max_nodes", "halo", "block_nodes"))
+        scratch = self._scratch / str(position) if graph.num_nodes > block_nodes else None
+        if scratch is not None:
+            scratch.mkdir(parents=True)
+        cut = Cutting(graph, max_nodes, halo, block_nodes, scratch)
         for job in cut.jobs():
             self._waiting.append((cut, record, self._partitioning.submit(job)))
             while self._waiting and (len(self._waiting) > self.workers or self._waiting[0][2].done()):
@@ -93,14 +94,6 @@ class Preparation:
         if self._added < self._resumed:
             self._writer.keep(self._added)
         return self._writer.finished, self._writer.sizes()
-
-    def _cutting(self, graph: Graph, position: int) -> Cutting:
-        max_nodes, halo, block_nodes = (self.settings[key] for key in ("max_nodes", "halo", "block_nodes"))
-        if graph.num_nodes <= block_nodes:
-            return Cutting(graph, max_nodes, halo, block_nodes)
-        scratch = self._scratch / str(position)
-        scratch.mkdir(parents=True)
-        return Cutting(graph, max_nodes, halo, block_nodes, scratch)
 
     def _take(self) -> None:
         """Wait for the partition asked for first, and write its graph if it was the last one of that."""
@@ -132,7 +125,7 @@ class Partitioning:
         self._spent = 0.0
         self._threads = ThreadPoolExecutor(workers)
         self._of_thread = threading.local()
-        self._processes: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._children: list[Child] = []
 
     def __enter__(self) -> Partitioning:
         return self
@@ -141,12 +134,11 @@ class Partitioning:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            for process, _ in self._processes:
-                process.kill()
+            for child in self._children:
+                child.process.kill()
         self._threads.shutdown(cancel_futures=True)
-        for process, connection in self._processes:
-            connection.close()
-            process.wait()
+        for child in self._children:
+            child.end()
 
     def submit(self, job: Job) -> Future[Parts]:
         """Answer one job, here or in a process."""
@@ -161,29 +153,18 @@ class Partitioning:
 
     def _ask(self, job: Job, options: dict[str, Any]) -> Parts:
         """On a thread: have its process answer."""
-        if not hasattr(self._of_thread, "connection"):
-            self._of_thread.connection = self._start()
-        connection: Connection = self._of_thread.connection
+        if not hasattr(self._of_thread, "child"):
+            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+            self._of_thread.child = Child("gst.graphs.preparation", (), os.environ | {"PYTHONPATH": path})
+            self._children.append(self._of_thread.child)
         try:
-            connection.send((job, METHODS.get(self.method), options))
-            answer = connection.recv()
-        except (EOFError, OSError) as error:
-            message = "a process that partitions died, perhaps for want of memory; use fewer workers or smaller blocks"
+            answer = self._of_thread.child.ask((job, METHODS.get(self.method), options))
+        except ChildFailed as error:
+            message = f"a process that partitions {error}; use fewer workers or smaller blocks"
             raise ChildProcessError(message) from error
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _start(self) -> Connection:
-        ours, theirs = Pipe()
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gst.graphs.preparation", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
-        theirs.close()
-        self._processes.append((process, ours))
-        return ours
 
 
 def _can_travel(method: str) -> bool:
@@ -196,8 +177,7 @@ def _can_travel(method: str) -> bool:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C too, and hangs up
-    connection: Connection = Connection(int(sys.argv[1]))
+    connection, _ = connect()
     while True:
         try:
             job, method, options = connection.recv()

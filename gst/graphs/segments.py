@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
-from gst.graphs.conversion import from_pyg, is_pyg
-from gst.graphs.graph import CHUNK, DATA, Graph, chunks, empty_array
+from gst.graphs.graph import CHUNK, DATA, Graph, chunks, empty_array, from_pyg, is_pyg
 from gst.util.arrays import Mapped, PackedArray, as_bytes
 from partitioners import num_parts_for, partition
 

@@ -6,7 +6,6 @@ absent. A killed preparation leaves `.partial-...`, and the next one of the same
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from gst.graphs.preparation import Preparation
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
 from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
 from gst.util.untrusted import plain, read_object, shown
-from gst.util.writing import atomic_write
+from gst.util.writing import atomic_write, locked_file
 
 SCHEMA = 3
 DTYPES = {
@@ -70,7 +69,12 @@ def prepare(
         graphs = list(graphs)  # they may be gone over twice
     settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes}
     fingerprint = getattr(graphs, "fingerprint", str)()
-    key, name = _look_up(root, settings, fingerprint) if fingerprint else _compare(root, settings, graphs)
+    if fingerprint:
+        key = _digest(settings, [fingerprint])
+        note = root / "sources" / key
+        name = note.read_text() if note.is_file() else ""
+    else:
+        key, name = _compare(root, settings, graphs)
     if name and (root / name).is_dir():
         return root / name
     named = _named(graphs)
@@ -84,15 +88,15 @@ def prepare(
         meta = {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records}
         (partial / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
         (partial / JOURNAL).unlink()
-        final = root / _digest(settings, [_content(record["name"], record["digest"]) for record in records])
+        final = root / _digest(settings, [f"{record['name']} {record['digest']}" for record in records])
         try:
             partial.rename(final)
         except OSError:
             if not final.is_dir():  # else another process was faster
                 raise
     if fingerprint:
-        with atomic_write(root / "sources" / key) as note:
-            note.write(final.name)
+        with atomic_write(note) as file:
+            file.write(final.name)
     return final
 
 
@@ -117,23 +121,12 @@ def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
     return shortened(digest)
 
 
-def _content(name: str, digest: str) -> str:
-    return f"{name} {digest}"
-
-
-def _look_up(root: Path, settings: dict[str, Any], fingerprint: str) -> tuple[str, str]:
-    """The key of a source and these settings, and the name of the store made from them, if one was."""
-    key = _digest(settings, [fingerprint])
-    note = root / "sources" / key
-    return key, note.read_text() if note.is_file() else ""
-
-
 def _compare(root: Path, settings: dict[str, Any], graphs: Iterable[Graph]) -> tuple[str, str]:
     """A key made from the first graph, and the name of the store that holds just these graphs, if there is one."""
     alike = dict(_stores(root, settings))
     read: list[str] = []
     for graph in _named(graphs):
-        read.append(_content(graph.name, graph.digest()))
+        read.append(f"{graph.name} {graph.digest()}")
         alike = {name: contents for name, contents in alike.items() if contents[: len(read)] == read}
         if not alike:
             break
@@ -146,17 +139,17 @@ def _stores(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, list[st
         with suppress(ValueError, KeyError, TypeError):
             meta = _read_meta(path.parent)
             if meta["settings"] == settings:
-                yield path.parent.name, [_content(record["name"], record["digest"]) for record in meta["graphs"]]
+                yield path.parent.name, [f"{record['name']} {record['digest']}" for record in meta["graphs"]]
 
 
 @contextmanager
 def _workplace(root: Path, key: str) -> Iterator[Path]:
     """Yield a directory to write in, that of a killed preparation if there is one, and remove it afterwards."""
     root.mkdir(parents=True, exist_ok=True)
-    shared, path = root / f".partial-{key}", root / f".lock-{key}"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # a file: network file systems lock no directories
-    killed, ours = False, _locked(lock, path)
-    partial = shared if ours else Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+    path, killed, lock = root / f".lock-{key}", False, None
+    with suppress(ValueError, OSError):  # another process writes there, or the file system has no locks
+        lock = locked_file(path)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root)) if lock is None else root / f".partial-{key}"
     try:
         partial.mkdir(exist_ok=True)
         yield partial
@@ -164,20 +157,11 @@ def _workplace(root: Path, key: str) -> Iterator[Path]:
         killed = not isinstance(error, Exception) or isinstance(error, ChildProcessError)
         raise
     finally:
-        if not killed or not ours:
+        if not killed or lock is None:
             shutil.rmtree(partial, ignore_errors=True)
-        if ours:
+        if lock is not None:
             path.unlink(missing_ok=True)
-        os.close(lock)
-
-
-def _locked(lock: int, path: Path) -> bool:
-    """True if the file at `path`, open as `lock`, is ours alone now; False if its owner has removed it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), path.stat())
-    except OSError:  # another one's, or gone, or on a file system that knows no locks
-        return False
+            lock.close()
 
 
 def _checksum(meta: dict[str, Any]) -> str:

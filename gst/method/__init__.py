@@ -2,5 +2,5 @@
 
 Segmented graphs and configurations go in, predictions come out. Read `estimator.py` first: a step draws (`draws.py`),
 encodes (`encoding.py`), pulls and pushes rows (`rows.py`; `exchange.py` over several processes) and combines both
-(`combination.py`) by the weights of an estimate (`estimates.py`). `fixed_step.py` is the same step with fixed shapes;
+by the weights of an estimate (`estimates.py`). `fixed_step.py` is the same step with fixed shapes;
 `recorded.py` launches it as one graph."""

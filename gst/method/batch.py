@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,8 @@ class SegmentBatch:
             return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
 
         if device.type == "cpu" or self.edge_index.device.type != "cpu":
-            return self._each(move)
-        here = self._each(partial(move, device=self.edge_index.device))
+            return self.placed(map(move, self.tensors().values()))
+        here = self.placed(move(each, self.edge_index.device) for each in self.tensors().values())
         moved = here.placed(sent(here.tensors(), device).values())
         object.__setattr__(moved, "host", self)
         return moved
@@ -99,27 +99,21 @@ class SegmentBatch:
         """All of them by name, those of `node_data` and `edge_data` too."""
         every: dict[str, Tensor] = {}
         for entry in fields(self):
-            value: Any = getattr(self, entry.name) if entry.init else None
             if entry.name in DATA:
-                every |= {f"{entry.name}.{key}": each for key, each in value.items()}
-            elif value is not None:
-                every[entry.name] = value
+                every |= {f"{entry.name}.{key}": each for key, each in getattr(self, entry.name).items()}
+            elif entry.init:
+                every[entry.name] = getattr(self, entry.name)
         return every
 
     def placed(self, tensors: Iterable[Tensor]) -> SegmentBatch:
         """The same batch, made of these copies of its `tensors()`, in their order."""
-        each = iter(tensors)
-        return self._each(lambda _: next(each))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> SegmentBatch:
-        """A batch of what `change` makes of each tensor."""
-        tensors: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
-        for name, tensor in tensors.items():
-            if name in DATA:
-                tensors[name] = {key: change(each) for key, each in tensor.items()}
-            elif tensor is not None:
-                tensors[name] = change(tensor)
-        return SegmentBatch(**tensors)
+        each, made = iter(tensors), dict[str, Any]()
+        for entry in fields(self):
+            if entry.name in DATA:
+                made[entry.name] = {key: next(each) for key in getattr(self, entry.name)}
+            elif entry.init:
+                made[entry.name] = next(each)
+        return SegmentBatch(**made)
 
     def expanded(self) -> ExpandedBatch:
         """One copy of the batch for each configuration, for a GNN that knows no configurations."""

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from embedding_cache.table import KeyRanges
 from gst.graphs.config_classes import config_classes
-from gst.graphs.conversion import converted, is_hetero, is_pyg, sources_of
-from gst.graphs.graph import Graph
+from gst.graphs.graph import Graph, converted, is_hetero, is_pyg, sources_of
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import SegmentBatch, assemble, check_alike
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import Parameter
 from typing import Any, Literal
 
@@ -20,14 +19,13 @@ from gst.graphs.graph import NAMES_TAKEN
 from gst.method.batch import ExpandedBatch, NodeStates, SegmentBatch, assemble
 from gst.method.draws import Catalogue
 from gst.method.readouts import Combination, Rows, pool_nodes
-from gst.method.signatures import CATCHING, parameters_of
 
 Source = str | Callable[[ExpandedBatch], Any]
 
 Inputs = Literal["batch", "data"] | Mapping[str, Source]
 """A whole `SegmentBatch`, a whole `ExpandedBatch`, or a field or function of the batch for each argument by name."""
 
-
+CATCHING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 COUNTS_CONTEXT = (
     "the encoder returned one row for each segment, which counts context nodes of a halo again; return one row for "
     "each node (pooling=... pools them), take the SegmentBatch and pool its `owned` nodes, or cut with halo=0"
@@ -275,28 +273,6 @@ def parameter_of(module: nn.Module, otherwise: Tensor) -> Tensor:
     return next(floats, otherwise)
 
 
-def version(module: object) -> tuple[Any, ...]:
-    """Return a value that changes with a parameter, buffer, plain tensor or number of a module; constant for FSDP's
-    shards. On accelerators, for which the host would wait, it misses writes through `data`."""
-    if not isinstance(module, nn.Module):
-        return (0,)
-    own = [(name, value) for layer in module.modules() for name, value in vars(layer).items()]
-    tensors = [*module.parameters(), *module.buffers(), *(value for _, value in own if isinstance(value, Tensor))]
-    if any(hasattr(tensor, "to_local") or tensor.is_inference() for tensor in tensors):
-        return (0,)
-    plain = tuple(each for each in own if each[0] != "training" and isinstance(each[1], bool | int | float | str))
-    return *map(_identity, tensors), *plain
-
-
-def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    if nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-        return id(tensor), tensor.dtype
-    if tensor.device.type != "cpu":
-        return id(tensor), tensor.dtype, tensor._version, tensor.data_ptr()
-    values = tensor.detach().resolve_conj().flatten().clone()  # NumPy would fix the size of memory that FSDP frees
-    return id(tensor), tensor.dtype, zlib.crc32(values.view(torch.uint8).numpy().data)
-
-
 @contextmanager
 def evaluating(*modules: object) -> Iterator[None]:
     """Put modules into evaluation mode inside the context, and each of their layers back into its own mode after it."""
@@ -345,7 +321,10 @@ def _pooled(
     if returned.dim() == 2:
         returned = returned[:, None].expand(-1, batch.num_configs, -1)
     if len(returned) == batch.num_nodes:
-        return pool_nodes(_changed(_unshared(returned), phi), batch, pooling)
+        nodes, configs, channels = returned.shape
+        every = torch.arange(nodes * configs, device=returned.device).view(nodes, configs)
+        states = NodeStates(returned.reshape(nodes * configs, channels), every)
+        return pool_nodes(_changed(states, phi), batch, pooling)
     if len(returned) == batch.num_segments:
         if phi is not None or pooling == "softmax":
             raise ValueError("the readout goes over nodes, and the encoder returned one row for each segment")
@@ -360,12 +339,6 @@ def _pooled(
 
 def _changed(states: NodeStates, phi: Rows | None) -> NodeStates:
     return states if phi is None else NodeStates(phi(states.rows), states.row_of)
-
-
-def _unshared(rows: Float[Tensor, "nodes configs channels"]) -> NodeStates:
-    nodes, configs, channels = rows.shape
-    every = torch.arange(nodes * configs, device=rows.device).view(nodes, configs)
-    return NodeStates(rows.reshape(nodes * configs, channels), every)
 
 
 def complaints(encoder: object, inputs: Inputs | None = None) -> list[str]:
@@ -389,23 +362,100 @@ def complaints(encoder: object, inputs: Inputs | None = None) -> list[str]:
     return found
 
 
-def warn_about(encoder: object, inputs: Inputs | None = None, stacklevel: int = 3) -> None:
-    """Warn of the `complaints`, in the name of whoever called the caller."""
-    for complaint in complaints(encoder, inputs):
-        warnings.warn(complaint, stacklevel=stacklevel)
-
-
 def _needs_segments(layer: nn.Module) -> bool:
     """True if `layer` mixes all nodes unless it gets `batch`: PyG's GraphNorm, LayerNorm over graphs, GPSConv, ..."""
     named_so = type(layer).__name__.endswith(("Norm", "GPSConv"))
     return named_so and "batch" in inspect.signature(layer.forward).parameters and getattr(layer, "mode", "") != "node"
 
 
-def _names(encoder: nn.Module, fits: Callable[[nn.Module], bool], most: int = 3) -> str:
-    """The layers that fit, by class and place, the first `most` of them."""
+def _names(encoder: nn.Module, fits: Callable[[nn.Module], bool]) -> str:
+    """The layers that fit, by class and place, the first three of them."""
     found = [
         f"{type(layer).__name__} at {place}" if place else type(layer).__name__
         for place, layer in encoder.named_modules()
         if fits(layer)
     ]
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+# Arguments of encoders, also of those behind wrappers that hand their arguments on (`*args, **kwargs`) ---------------
+
+
+def parameters_of(encoder: Callable[..., Any]) -> list[Parameter]:
+    """Return the arguments of `encoder`. Those of the only module or function behind `*args` or `**kwargs` take their
+    place; `*args` and `**kwargs` themselves remain where there is none, or more than one.
+
+    Examples:
+        >>> from torch.optim.swa_utils import AveragedModel
+        >>> [parameter.name for parameter in parameters_of(AveragedModel(nn.Bilinear(2, 2, 3)))]
+        ['input1', 'input2']
+    """
+    if isinstance(encoder, partial):
+        rest = parameters_of(encoder.func)[len(encoder.args) :]
+        return [each for each in rest if each.name not in encoder.keywords]
+    own = _own(encoder)
+    catching = {each.kind for each in own} & set(CATCHING)
+    inner = [parameters_of(each) for each in _behind(encoder)] if catching else []
+    if len(inner) != 1 or not _takes_graphs(inner[0]):
+        return own
+    named = [each for each in own if each.kind not in CATCHING]
+    more = [each for each in inner[0] if each.name not in {one.name for one in named}]
+    if Parameter.VAR_POSITIONAL not in catching:
+        more = [
+            each.replace(kind=Parameter.KEYWORD_ONLY) if each.kind not in CATCHING else each
+            for each in more if each.kind is not each.POSITIONAL_ONLY
+        ]  # fmt: skip
+    elif Parameter.VAR_KEYWORD not in catching:
+        hidden = (*CATCHING, Parameter.KEYWORD_ONLY)
+        more = [each.replace(kind=Parameter.POSITIONAL_ONLY) for each in more if each.kind not in hidden]
+    return named + more
+
+
+def modules_of(encoder: object) -> list[nn.Module]:
+    """Return the modules that `encoder` is, or that its closure or object holds."""
+    if isinstance(encoder, nn.Module):
+        return [encoder]
+    return [each for each in _references(encoder) if isinstance(each, nn.Module)]
+
+
+def _own(encoder: Callable[..., Any]) -> list[Parameter]:
+    if names := getattr(getattr(encoder, "signature", None), "param_dict", {}):  # PyG's Sequential
+        return [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    called = encoder.forward if isinstance(encoder, nn.Module) else encoder
+    if schema := getattr(called, "schema", None):  # torch.jit.trace
+        return [
+            Parameter(
+                each.name, Parameter.POSITIONAL_OR_KEYWORD,
+                default=each.default_value if each.has_default_value() else Parameter.empty,
+            )
+            for each in schema.arguments[1:]
+        ]  # fmt: skip
+    return list(inspect.signature(called).parameters.values())
+
+
+def _takes_graphs(parameters: list[Parameter]) -> bool:
+    required = [each for each in parameters if each.default is each.empty and each.kind not in CATCHING]
+    return len(required) > 1 or any(each.name in ("x", "edge_index", "data", "batch") for each in required)
+
+
+def _behind(encoder: object) -> list[Any]:
+    """Return the modules, else the functions, that may get the arguments of a wrapper."""
+    if isinstance(encoder, nn.Module):
+        return list({id(each): each for each in encoder.children()}.values())
+    references = list({id(each): each for each in _references(encoder)}.values())
+    return modules if (modules := [each for each in references if isinstance(each, nn.Module)]) else references
+
+
+def _references(encoder: object) -> Iterator[Any]:
+    """Yield the callables of a closure, of the globals that a function names, or of the attributes of an object."""
+    if isinstance(encoder, partial):
+        values: list[Any] = [encoder.func, *encoder.args, *encoder.keywords.values()]
+    elif inspect.isfunction(encoder):
+        variables = inspect.getclosurevars(encoder)
+        values = [*variables.nonlocals.values(), *variables.globals.values()]
+    elif inspect.ismethod(encoder):
+        owner = encoder.__self__
+        values = [owner] if isinstance(owner, nn.Module) else list(vars(owner).values())
+    else:
+        values = list(getattr(encoder, "__dict__", {}).values())
+    yield from (each for each in values if callable(each) and not inspect.isclass(each))

@@ -213,11 +213,13 @@ Part = tuple[Int64[Tensor, " chunk"], Float[Tensor, "chunk configs channels"]]
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Rows of the segments of one step."""
+    """Rows of the segments of one step.
 
-    @property
-    def are_of_now(self) -> bool:
-        """True if rows are what the encoder computes now, for every segment."""
+    Attributes:
+        are_of_now: True if rows are what the encoder computes now, for every segment.
+    """
+
+    are_of_now: bool = False
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         """Return the steps since each row was written; -1 where there is none, as at padding."""
@@ -227,10 +229,11 @@ class RowSource(Protocol):
 
     def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
         """Return the sum of `values` over all processes of the step."""
+        return values
 
 
-class RowsOfNow:
-    """`RowSource` of a model without a table: other segments are encoded too, without gradient.
+class RowsOfNow(RowSource):
+    """Rows of a model without a table: other segments are encoded too, without gradient.
 
     Args:
         encode: yields segments and their embeddings, some at a time.
@@ -246,9 +249,6 @@ class RowsOfNow:
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         return self._encode(is_read.nonzero().squeeze(1))
-
-    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
-        return values
 
 
 def combine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -120,7 +121,8 @@ class GraphSegmentTraining(nn.Module):
         self._entrance, self._first_look = draws.Entrance(max_nodes), FirstLook(check_encoder)
         self.register_load_state_dict_pre_hook(before_loading)
         self.register_load_state_dict_post_hook(after_loading)
-        encoding.warn_about(encoder, inputs)
+        for complaint in encoding.complaints(encoder, inputs):
+            warnings.warn(complaint, stacklevel=2)
 
     @torch.compiler.disable(recursive=False)  # torch.compile(model) compiles the encoder and the head
     def forward(

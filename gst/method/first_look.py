@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from gst.method.batch import NodeStates, SegmentBatch, assemble
 from gst.method.draws import Catalogue
-from gst.method.encoding import COUNTS_CONTEXT, complaints, embed_segments, encode_rows, evaluating
-from gst.method.signatures import modules_of
+from gst.method.encoding import COUNTS_CONTEXT, complaints, embed_segments, encode_rows, evaluating, modules_of
+from gst.util.random_numbers import seeded
 
 MOST_ROWS = 2000  # of a segment that is encoded, unless all have more
 OFF = "check_encoder=False leaves this check out"
@@ -280,12 +280,8 @@ def outcomes(
 ) -> list[Tensor | Exception]:
     """Return the embeddings of each batch, all from the same random numbers; the error where the encoder fails."""
     results: list[Tensor | Exception] = []
-    others = [] if device.type in ("cpu", "mps") else [torch.accelerator.current_device_index()]
-    with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
-        for batch in batches:
-            torch.random.default_generator.manual_seed(seed)
-            if others:
-                torch.get_device_module(device).manual_seed(seed)
+    for batch in batches:
+        with seeded(seed, [] if device.type == "mps" else [device]):
             try:
                 results.append(embed(encoder, batch).detach())
             except Exception as error:

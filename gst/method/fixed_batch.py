@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import SegmentBatch
+from gst.method.draws import Draw
 from gst.method.encoding import complaints
 from gst.util.packing import Packed, kinds_of
 
@@ -112,9 +113,10 @@ def largest_sums(
 
 
 @dataclass(frozen=True, eq=False)
-class PaddedBatch:
-    """A batch in memory of the host, padded to the sizes; `packed` is what goes to the device, and its memory."""
+class PaddedStep:
+    """A draw and its fresh segments in memory of the host, padded to the sizes; `packed` is what goes to the device."""
 
+    draw: Draw
     batch: SegmentBatch
     packed: Packed
 
@@ -140,13 +142,14 @@ class FixedBatch:
         self._packed: Packed | None = None
         self._checked: list[Any] = [each for each in modules(model.encoder) if hasattr(each, "check_batch")]
 
-    def load(self, batch: SegmentBatch, **others: Tensor) -> PaddedBatch:
-        """Pad a batch of the host, and `others`; a thread may do it ahead.
+    def load(self, draw: Draw, **others: Tensor) -> PaddedStep:
+        """Read and pad the fresh segments of a draw, and `others`; a thread may do it ahead.
 
         Raises:
             ValueError: the batch is too large; of its plans, `DoesNotFit`.
             NoFixedShapes: node features need a gradient.
         """
+        batch = draw.fresh_batch()
         if any(tensor.requires_grad for tensor in batch.tensors().values()):
             raise NoFixedShapes("a step of fixed shapes copies features, so they would get no gradient")
         for module in self._checked:
@@ -162,9 +165,9 @@ class FixedBatch:
         padded = batch.padded_to(*self.sizes[:4], packed.tensors)
         for values in (self.others, others):
             write_beginnings(packed.tensors, values)
-        return PaddedBatch(padded, packed)
+        return PaddedStep(draw, padded, packed)
 
-    def fill(self, step: PaddedBatch) -> None:
+    def fill(self, step: PaddedStep) -> None:
         """Copy a batch into the tensors of the first one.
 
         Raises:

@@ -7,26 +7,25 @@ table by itself (`EmbeddingTable.dense`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.dense import write_where
+from embedding_cache.index import write_where
 from embedding_cache.storage import Arrivals
 from gst.graphs.segments import SegmentedGraph
 from gst.method.draws import Draw
 from gst.method.encoding import apply_head
-from gst.method.estimates import Part, Sample, combine
+from gst.method.estimates import Part, RowSource, Sample, combine
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.fixed_batch import (
     FixedBatch,
     NoFixedShapes,
-    PaddedBatch,
+    PaddedStep,
     Sizes,
     encoder_refusal,
     hook_refusal,
@@ -34,14 +33,6 @@ from gst.method.fixed_batch import (
     write_beginnings,
 )
 from gst.method.rows import PULL_ROWS, OwnRows, first_of_each, report
-
-
-@dataclass(frozen=True, eq=False)
-class PaddedStep:
-    """A draw and its fresh segments, read and padded, in memory of the host."""
-
-    draw: Draw
-    padded: PaddedBatch
 
 
 class StepResults(NamedTuple):
@@ -52,8 +43,8 @@ class StepResults(NamedTuple):
     refused: Bool[Tensor, " rows"]
 
 
-class DeviceRows:
-    """`RowSource` of a table that has a row for every key (`EmbeddingTable.dense`): the device finds them itself.
+class DeviceRows(RowSource):
+    """Rows of a table that has a row for every key (`EmbeddingTable.dense`): the device finds them itself.
 
     Args:
         rows, steps: of all slots.
@@ -61,8 +52,6 @@ class DeviceRows:
         number: of the step.
         dtype: of the parts.
     """
-
-    are_of_now = False
 
     def __init__(
         self, rows: Float[Tensor, "slots channels"], steps: Int64[Tensor, " slots"],
@@ -81,9 +70,6 @@ class DeviceRows:
         for chunk in everything.split(max(1, PULL_ROWS // self._slots.shape[1])):
             slots = self._slots[chunk]
             yield chunk, torch.where((self.steps[slots] >= 0)[..., None], self.rows[slots], 0.0).to(self._dtype)
-
-    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
-        return values
 
 
 class FixedStep:
@@ -162,7 +148,7 @@ class FixedStep:
             is_written = torch.zeros(len(fresh), draw.configs.shape[1], dtype=torch.bool)
             is_written.flatten()[first_of_each(rows.keys[fresh].flatten())] = True
             others |= {"number": torch.tensor(draw.number), "slots": rows.keys + 1, "is_written": is_written}
-        return PaddedStep(draw, self._fixed.load(draw.fresh_batch(), **others))
+        return self._fixed.load(draw, **others)
 
     def places(self) -> tuple[Any, ...]:
         """Return settings of the model, and addresses and lengths of its table, which change as it grows."""
@@ -180,8 +166,8 @@ class FixedStep:
         self.model.step, self._kind, self._draw = step.draw.number, targets.dtype, step.draw
         is_here = targets.device.type == "cpu"
         if is_here:
-            write_beginnings(step.padded.packed.tensors, {"targets": targets})
-        self._fixed.fill(step.padded)
+            write_beginnings(step.packed.tensors, {"targets": targets})
+        self._fixed.fill(step)
         if not is_here:
             write_beginnings(self._fixed.tensors, {"targets": targets})
         if self.model.table is not None:

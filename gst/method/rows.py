@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from embedding_cache import EmbeddingTable
@@ -27,10 +28,22 @@ PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at on
 
 @runtime_checkable
 class StepRows(RowSource, Protocol):
-    """Rows of the table for the segments of one step, in this process."""
+    """Rows of the table for the segments of one step, in this process.
+
+    Attributes:
+        num_configs: configurations of the step.
+    """
+
+    num_configs: int
 
     def begin(self) -> None:
         """Begin to fetch rows that other processes hold, if there are any."""
+        return
+
+    def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
+        """Yield the segments that are read and their rows, at most `PULL_ROWS` rows or a single segment at a time."""
+        segments = is_read.nonzero().squeeze(1)
+        return ((chunk, self.of(chunk)) for chunk in segments.split(max(1, PULL_ROWS // self.num_configs)))
 
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none."""
@@ -101,17 +114,16 @@ class ModelKeys:
             )
 
 
-class OwnRows:
-    """`StepRows` of a table that belongs to this process alone.
+class OwnRows(StepRows):
+    """Rows of a table that belongs to this process alone.
 
     Args:
         like: returns a tensor on the device and in the dtype of the model.
     """
 
-    are_of_now = False
-
     def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor]) -> None:
         assert isinstance(keys.table, EmbeddingTable)
+        self.num_configs = draw.configs.shape[1]
         self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
 
     @cached_property
@@ -119,15 +131,9 @@ class OwnRows:
         """The keys of all segments; the first access may allocate them."""
         return self._model_keys.of(self._draw.catalogue, self._draw.configs)
 
-    def begin(self) -> None:
-        return
-
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
         return torch.where((self.keys >= 0) & (written >= 0), (self._draw.number - written).clamp(min=0), -1)
-
-    def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
-        return parts_of(self, is_read, self.keys.shape[1])
 
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         keys, like = self.keys[segments], self._like()
@@ -150,9 +156,6 @@ class OwnRows:
         if embedded:
             self.push(torch.cat([*embedded]), segments)
 
-    def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
-        return values
-
 
 def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:
     """Return where each key is first found, ascending; negative ones are none.
@@ -164,12 +167,6 @@ def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:
     distinct, inverse = keys.unique(return_inverse=True)
     first = torch.full_like(distinct, len(keys)).scatter_reduce(0, inverse, torch.arange(len(keys)), "amin")
     return first[distinct >= 0].sort().values
-
-
-def parts_of(rows: StepRows, is_read: Bool[Tensor, " segments"], num_configs: int) -> Iterator[Part]:
-    """Yield the segments that are read and their rows, at most `PULL_ROWS` rows or a single segment at a time."""
-    segments = is_read.nonzero().squeeze(1)
-    return ((chunk, rows.of(chunk)) for chunk in segments.split(max(1, PULL_ROWS // num_configs)))
 
 
 def require_finite_gradients(embedded: Tensor, encoder: object, pushed: Staged | Pushed) -> None:
@@ -233,9 +230,31 @@ class RowsVersion:
         return self._weights == weights
 
 
+def version(module: object) -> tuple[Any, ...]:
+    """Return a value that changes with a parameter, buffer, plain tensor or number of a module; constant for FSDP's
+    shards. On accelerators, for which the host would wait, it misses writes through `data`."""
+    if not isinstance(module, nn.Module):
+        return (0,)
+    own = [(name, value) for layer in module.modules() for name, value in vars(layer).items()]
+    tensors = [*module.parameters(), *module.buffers(), *(value for _, value in own if isinstance(value, Tensor))]
+    if any(hasattr(tensor, "to_local") or tensor.is_inference() for tensor in tensors):
+        return (0,)
+    plain = tuple(each for each in own if each[0] != "training" and isinstance(each[1], bool | int | float | str))
+    return *map(_identity, tensors), *plain
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    if nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+        return id(tensor), tensor.dtype
+    if tensor.device.type != "cpu":
+        return id(tensor), tensor.dtype, tensor._version, tensor.data_ptr()
+    values = tensor.detach().resolve_conj().flatten().clone()  # NumPy would fix the size of memory that FSDP frees
+    return id(tensor), tensor.dtype, zlib.crc32(values.view(torch.uint8).numpy().data)
+
+
 def weights_before_rows(model: Any) -> tuple[Any, ...]:
     """Return the version of all weights that compute the rows of a `GraphSegmentTraining`."""
-    return tuple(map(encoding.version, model.before_rows))
+    return tuple(map(version, model.before_rows))
 
 
 def freeze(model: Any) -> None:

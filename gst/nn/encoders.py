@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from gst.graphs.segments import SegmentedGraph
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.method.fixed_batch import Sizes
-from gst.nn.bounds import Direction, Part, PlanOptions
 from gst.nn.plans import FixedPlans, planned
-from gst.nn.sharing import Plan
+from gst.nn.sharing import Direction, Part, Plan, PlanOptions
 from gst.nn.sparse import by_rows, neighbour_max, product
 
 
@@ -69,12 +68,11 @@ class InputProjection(nn.Module):
 
     def of_configurations(self, features: Float[Tensor, "pairs columns"]) -> Float[Tensor, "pairs channels"]:
         """Return the features that a configuration gives a configurable node, row by row."""
-        return by_rows(self.config, self._readable(features))
-
-    def _readable(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
         if self.config_symbols:
-            return self._symbols(features)
-        return signed_log(features) if self.log_config else features
+            features = self._symbols(features)
+        elif self.log_config:
+            features = signed_log(features)
+        return by_rows(self.config, features)
 
     def _symbols(self, features: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows width"]:
         index = features.long() + 1

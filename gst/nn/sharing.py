@@ -16,9 +16,22 @@ from jaxtyping import Float64, Int32, Int64
 from torch import Tensor
 
 from gst.method.batch import SegmentBatch
-from gst.nn.bounds import Direction, Part
 from gst.nn.sparse import CsrMatrix, rounded, transposed
 from gst.util.compiled import compiled
+
+Direction = Literal["forward", "backward"]
+Part = Literal["own", "forward", "backward"]
+"""Where a message comes from: the node itself, those whose values it consumes, or those that consume its values."""
+
+PARTS = get_args(Part)
+
+
+class PlanOptions(NamedTuple):
+    """Settings of an encoder that its plans depend on (`Sharing.of`)."""
+
+    num_layers: int
+    directions: tuple[Direction, ...]
+    share: bool = True
 
 
 class Level(NamedTuple):
@@ -65,11 +78,6 @@ class Adjacency(NamedTuple):
     @property
     def degrees(self) -> Int64[np.ndarray, " nodes"]:
         return np.diff(self.starts)
-
-
-def all_apart(batch: SegmentBatch) -> Int32[np.ndarray, "nodes configs"]:
-    """Labels by which no two configurations look alike."""
-    return np.tile(np.arange(batch.num_configs, dtype=np.int32), (batch.num_nodes, 1))
 
 
 def at_first(batch: SegmentBatch) -> Int32[np.ndarray, "nodes configs"]:
@@ -242,7 +250,9 @@ class Sharing(Plan):
             "forward": Adjacency.of(consumers, producers, batch.num_nodes),
             "backward": Adjacency.of(producers, consumers, batch.num_nodes),
         }
-        alike = at_first(batch) if share else all_apart(batch)
+        alike = at_first(batch)
+        if not share:
+            alike[:] = np.arange(batch.num_configs)  # no two configurations look alike
         levels = [Level.of(alike)]
         for _ in range(num_layers):
             alike = alike.copy()

@@ -26,15 +26,7 @@ __all__ = [
     "place", "place_measured", "place_simulated", "plan_all", "save_plan",
 ]  # fmt: skip
 
-_MODULES = {
-    "api.place": "PlacedFunction place", "api.placed": "Placed load", "loop": "Loop",
-    "machines": "machine", "measured": "place_measured", "measured_plans": "MeasuredPlans",
-    "objectives": "Budgeted MeasuredObjective Measurer Objective Planned SimulatedObjective",
-    "planning": "PlacementResult Settings place_simulated plan_all", "task": "Task load_plan save_plan",
-}  # fmt: skip
-_HOMES = {name: f"gst.placement.{module}" for module, names in _MODULES.items() for name in names.split()}
-
-__getattr__ = lazy_names("gst.placement", {"Plan": "gst.lowering.plan", **_HOMES})
+__getattr__ = lazy_names(__name__)
 
 
 def __dir__() -> list[str]:

@@ -9,19 +9,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64
 
-from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan
 from gst.placement.fitted import FittedSimulator
-from gst.placement.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
+from gst.placement.measured_plans import plan_features, plans_graph
 from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.util.untrusted import DAMAGE, plain, read_object
 from gst.util.writing import write_json
 
 if TYPE_CHECKING:
-    from gst.cost.rescoring import Change, Rescorer
+    from gst.cost.rescoring import Rescorer
 
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 LEARNED = "learned_costs.json"  # learned parameters, from which searches of other programs start
@@ -46,9 +44,7 @@ class NetworkSurrogate(Surrogate):
         opcodes = int(task.graph.opcodes.max()) + 1
         self.model = CostModel(num_opcodes=opcodes, log_config=False, seed=seed, members=members)
         self._profiled = task.profiled
-        self._changes = PlanChanges(self._profiled)
         self._rescorer: Rescorer | None = None
-        self._base: Plan
         self._error = 0.0
 
     def learn(self, plans: Sequence[Plan], simulated_ms: Answers, logs: Answers) -> None:
@@ -58,56 +54,18 @@ class NetworkSurrogate(Surrogate):
         if np.ptp(logs) < SAME:
             return
         epochs = EPOCHS if self._rescorer is None else MORE_EPOCHS
-        self.model.fit([plans_graph(self._profiled, plans, np.exp(logs))], epochs)
-        best = plans[int(np.argmin(simulated_ms * np.exp(logs)))]
-        if self._rescorer is None:
-            self._rescorer = Rescorer(self.model, plans_graph(self._profiled, [best]))
-        else:
-            self._rescorer.rebase(self._changes.change(self._base, best))
-        self._base = best
+        graph = plans_graph(self._profiled, plans, np.exp(logs))
+        self.model.fit([graph], epochs)
+        self._rescorer = self._rescorer or Rescorer(self.model, graph)
         self._error = float(np.sqrt(np.square(self(plans, simulated_ms)[0] - logs).mean()))
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         if self._rescorer is None:  # all that was measured is off by the same factor
             return np.full(len(plans), self._mean_log), np.zeros(len(plans))
         parts = [plans[start : start + PLANS_AT_ONCE] for start in range(0, len(plans), PLANS_AT_ONCE)]
-        predictions = [self._rescorer.logs([self._changes.change(self._base, plan) for plan in part]) for part in parts]
+        predictions = [self._rescorer.logs(plan_features(self._profiled, part)) for part in parts]
         logs, spreads = (np.concatenate(each) for each in zip(*predictions, strict=True))
         return logs, np.hypot(spreads, self._error)
-
-
-class PlanChanges:
-    """Changes from one plan to another, as rows of the features of `plans_graph`."""
-
-    def __init__(self, profiled: Profiled) -> None:
-        self._features = PlanFeatures(profiled)
-        self._turns: tuple[np.ndarray | None, np.ndarray] | None = None
-        self._outgoing, self._incoming = (
-            neighbours(profiled.graph.edges, side, profiled.graph.num_nodes, BLOCK_NODES) for side in (0, 1)
-        )
-
-    def change(self, base: Plan, plan: Plan) -> Change:
-        """Return the rows of `plan` that may differ from those of `base`: of nodes that moved, that read values of one
-        that moved, or that run at another place in the order."""
-        from gst.cost.rescoring import Change
-
-        before = self._turns_of_base(base)
-        later = before if _same_order(base.priority, plan.priority) else later_than_program(plan)
-        moved = base.placement != plan.placement
-        touched = moved | (later != before)
-        touched[self._outgoing.of(np.flatnonzero(moved))] = True
-        nodes = np.flatnonzero(touched)
-        readers = np.repeat(np.arange(len(nodes)), self._incoming.degrees(nodes))
-        return Change(nodes, self._features.rows(plan, nodes, later[nodes], self._incoming.of(nodes), readers))
-
-    def _turns_of_base(self, base: Plan) -> Float64[np.ndarray, " nodes"]:
-        if self._turns is None or not _same_order(self._turns[0], base.priority):
-            self._turns = base.priority, later_than_program(base)
-        return self._turns[1]
-
-
-def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
 class NetworkOnFitted(Surrogate):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,24 @@ class Profiled:
 def plans_graph(
     profiled: Profiled, plans: Sequence[Plan], runtimes_ns: Float64[np.ndarray, " plans"] | None = None
 ) -> Graph:
-    """Return the program with every operation configurable and one configuration per plan.
+    """Return the program with every operation configurable and one configuration per plan (`plan_features`).
 
     Node features are those of the program and the logarithm of the profiled time of the operation on each device.
-    Configuration features of a node:
+    """
+    graph = profiled.graph
+    return Graph(
+        node_features=np.hstack([graph.node_features, np.log1p(profiled.times_us.T)]).astype(np.float32),
+        edges=graph.edges,
+        opcodes=graph.opcodes,
+        config_nodes=np.arange(graph.num_nodes),
+        config_features=plan_features(profiled, plans),
+        targets=np.full(len(plans), np.nan) if runtimes_ns is None else runtimes_ns,
+        name=graph.name,
+    )
+
+
+def plan_features(profiled: Profiled, plans: Sequence[Plan]) -> Float32[np.ndarray, "plans nodes channels"]:
+    """Return the configuration features of all nodes under each plan:
 
     - for each device, 1 if the node runs there;
     - for each core, its time on that core relative to an average operation. A device that spans several cores takes
@@ -58,53 +72,23 @@ def plans_graph(
     Args:
         plans: they name the devices of `profiled`, in that order.
     """
-    graph, of_plan, nodes = profiled.graph, PlanFeatures(profiled), np.arange(profiled.graph.num_nodes)
+    nodes, (producers, consumers) = np.arange(profiled.graph.num_nodes), profiled.graph.edges
     numbers = {device.name: number for number, device in enumerate(profiled.devices)}
-    features = np.empty((len(plans), len(nodes), sum(core_use(profiled.devices).shape) + 3), np.float32)
-    for row, plan in zip(features, plans, strict=True):
-        placement = np.array([numbers[name] for name in plan.devices])[plan.placement]  # plans may name some of them
-        named = replace(plan, devices=tuple(numbers), placement=placement)
-        row[:] = of_plan.rows(named, nodes, later_than_program(named), *graph.edges)
-    return Graph(
-        node_features=np.hstack([graph.node_features, np.log1p(profiled.times_us.T)]).astype(np.float32),
-        edges=graph.edges,
-        opcodes=graph.opcodes,
-        config_nodes=np.arange(graph.num_nodes),
-        config_features=features,
-        targets=np.full(len(plans), np.nan) if runtimes_ns is None else runtimes_ns,
-        name=graph.name,
-    )
-
-
-class PlanFeatures:
-    """Configuration features of plans that name the devices of `profiled` in that order, see `plans_graph`."""
-
-    def __init__(self, profiled: Profiled) -> None:
-        self._use, self._output_bytes = core_use(profiled.devices), profiled.output_bytes.astype(np.float64)
-        self._share = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
-        leaders = [device.cores[0] if device.cores else -1 - place for place, device in enumerate(profiled.devices)]
-        self._thread = np.array([leaders.index(each) for each in leaders])
-
-    def rows(
-        self, plan: Plan, nodes: Int64[np.ndarray, " chosen"], later: Float64[np.ndarray, " chosen"],
-        producers: Int64[np.ndarray, " inputs"], readers: Int64[np.ndarray, " inputs"],
-    ) -> Float32[np.ndarray, "chosen channels"]:  # fmt: skip
-        """Return those of some nodes, which come `later` than in program order and read values of `producers`; each of
-        the `readers` is a position among the nodes."""
-        placed = plan.placement[nodes]
-        here = placed[:, None] == np.arange(len(self._use))
-        time = self._share[placed, nodes]
-        crossing = self._thread[plan.placement[producers]] != self._thread[placed[readers]]
-        received = np.bincount(readers[crossing], self._output_bytes[producers[crossing]], len(nodes))
-        count = np.bincount(readers[crossing], minlength=len(nodes))
-        columns = [each[:, None] for each in (count, np.log1p(received), later)]
-        return np.hstack([here, self._use[placed] * time[:, None], *columns]).astype(np.float32)
-
-
-def later_than_program(plan: Plan) -> Float64[np.ndarray, " nodes"]:
-    """Return how much later than in program order each node comes, as a share of the program."""
-    nodes = np.arange(len(plan.placement))
-    return np.zeros(len(nodes)) if plan.priority is None else (ranks(plan) - nodes) / len(nodes)
+    use, output_bytes = core_use(profiled.devices), profiled.output_bytes.astype(np.float64)
+    relative = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
+    leaders = [device.cores[0] if device.cores else -1 - place for place, device in enumerate(profiled.devices)]
+    thread = np.array([leaders.index(each) for each in leaders])
+    features = np.empty((len(plans), len(nodes), sum(use.shape) + 3), np.float32)
+    for rows, plan in zip(features, plans, strict=True):
+        placed = np.array([numbers[name] for name in plan.devices])[plan.placement]  # plans may name some of them
+        time = relative[placed, nodes][:, None]
+        crossing = thread[placed[producers]] != thread[placed[consumers]]
+        readers, read = consumers[crossing], output_bytes[producers[crossing]]
+        received = np.log1p(np.bincount(readers, read, len(nodes)))
+        later = (ranks(plan) - nodes) / len(nodes)
+        columns = np.stack([np.bincount(readers, minlength=len(nodes)), received, later], axis=1)
+        rows[:] = np.hstack([placed[:, None] == np.arange(len(use)), use[placed] * time, columns])
+    return features
 
 
 @dataclass(frozen=True, eq=False)

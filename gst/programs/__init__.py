@@ -26,8 +26,4 @@ __all__ = [
     "outputs_differ", "resolve", "trace_path", "traced", "training_step",
 ]  # fmt: skip
 
-__getattr__ = lazy_names("gst.programs", {
-    "WORKLOADS": "gst.programs.workloads",
-    **dict.fromkeys(("capture", "capture_module"), "gst.programs.tracing"),
-    **dict.fromkeys(("resolve", "trace_path", "traced"), "gst.programs.traces"),
-})  # fmt: skip
+__getattr__ = lazy_names(__name__)

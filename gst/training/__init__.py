@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from gst.training.datamodule import SegmentDataModule
     from gst.training.module import SegmentTrainingModule
 
-_HOMES = {
-    "HeadFinetuning": "gst.training.callbacks",
-    "PlacedSteps": "gst.training.callbacks",
-    "SegmentDataModule": "gst.training.datamodule",
-    "SegmentTrainingModule": "gst.training.module",
-}
-
 __all__ = ["HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
 
-__getattr__ = lazy_names("gst.training", _HOMES)
+__getattr__ = lazy_names(__name__)

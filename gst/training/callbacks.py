@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy
 
 STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 LOGS = ("log", "log_dict")  # look at the signatures of the steps, which Dynamo cannot follow
@@ -31,18 +31,14 @@ class HeadFinetuning(L.Callback):
             raise ValueError(f"{self.epochs} epochs of finetuning, but max_epochs is {last}; the encoder learns first")
         if trainer.current_epoch >= last - self.epochs and not estimator.encoder_frozen:
             estimator.freeze_encoder()
-            _reduce_what_learns(trainer.strategy, pl_module)
+            strategy = trainer.strategy
+            if isinstance(strategy, DDPStrategy) and strategy.model is not pl_module:
+                strategy.model = pl_module
+                strategy.configure_ddp()  # anew: it waits for no gradients of frozen parameters
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the epoch of a training that was resumed between two epochs: `on_train_epoch_start` is not called."""
         self.on_train_epoch_start(trainer, pl_module)
-
-
-def _reduce_what_learns(strategy: Strategy, module: L.LightningModule) -> None:
-    """Wrap the module in a new DistributedDataParallel, which does not wait for gradients of frozen parameters."""
-    if isinstance(strategy, DDPStrategy) and strategy.model is not module:
-        strategy.model = module
-        strategy.configure_ddp()
 
 
 class PlacedSteps(L.Callback):

@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import torch
 
-from gst.cost.metrics import are_placeholders
 from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
@@ -223,7 +222,7 @@ def _check_widths(train: list[Selection], valid: list[Selection]) -> None:
 def _check_scorable(selections: list[Selection]) -> None:
     """Zeros of one graph may be true (an accelerator without multipliers, say); zeros of all are placeholders."""
     several = [(graph, configs) for graph, configs in selections if len(configs) > 1]
-    if several and all(are_placeholders(graph.targets[configs.numpy()]) for graph, configs in several):
+    if several and all((graph.targets[configs.numpy()] == 0).all() for graph, configs in several):
         raise ValueError(
             f"graph {several[0][0].name!r} has 0 for every target, and so have all others: placeholders, as test parts "
             "of TpuGraphs hold them; gst predict ranks them, nothing can score them"

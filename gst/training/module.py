@@ -23,7 +23,7 @@ from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Arrivals
 from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
 from gst.cost.metrics import evaluate
-from gst.data.loader import Reader, Step, StepLoader
+from gst.data.loader import Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import ReadoutName, readout_of
@@ -255,7 +255,7 @@ class SegmentTrainingModule(L.LightningModule):
         """Set the loader, which may be new in each epoch, to this one, and let it read segments one step ahead."""
         if isinstance(loader := self.trainer.train_dataloader, StepLoader):
             loader.set_epoch(self.current_epoch)
-            loader.reader = Reader(self._reading, lambda read: read())
+            loader.reader = self._reading
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
@@ -324,11 +324,12 @@ class SegmentTrainingModule(L.LightningModule):
     test_step = validation_step
 
     def _log_metrics(self, part: str) -> None:
-        by_graph: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        by_graph: dict[str, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for _, name, scores, targets in sorted(gathered(self._evaluated), key=lambda each: each[0]):
-            by_graph[name].append((scores, targets))
+            for pieces, piece in zip(by_graph[name], (scores, targets), strict=True):
+                pieces.append(piece)
         self._evaluated.clear()
-        joined = {name: _joined(pieces) for name, pieces in by_graph.items()}
+        joined = {name: (torch.cat(scores), torch.cat(targets)) for name, (scores, targets) in by_graph.items()}
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
         metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
         means = {f"{part}/{key}": value for key, value in metrics.items()}
@@ -390,8 +391,3 @@ class SegmentTrainingModule(L.LightningModule):
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-
-
-def _joined(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    scores, targets = zip(*pieces, strict=True)
-    return torch.cat(scores), torch.cat(targets)

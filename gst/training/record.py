@@ -26,7 +26,7 @@ from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
 from gst.reporting.training import best_epoch, figure_of, metric_of, metrics_of, render_training
 from gst.training.checkpoints import checkpoint_callbacks
-from gst.training.datamodule import TRAIN, VALID, SegmentDataModule
+from gst.training.datamodule import PARTS, TRAIN, VALID, SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import reduced
 from gst.util.process import version
@@ -125,7 +125,6 @@ def _predicted(scores: Tensor, loss: str) -> Tensor:
 
 NAME = "report.html"
 KINDS = {"log_runtime": "runtime", "squared_error": "value", "cross_entropy": "class"}
-PARTS = ("training", "validation", "test")
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -197,7 +196,9 @@ class ReportPage(L.Callback):
         if folder is None or not trainer.is_global_zero:
             return
         path, seconds = folder / NAME, time.perf_counter() - self._started
-        self.control = _control(trainer, pl_module, seconds)
+        parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
+        longest = max(LEAST_CONTROL_S, CONTROL_SHARE * seconds)
+        self.control = control_metrics(pl_module.loss, parts[TRAIN], parts[VALID], longest)
         record = {
             "name": path.parent.resolve().name, "command": self.command,
             "seconds": seconds, "epochs": self._epochs, "control": self.control,
@@ -234,12 +235,6 @@ def folder_of_run(trainer: L.Trainer) -> Path | None:
     directories = [str(each.dirpath) for each in checkpoint_callbacks(trainer)]
     local = [Path(path) for path in directories if "://" not in path]
     return local[0].parent if local and not getattr(trainer, "fast_dev_run", False) else None
-
-
-def _control(trainer: L.Trainer, module: SegmentTrainingModule, seconds: float) -> dict[str, float]:
-    """Return the metrics of ridge regression on the validation part, unless they take long compared with a training."""
-    parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
-    return control_metrics(module.loss, parts[TRAIN], parts[VALID], max(LEAST_CONTROL_S, CONTROL_SHARE * seconds))
 
 
 def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from gst.data.loader import Step, StepLoader
 from gst.method.batch import SegmentBatch, assemble
 from gst.method.draws import Draw
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.fixed_batch import DoesNotFit, NoFixedShapes, Sizes
-from gst.method.fixed_step import FixedStep, PaddedStep, refusal
+from gst.method.fixed_batch import DoesNotFit, NoFixedShapes, PaddedStep, Sizes
+from gst.method.fixed_step import FixedStep, refusal
 from gst.method.recorded import Recorded
 from gst.method.rows import PrefetchedStep
 from gst.training.callbacks import PlacedSteps
@@ -102,8 +102,10 @@ class PaddedSteps:
 
     def _fixed(self) -> FixedStep | None:
         """Return the object that draws and loads the next step, if that is to be padded."""
-        if self.step is not None and (reason := self._refusal_now()):
-            self._stop(reason)
+        if self.step is not None and self._trainer.accumulate_grad_batches != 1:  # by a callback, meanwhile
+            self._stop(ACCUMULATES)
+        if self.step is not None and self._estimator.encoder_frozen:
+            self._stop("the encoder is frozen")
         return None if self.step is None else self.step.step
 
     def _read(self, fixed: FixedStep, draw: Draw) -> PaddedStep | PrefetchedStep:
@@ -121,12 +123,6 @@ class PaddedSteps:
         configs = read.draw.configs
         targets = pad(step.targets, (0, configs.shape[1] - step.targets.shape[1]), value=torch.nan)
         return replace(step, configs=configs, targets=targets, prefetched=read)
-
-    def _refusal_now(self) -> str | None:
-        """Return the reason against padding from now on, if callbacks have caused one meanwhile."""
-        if self._trainer.accumulate_grad_batches != 1:
-            return ACCUMULATES
-        return "the encoder is frozen" if self._estimator.encoder_frozen else None
 
     def end(self) -> None:
         """Pad no more steps, and forget the recording."""

@@ -19,7 +19,7 @@ from gst.util.progress import notice
 if TYPE_CHECKING:
     from partitioners.compiled import compiled as compiled
 
-__getattr__ = lazy_names("gst.util.compiled", {"compiled": "partitioners.compiled"})  # numba is loaded where it is used
+__getattr__ = lazy_names(__name__)  # numba is loaded where it is used
 
 
 def cache_directory() -> Path:

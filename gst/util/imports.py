@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,26 +16,32 @@ UNUSED = ("PIL", "matplotlib", "scienceplots", "scipy", "transformers")
 """Libraries of metrics of text, sound and images, which take longer to import than all else that a training needs."""
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `package` that imports a submodule, or the module in which a name is defined.
-
-    Args:
-        homes: the module of each name.
+def lazy_names(package: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for `package` that imports a submodule, or a name that the package imports for type
+    checkers alone, in a block `if TYPE_CHECKING:`.
 
     Examples:
-        >>> lazy_names("gst", {"segment": "gst.graphs.segments"})("segment").__name__
-        'segment'
+        >>> import gst.cost
+        >>> lazy_names("gst.cost")("METRICS")["tau"].words
+        "Kendall's tau"
     """
 
+    @cache
+    def homes() -> dict[str, str]:
+        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+        statements = [each for block in tree.body if isinstance(block, ast.If) for each in block.body]
+        imports = [each for each in statements if isinstance(each, ast.ImportFrom) and each.module != package]
+        return {name.name: str(each.module) for each in imports for name in each.names}
+
     def find(name: str) -> Any:
-        if name in homes:
-            return getattr(import_module(homes[name]), name)
+        if name in homes():
+            return getattr(import_module(homes()[name]), name)
         module = None
         with suppress(ModuleNotFoundError):  # where `package` is a module
             module = None if name.startswith("_") else find_spec(f"{package}.{name}")
         if module is not None:
             return import_module(module.name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(homes)}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(homes())}")
 
     return find
 

@@ -74,14 +74,16 @@ def recorded(graph: Graph, gives_back: bool = True) -> Iterator[None]:
     if gives_back and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
     try:
-        _begin(graph)
+        with _undone_if_invalid(graph):  # it may begin in part
+            graph.capture_begin()
         try:
             yield
         except BaseException:
-            with suppress(RuntimeError):  # what was recorded is of no use
-                _end(graph)
+            with suppress(RuntimeError), _undone_if_invalid(graph):  # what was recorded is of no use
+                graph.capture_end()
             raise
-        _end(graph)
+        with _undone_if_invalid(graph):
+            graph.capture_end()
     finally:
         _clear_workspaces()
 
@@ -92,27 +94,16 @@ def _clear_workspaces() -> None:
         clear()
 
 
-def _begin(graph: Graph) -> None:
+@contextmanager
+def _undone_if_invalid(graph: Graph) -> Iterator[None]:
+    """Undo the parts of a recording that began, if it is invalid."""
     try:
-        graph.capture_begin()
-    except RuntimeError:  # which may have begun in part
-        _give_up(graph)
+        yield
+    except RuntimeError:
+        _invalid.append(graph)
+        _end_allocation(graph)
+        _end_random_numbers(graph)
         raise
-
-
-def _end(graph: Graph) -> None:
-    try:
-        graph.capture_end()
-    except RuntimeError:  # the recording was invalid
-        _give_up(graph)
-        raise
-
-
-def _give_up(graph: Graph) -> None:
-    """Undo the parts of an invalid recording that began."""
-    _invalid.append(graph)
-    _end_allocation(graph)
-    _end_random_numbers(graph)
 
 
 def _end_allocation(graph: Graph) -> None:

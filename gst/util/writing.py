@@ -81,7 +81,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = _locked_file(directory / LOCK)
+        file = locked_file(directory / LOCK)
     except OSError as error:
         raise OSError(error.errno, f"cannot write to {directory}: {error.strerror}; give another directory") from error
     try:
@@ -94,8 +94,13 @@ def directory_lock(directory: Path) -> Iterator[None]:
                 each.rmdir()
 
 
-def _locked_file(path: Path) -> BinaryIO:
-    """Return the locked file at `path`, which holds the number of this process."""
+def locked_file(path: Path) -> BinaryIO:
+    """Return the locked file at `path`, which holds the number of this process.
+
+    Raises:
+        ValueError: another process holds the lock; the message names it.
+        OSError: nothing can be written there, or the file system has no locks.
+    """
     while True:
         file = path.open("ab+")
         try:
@@ -109,8 +114,12 @@ def _locked_file(path: Path) -> BinaryIO:
             ) from None
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-                file.flush()
+                try:
+                    file.truncate(0)
+                    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+                    file.flush()
+                except OSError:  # the disk is full
+                    path.unlink()
+                    raise
                 return file
         file.close()  # its owner removed the file just before it released the lock

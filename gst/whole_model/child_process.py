@@ -24,8 +24,7 @@ from gst.machine.devices import Device, core_numbers
 from gst.programs import Program, kind_for
 from gst.programs.seeded import unseeded
 from gst.programs.traces import resolve, traced
-from gst.util.child import Child, ChildFailed, connect
-from gst.util.process import WAITING, keep_freed_memory
+from gst.util.process import WAITING, Child, ChildFailed, connect, keep_freed_memory
 from gst.whole_model.choosing import subject_on_cores, tried
 from gst.whole_model.device_copy import first_accelerator, subject_on_accelerator
 from gst.whole_model.variants import COMPILED, PYTORCH, Bound

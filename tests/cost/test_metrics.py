@@ -11,7 +11,7 @@ from scipy.stats import kendalltau
 from sklearn.metrics import balanced_accuracy_score, f1_score, mean_absolute_error, root_mean_squared_error
 
 from gst.cost.losses import LOSSES
-from gst.cost.metrics import METRICS, are_placeholders, evaluate, kendall_tau, ordered_pair_accuracy, slowdown_at_k
+from gst.cost.metrics import METRICS, evaluate, kendall_tau, ordered_pair_accuracy, slowdown_at_k
 
 with_ties = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=15)
 
@@ -46,10 +46,6 @@ def test_slowdowns_worked_by_hand(k: int, slowdown: float) -> None:
 def test_placeholders_of_hidden_labels_give_nan(metric) -> None:
     """The test parts of TpuGraphs hold 0 for every runtime."""
     assert math.isnan(metric(np.arange(4.0), np.zeros(4)))
-
-
-def test_placeholders_are_zeros_throughout() -> None:
-    assert are_placeholders(np.zeros(3)) and not are_placeholders(np.array([0.0, 1.0]))
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")

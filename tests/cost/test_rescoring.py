@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gst.cost import CostModel
-from gst.cost.rescoring import Change, Rescorer
+from gst.cost.rescoring import Rescorer
 from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
@@ -52,16 +52,6 @@ def moves(graph: Graph, count: int, seed: int) -> np.ndarray:
     return features
 
 
-def changes(graph: Graph, features: np.ndarray) -> list[Change]:
-    """`features` by what differs from the first configuration of the graph."""
-    base = graph.config_features[0]
-    differ = [np.flatnonzero((row != base).any(1)) for row in features]
-    return [
-        Change(graph.config_nodes[nodes], row[nodes].astype(np.float32))
-        for row, nodes in zip(features, differ, strict=True)
-    ]
-
-
 def contents(graph: Graph, features: np.ndarray) -> set[tuple[int, bytes]]:
     """Distinct (segment, features of its nodes), by a loop over everything."""
     cut = segment(under(graph, features), MAX_NODES)
@@ -79,31 +69,31 @@ def agree(said: np.ndarray, wanted: np.ndarray) -> bool:
 def test_local_moves_are_scored_like_whole_configurations_and_encode_what_changed(
     model: CostModel, graph: Graph
 ) -> None:
-    features, rescorer = moves(graph, 60, seed=1), Rescorer(model, graph)
-    assert rescorer.num_encoded == rescorer.num_segments >= 10
-    said, wanted = rescorer.predict(changes(graph, features)), model.predict(under(graph, features))
+    features = np.concatenate([graph.config_features[:1], moves(graph, 60, seed=1)])
+    rescorer, before = Rescorer(model, graph), features.copy()
+    said, wanted = rescorer.predict(features), model.predict(under(graph, features))
     assert agree(said, wanted) and np.abs(said - wanted).max() < wanted.std() / 100
-    everything = contents(graph, np.concatenate([graph.config_features[:1], features]))
-    assert rescorer.num_encoded == len(everything) < rescorer.num_segments + 3 * 60
+    assert rescorer.num_encoded == len(contents(graph, features)) < rescorer.num_segments + 3 * 60
+    assert np.array_equal(features, before)
 
 
 def test_one_changed_node_encodes_one_segment_and_none_the_second_time(model: CostModel, graph: Graph) -> None:
-    rescorer = Rescorer(model, graph)
-    before = rescorer.num_encoded
-    node, row = graph.config_nodes[:1], (graph.config_features[0, :1] + 1).astype(np.float32) % 4
-    first = rescorer.predict([Change(node, row)])
-    assert rescorer.num_encoded == before + 1
-    assert np.array_equal(rescorer.predict([Change(node, row)]), first) and rescorer.num_encoded == before + 1
-    back = rescorer.predict([Change(node, graph.config_features[0, :1].astype(np.float32))])
-    assert rescorer.num_encoded == before + 1 and agree(back, model.predict(graph)[:1])
+    rescorer, base = Rescorer(model, graph), graph.config_features[:1]
+    assert agree(rescorer.predict(base), model.predict(graph)[:1])
+    assert rescorer.num_encoded == rescorer.num_segments >= 10
+    changed = base.copy()
+    changed[0, 0] = (changed[0, 0] + 1) % 4
+    first = rescorer.predict(changed)
+    assert rescorer.num_encoded == rescorer.num_segments + 1
+    assert np.array_equal(rescorer.predict(changed), first) and agree(rescorer.predict(base), model.predict(graph)[:1])
+    assert rescorer.num_encoded == rescorer.num_segments + 1
 
 
-def test_configurations_that_have_nothing_in_common_with_the_base(model: CostModel, graph: Graph) -> None:
+def test_configurations_that_have_nothing_in_common(model: CostModel, graph: Graph) -> None:
     others = np.random.default_rng(0).integers(0, 4, (70, *graph.config_features.shape[1:])).astype(np.int8)
     rescorer = Rescorer(model, graph)
-    everywhere = [Change(graph.config_nodes, row.astype(np.float32)) for row in others]
-    assert agree(rescorer.predict(everywhere), model.predict(under(graph, others)))
-    assert agree(rescorer.predict([]), np.zeros(0))
+    assert agree(rescorer.predict(others), model.predict(under(graph, others)))
+    assert agree(rescorer.predict(others[:0]), np.zeros(0))
 
 
 def test_what_there_is_no_room_for_is_encoded_again(
@@ -111,51 +101,25 @@ def test_what_there_is_no_room_for_is_encoded_again(
 ) -> None:
     features = moves(graph, 30, seed=2)
     roomy, tight = Rescorer(model, graph), Rescorer(model, graph)
-    wanted = roomy.predict(changes(graph, features))
+    wanted = roomy.predict(features)
     monkeypatch.setattr("gst.cost.rescoring.MOST_STORED", 7)
     for part in (slice(0, 20), slice(10, 30), slice(0, 30)):
-        assert agree(tight.predict(changes(graph, features[part])), wanted[part])
+        assert agree(tight.predict(features[part]), wanted[part])
     assert tight.num_encoded > roomy.num_encoded
-
-
-def test_moves_that_are_accepted_make_another_base(model: CostModel, graph: Graph) -> None:
-    rescorer, features = Rescorer(model, graph), graph.config_features[0].copy()
-    generator = np.random.default_rng(4)
-    for _ in range(5):
-        chosen = generator.choice(len(graph.config_nodes), 2, replace=False)
-        features[chosen] = generator.integers(0, 4, (2, 1))
-        rescorer.rebase(Change(graph.config_nodes[chosen], features[chosen].astype(np.float32)))
-        assert agree(rescorer.predict([nothing(graph)]), model.predict(under(graph, features[None])))
-    assert rescorer.num_encoded <= rescorer.num_segments + 2 * 5
-
-
-def nothing(graph: Graph) -> Change:
-    return Change(graph.config_nodes[:0], np.zeros((0, graph.config_features.shape[2]), np.float32))
 
 
 def test_a_model_that_learned_more_is_asked_anew(graph: Graph) -> None:
     model, features = new_model(members=1), moves(graph, 5, seed=5)
     model.fit([graph], epochs=1)
     rescorer = Rescorer(model, graph)
-    before = rescorer.predict(changes(graph, features))
+    before = rescorer.predict(features)
     model.fit([graph], epochs=2)
-    after = rescorer.predict(changes(graph, features))
+    after = rescorer.predict(features)
     assert agree(after, model.predict(under(graph, features))) and not agree(after, before)
 
 
 def test_what_cannot_be_asked_is_refused(model: CostModel, graph: Graph) -> None:
-    rescorer, row = Rescorer(model, graph), np.zeros((1, 1), np.float32)
-    free = np.setdiff1d(np.arange(NODES), graph.config_nodes)[:1]
-    with pytest.raises(ValueError, match=f"node {free[0]}, which is not configurable"):
-        rescorer.predict([Change(free, row)])
-    with pytest.raises(ValueError, match=r"rows of shape \(1, 2\); want \(1, 1\)"):
-        rescorer.predict([Change(graph.config_nodes[:1], np.zeros((1, 2), np.float32))])
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 1\); want \(configs, \d+, 1\)"):
+        Rescorer(model, graph).predict(np.zeros((1, 3, 1), np.float32))
     with pytest.raises(ValueError, match="learned nothing yet"):
         Rescorer(new_model(), graph)
-
-
-def test_the_graph_itself_is_left_alone(model: CostModel, graph: Graph) -> None:
-    before = graph.config_features.copy()
-    rescorer = Rescorer(model, graph)
-    rescorer.rebase(changes(graph, moves(graph, 1, seed=7))[0])
-    assert np.array_equal(graph.config_features, before)

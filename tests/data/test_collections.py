@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gst.cost.metrics import are_placeholders
 from gst.data import TpuGraphsCollection
 from gst.data.collections import COLLECTIONS, PARTS, download_command, parts_below
 from gst.data.tpugraphs import read, rows_of_file
@@ -107,16 +106,6 @@ def test_what_was_never_published_is_refused(unchecked: None) -> None:
         TpuGraphsCollection(".", "tile/xla", "val")  # type: ignore[arg-type]
 
 
-def test_downloads_are_those_of_the_published_readme(tmp_path: Path) -> None:
-    commands = [download_command(name, part) for name in COLLECTIONS for part in PARTS]
-    assert len(commands) == len(set(commands)) == 15
-    address = "http://download.tensorflow.org/data/tpu_graphs/v0/npz_layout_nlp_default_valid.tar"
-    assert sum(address in command for command in commands) == 1
-    assert sum("/npz_tile_xla_" in command for command in commands) == 3
-    assert all(command.startswith("mkdir -p ~/data/tpugraphs && cd ~/data/tpugraphs && curl ") for command in commands)
-    assert "cd '/my data' &&" in download_command("tile/xla", "train", "/my data")
-
-
 def test_a_download_unpacks_where_it_is_looked_for(
     unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,12 +140,6 @@ def test_other_widths_are_refused_by_file(unpacked: Path) -> None:
         list(source)
 
 
-def test_placeholders_can_be_prepared(unpacked: Path, tmp_path: Path) -> None:
-    for collection in ("layout/xla/random", "tile/xla"):
-        (cut,) = open_store(prepare(TpuGraphsCollection(str(unpacked), collection, "test"), tmp_path))
-        assert are_placeholders(cut.targets) and cut.num_configs > 1
-
-
 # Published subsets ---------------------------------------------------------------------------------
 
 
@@ -177,16 +160,6 @@ def test_listed_configurations_are_taken_as_they_stand_in_the_file(unpacked: Pat
     assert graphs[1].targets.tolist() == every.targets[[3, 2, 1]].tolist()
     merged = next(iter(TpuGraphsCollection(str(unpacked), **same, eval_indices=indices)))
     assert merged.counts.sum() == len(set(rows)) and merged.num_configs <= 4
-
-
-def test_only_listed_repeats_are_merged(unpacked: Path, tmp_path: Path) -> None:
-    every = read(ALEXNET, merge=False)
-    keys = [row.tobytes() for row in every.config_features]
-    most = max(set(keys), key=keys.count)
-    rows = [i for i, key in enumerate(keys) if key == most][:3]
-    assert len(rows) == 3
-    graph = read(ALEXNET, rows=[*rows[:2], rows[0]])
-    assert graph.counts.tolist() == [2] and graph.targets[0] == pytest.approx(every.targets[rows[:2]].mean())
 
 
 @pytest.mark.parametrize(

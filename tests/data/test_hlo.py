@@ -11,7 +11,7 @@ import pytest
 
 from gst.data import read_hlo, write_npz
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
-from gst.data.hlo.messages import HloModule, ModuleTuningData
+from gst.data.hlo.modules import HloModule, ModuleTuningData
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES, shared_or_fixture

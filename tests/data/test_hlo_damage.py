@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gst.data import read_hlo
-from gst.data.hlo.messages import HloModule, ModuleTuningData
+from gst.data.hlo.modules import HloModule, ModuleTuningData
 from tests.files import FIXTURES
 
 HLO = FIXTURES / "hlo"

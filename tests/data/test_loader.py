@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from reference import random_graph
 
 from gst.data import group_of
-from gst.data.loader import Prefetched, Reader, Selection, Step, StepLoader, split
+from gst.data.loader import Prefetched, Selection, Step, StepLoader, split
 from gst.data.synthetic import synthetic_program
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
@@ -154,29 +155,26 @@ def test_an_epoch_left_early_is_followed_by_the_next() -> None:
 def test_steps_come_in_order_with_what_was_read_for_them() -> None:
     drawn: list[tuple[int, int]] = []
 
-    def draw(step: int, ahead: int) -> int:
+    def begin(step: int, ahead: int) -> Callable[[], tuple[int, bool]]:
         assert threading.current_thread() is threading.main_thread()
         drawn.append((step, ahead))
-        return 10 * step
+        return lambda: (10 * step, threading.current_thread() is threading.main_thread())
 
-    def load(number: int) -> tuple[int, bool]:
-        return number + 1, threading.current_thread() is threading.main_thread()
-
-    assert list(Prefetched(range(4), Reader(draw, load))) == [(i, (10 * i + 1, False)) for i in range(4)]
+    assert list(Prefetched(range(4), begin)) == [(i, (10 * i, False)) for i in range(4)]
     assert drawn == [(0, 0), (1, 1), (2, 1), (3, 1)]
-    assert list(Prefetched([], Reader(draw, load))) == []
+    assert list(Prefetched([], begin)) == []
 
 
 def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed() -> None:
     """Odd steps hang on the one before them."""
     happened: list[tuple[str, int, int]] = []
 
-    def draw(step: int, ahead: int) -> int | None:
+    def begin(step: int, ahead: int) -> Callable[[], int] | None:
         happened.append(("draw", step, ahead))
-        return None if ahead and step % 2 else 10 * step
+        return None if ahead and step % 2 else lambda: 10 * step
 
-    for step, read in Prefetched(range(4), Reader(draw, lambda drawn: drawn + 1)):
-        assert read == 10 * step + 1
+    for step, read in Prefetched(range(4), begin):
+        assert read == 10 * step
         happened.append(("compute", step, 0))
     undecided, decided = [("draw", 1, 1), ("compute", 0, 0), ("draw", 1, 0)], [("draw", 2, 1), ("compute", 1, 0)]
     assert happened == [
@@ -185,11 +183,11 @@ def test_what_cannot_be_decided_ahead_is_drawn_once_the_step_before_was_computed
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_in_front() -> None:
-    def load(step: int) -> None:
+    def read() -> None:
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        list(Prefetched(range(2), Reader(lambda step, ahead: step, load)))
+        list(Prefetched(range(2), lambda step, ahead: read))
 
 
 # Groups of graphs are held out together, or not at all -------------------------------------------

@@ -34,7 +34,7 @@ def test_dir_shows_what_a_user_needs_and_every_name_loads() -> None:
         assert getattr(gst, name) is not None
     for name in ("nn", "cost", "data", "programs", "placement"):
         assert isinstance(getattr(gst, name), ModuleType)
-    assert gst.nn.SAGE.__name__ == "SAGE" and callable(gst.data.batches.collate)
+    assert gst.nn.SAGE.__name__ == "SAGE" and callable(gst.data.loader.collate)
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are() -> None:

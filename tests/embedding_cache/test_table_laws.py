@@ -10,7 +10,7 @@ from reference import rows_in_use
 from slow_table import DTYPES, TIERS, SlowTable, assert_agree, assert_same, table_in, through_a_file
 
 from embedding_cache import EmbeddingTable
-from embedding_cache.dense import write_where
+from embedding_cache.index import write_where
 
 ACTS = [*["push", "stage", "pull", "write_where"] * 2, "look", "clear", "reload", "resize"]
 
@@ -130,18 +130,6 @@ def test_streams_wait_for_each_other(tier: str) -> None:
 
 def push(table: EmbeddingTable, keys: list[int], step: int) -> None:
     table.push(torch.tensor(keys), torch.tensor([[float(key)] for key in keys]), step)
-
-
-def test_by_hand() -> None:
-    table = EmbeddingTable(10, 1, capacity=3)
-    push(table, [4, 5, 6], 0)
-    push(table, [4], 1)  # 5, 6, 4
-    push(table, [7], 2)  # 6, 4, 7
-    assert rows_in_use(table)[0].tolist() == [4, 6, 7]
-    push(table, [8, 6], 3)  # 8 takes the place of 6, and 6, come back, that of 4: 7, 8, 6
-    assert rows_in_use(table)[0].tolist() == [6, 7, 8] and rows_in_use(table)[1].flatten().tolist() == [6, 7, 8]
-    push(table, [0, 1, 2, 3], 4)
-    assert rows_in_use(table)[0].tolist() == [1, 2, 3]
 
 
 def test_the_order_is_that_of_writing_and_not_of_steps() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gst.graphs import config_classes as module
-from gst.graphs.config_classes import OnceForEach, config_classes
+from gst.graphs.config_classes import config_classes
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.estimator import GraphSegmentTraining
@@ -64,13 +64,14 @@ def test_minus_zero_is_zero() -> None:
     assert config_classes(segment(graph)).of(np.arange(3)).tolist() == [[0, 0, 1]]
 
 
-def test_copies_of_a_graph_that_workers_send_are_looked_at_once() -> None:
-    calls: list[str] = []
-    classes = OnceForEach(lambda graph: calls.append(graph.name) or graph.num_configs)
+def test_copies_of_a_graph_that_workers_send_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, other = made(8, 6, 2, 0, "int8", 0), made(8, 6, 2, 0, "int8", 1)
-    for _ in range(3):  # a loader with workers unpickles a graph for every step
-        assert classes(copy.copy(graph)) == 6
-    assert classes(copy.copy(other)) == 6 and len(calls) == 2
+    monkeypatch.setattr(module, "_of_content", {})
+    first = config_classes(copy.copy(graph))  # a loader with workers unpickles a graph for every step
+    assert config_classes(copy.copy(graph)) is first is not config_classes(copy.copy(other))
+    for seed in range(2, 2 + module.MOST_COPIES):
+        config_classes(copy.copy(made(8, 6, 2, 0, "int8", seed)))
+    assert len(module._of_content) == module.MOST_COPIES and config_classes(copy.copy(graph)) is not first
 
 
 def test_scores_are_exact_and_encode_a_segment_once_for_all_that_are_alike_on_it() -> None:

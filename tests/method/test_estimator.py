@@ -5,6 +5,7 @@ import io
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.storage import Tier
 from gst.cost.losses import pairwise_hinge
 from gst.cost.metrics import kendall_tau
-from gst.data.loader import Prefetched, Reader
+from gst.data.loader import Prefetched
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.method.batch import NodeStates, SegmentBatch
@@ -218,7 +219,7 @@ def test_steps_that_were_read_ahead_are_the_same_steps() -> None:
         model = GraphSegmentTraining(*models("sage", random_graph(0)), "mean", 2, 0.5, table, seed=1)
         if not ahead:
             return [model(*step).detach() for step in steps]
-        read = Prefetched(steps, Reader(lambda step, ahead: model.draw(*step, ahead), model.load))
+        read = Prefetched(steps, lambda step, ahead: partial(model.load, model.draw(*step, ahead)))
         return [model(prefetched=prefetched).detach() for _, prefetched in read]
 
     assert all(a.equal(b) for a, b in zip(train(True), train(False), strict=True))

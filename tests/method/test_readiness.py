@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gst.method.encoding import complaints, warn_about
+from gst.method.encoding import complaints
+from gst.method.estimator import GraphSegmentTraining
 from gst.method.readouts import Pooling, readout_of
 
 pyg = pytest.importorskip("torch_geometric.nn", reason="needs torch-geometric: pip install .[pyg]")
@@ -96,7 +97,7 @@ def test_the_warning_names_the_layers_and_what_to_do() -> None:
     layers = nn.Sequential(*(pyg.GraphNorm(CHANNELS) for _ in range(4)), nn.BatchNorm1d(CHANNELS))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_about(Alone(layers))
+        GraphSegmentTraining(Alone(layers), nn.Identity())
     batch_norm, graph_norm = (str(warning.message) for warning in caught)
     assert "BatchNorm1d at layer.4" in batch_norm and "LayerNorm" in batch_norm
     assert "GraphNorm at layer.0, GraphNorm at layer.1, GraphNorm at layer.2 and 1 more" in graph_norm

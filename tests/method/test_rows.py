@@ -12,11 +12,10 @@ from reference import models, random_graph
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from gst.graphs.segments import segment
-from gst.method.draws import Catalogue, Peers, choose_fresh, generator_for
+from gst.method.draws import Peers, choose_fresh, generator_for
 from gst.method.estimator import GraphSegmentTraining
 from gst.method.exchange import SharedRows
 from gst.method.rows import StepRows
-from tests.method.host_waits import graphs
 
 GRAPH = segment(random_graph(0, 40), 6)
 
@@ -29,17 +28,6 @@ def test_padding_has_no_age_though_the_first_row_of_the_table_has_one() -> None:
         assert rows is not None and rows.ages().T.tolist() == [[number] * GRAPH.num_segments, [-1] * GRAPH.num_segments]
     model.step = -9  # a clock that was set back makes no row unknown
     assert (model.rows_of(model.draw([GRAPH], torch.tensor([[0]]))).ages() == 0).all()
-
-
-@pytest.mark.parametrize("max_rows", [1, 19, 20, 45, 10_000])
-def test_chunks_hold_so_many_rows_or_a_single_segment(max_rows: int) -> None:
-    catalogue, chosen = Catalogue.of(graphs()), torch.arange(8, -1, -2)  # of 18, 7, 6, 6 and 6 rows
-    costs = catalogue.rows * torch.where(catalogue.configurable, 3, 1)
-    chunks = list(catalogue.chunks(chosen, 3, max_rows))
-    assert torch.cat(chunks).equal(chosen)
-    assert all(int(costs[chunk].sum()) <= max_rows or len(chunk) == 1 for chunk in chunks)
-    for chunk, after in itertools.pairwise(chunks):
-        assert int(costs[chunk].sum() + costs[after[0]]) > max_rows, "no chunk is smaller than it has to be"
 
 
 def shared_rows(monkeypatch: pytest.MonkeyPatch, rank: int, keep: float, estimate: str) -> StepRows:
@@ -64,10 +52,10 @@ def test_an_idle_process_adds_nothing_to_a_sum_over_processes(monkeypatch: pytes
 
 def test_rows_that_dropout_drops_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = shared_rows(monkeypatch, 0, 0.5, "dropout")
-    draw, wanted = rows._draw, rows._traffic.wanted[rows._traffic.own.numpy()]
+    draw, wanted = rows._draw, rows._wanted[rows._own.numpy()]
     expected = (draw.kept & ~draw.fresh)[:, None].expand(-1, 2)
     assert 0 < expected[:, 0].sum() < GRAPH.num_segments - 1 and wanted.tolist() == expected.tolist()
-    assert shared_rows(monkeypatch, 0, 1.0, "difference")._traffic.wanted.all()
+    assert shared_rows(monkeypatch, 0, 1.0, "difference")._wanted.all()
 
 
 @pytest.mark.parametrize(("num_segments", "num_fresh", "marked"), [(1, 1, 1), (5, 2, 2), (5, 5, 5), (3, 8, 3)])

@@ -21,9 +21,8 @@ from gst.method.batch import SegmentBatch, assemble
 from gst.method.encoding import call_of, embed_segments
 from gst.method.fixed_batch import DoesNotFit, Sizes
 from gst.nn import SAGE
-from gst.nn.bounds import PARTS, PlanOptions
-from gst.nn.fingerprints import DeviceSharing
-from gst.nn.plans import FixedPlans, further
+from gst.nn.plans import DeviceSharing, FixedPlans, further
+from gst.nn.sharing import PARTS, PlanOptions
 
 DOUBLE = torch.device("cpu"), torch.float64
 CONFIGS = 3

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from gst.method.batch import SegmentBatch
 from gst.method.estimator import GraphSegmentTraining
-from gst.nn import SAGE, fingerprints, plans
-from gst.nn.bounds import Direction, PlanOptions
-from gst.nn.fingerprints import DeviceSharing
-from gst.nn.sharing import Level, Sharing
+from gst.nn import SAGE, plans
+from gst.nn.plans import DeviceSharing
+from gst.nn.sharing import Direction, Level, PlanOptions, Sharing
 from gst.nn.sparse import product
 from tests.choices import with_rest
 from tests.method.host_waits import graphs
@@ -190,7 +189,7 @@ def test_a_place_that_does_not_exist_is_refused(unchecked: None) -> None:
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=2))
 def test_mixing_is_a_permutation_of_the_integers(numbers: list[int]) -> None:
-    assert len(fingerprints.mixed(torch.tensor(numbers)).unique()) == len(numbers)
+    assert len(plans.mixed(torch.tensor(numbers)).unique()) == len(numbers)
 
 
 @pytest.mark.gpu

@@ -103,13 +103,6 @@ def test_one_part_takes_all() -> None:
         assert not partition(grid(3), 9, 1, method).any()
 
 
-def test_contiguous_ranges_by_hand() -> None:
-    no_edges = np.zeros((2, 0), np.int64)
-    assert partition(no_edges, 7, 3, "contiguous").tolist() == [0, 0, 0, 1, 1, 2, 2]
-    heavy = np.array([1, 1, 1, 6, 1, 1, 1])
-    assert partition(no_edges, 7, 3, "contiguous", node_weights=heavy).tolist() == [0, 0, 0, 1, 2, 2, 2]
-
-
 @unhurried
 @given(st.integers(1, 40).flatmap(weights), st.data())
 def test_ranges_equal_the_slow_twin(node_weights: np.ndarray, data: st.DataObject) -> None:

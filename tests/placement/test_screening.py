@@ -1,10 +1,10 @@
-"""The simulator first, measurements second: corrections learn, stay exact, repeat by seed; features come in parts."""
+"""The simulator first, measurements second: corrections learn, stay exact and repeat by seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,9 @@ from gst.cost.metrics import kendall_tau
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.cost_models import NetworkSurrogate, PlanChanges
+from gst.placement.cost_models import NetworkSurrogate
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
-from gst.placement.measured_plans import plans_graph
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.reward import DEFAULT_ERROR, Reward, Surrogate
 from gst.placement.search.annealing import anneal
@@ -82,16 +81,6 @@ def test_before_measurements_a_plan_may_improve_by_the_error_of_the_simulator(
 
 def error(said: np.ndarray, measured: np.ndarray) -> float:
     return float(np.abs(said / measured - 1).mean())
-
-
-def test_features_that_may_differ_make_the_features_of_the_other_plan(moldable: Task, plans: list[Plan]) -> None:
-    features = PlanChanges(moldable.profiled)
-    for base, plan in pairwise(plans):
-        whole = plans_graph(moldable.profiled, [base, plan]).config_features
-        change = features.change(base, plan)
-        patched = whole[0].copy()
-        patched[change.nodes] = change.rows
-        assert patched.dtype == change.rows.dtype == whole.dtype and np.array_equal(patched, whole[1])
 
 
 def test_few_measurements_leave_the_simulator_alone(moldable: Task, plans: list[Plan], measured: np.ndarray) -> None:

@@ -16,11 +16,10 @@ import torch
 from gst.cli import main
 from gst.data import TpuGraphs, TpuGraphsCollection
 from gst.data.loader import Selection
-from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.training import SegmentDataModule
-from gst.training.datamodule import TEST, TRAIN, VALID, _check_labels, _check_measured, _check_scorable, _labelled
+from gst.training.datamodule import TEST, TRAIN, VALID, _check_scorable
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -83,18 +82,6 @@ def test_a_part_with_a_source_is_all_of_it_and_the_others_are_held_out() -> None
     assert parts(test_source=test) == {TRAIN: [("train", 53)], VALID: [("train", 7)], TEST: [("test", 20)]}
 
 
-def test_steps_of_each_part_come_from_its_own_source() -> None:
-    data = module(valid_source=part("valid"), test_source=part("test"))
-    data.setup("fit")
-    data.setup("predict")
-    loaders = {"train": data.train_dataloader(), "valid": data.val_dataloader(), "test": data.predict_dataloader()}
-    for name, loader in loaders.items():
-        steps = list(loader)
-        assert {graph.name for step in steps for graph in step.graphs} == {name}
-        targets = np.concatenate([step.targets[~step.targets.isnan()] for step in steps])
-        assert np.array_equal(np.sort(targets), np.sort(read(COLLECTION / name / f"{name}.npz", merge=False).targets))
-
-
 @pytest.mark.parametrize(
     ("stage", "needed"), [("fit", {"train", "valid"}), ("validate", {"valid"}), ("predict", {"test"})]
 )
@@ -125,15 +112,6 @@ def selections(*targets: list[float]) -> list[Selection]:
         for number, each in enumerate(targets)
     ]
     return [(graph, torch.arange(graph.num_configs)) for graph in graphs]
-
-
-def test_configurations_that_nobody_measured_are_left_out_of_training() -> None:
-    known = _labelled(selections([1.0, np.nan, 3.0], [np.nan, np.inf], [5.0]))
-    assert [(graph.name, configs.tolist()) for graph, configs in known] == [("0", [0, 2]), ("2", [0])]
-    with pytest.raises(ValueError, match="no training target is known"):
-        _check_labels(_labelled(selections([np.nan])))
-    with pytest.raises(ValueError, match=r"NaN or infinite \(4, of the graphs '1', '2', '3' and 1 more\)"):
-        _check_measured(selections([1.0], [np.nan], [-np.inf], [np.nan, 2.0], [np.inf]))
 
 
 def test_zeros_of_one_graph_may_be_true_and_zeros_of_all_are_placeholders() -> None:
@@ -205,11 +183,3 @@ def test_predict_and_rank_number_configurations_as_the_file_does() -> None:
     assert set(held_out) == {number for number in range(60) if chosen[number] in {chosen[each] for each in held_out}}
     assert [held_out[number] for number in held_out] == pytest.approx([scores[number] for number in held_out], rel=1e-4)
     assert {int(row["config"]): float(row["target"]) for row in ours} == {each: 1000.0 + each for each in held_out}
-
-
-def test_an_absent_collection_is_one_line_with_its_download(capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(COLLECTION / "valid")
-    assert main(command("fit", ".")) == 2
-    told = last_error(capsys)
-    assert "part valid of layout/xla/random is not in" in told and "npz_layout_xla_random_valid.tar" in told
-    assert not Path("stores").exists()

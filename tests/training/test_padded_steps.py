@@ -22,7 +22,7 @@ from torch.nn.utils import prune
 from gst.data import SyntheticPrograms
 from gst.data.source import GraphSource
 from gst.graphs.graph import Graph
-from gst.nn import SAGE, Head, bounds, plans
+from gst.nn import SAGE, Head, plans
 from gst.training import HeadFinetuning, PlacedSteps, SegmentDataModule, SegmentTrainingModule, recorded_step
 from gst.training.recorded_step import ACCUMULATES, PaddedSteps
 from tests.method.host_waits import TakesSegments
@@ -142,8 +142,8 @@ def test_steps_that_are_too_large_for_their_padding_are_not_padded(
     unpadded: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounds from a single step, less a part of it: some steps of the training exceed them."""
-    monkeypatch.setattr(bounds, "SMALL", 0)
-    monkeypatch.setattr(bounds, "MARGIN", 0.75)
+    monkeypatch.setattr(plans, "SMALL", 0)
+    monkeypatch.setattr(plans, "MARGIN", 0.75)
     monkeypatch.setattr(plans, "DRAWN", 1)
     said = listen(monkeypatch)
     padded = fit(tmp_path, True)

@@ -4,8 +4,6 @@ import sys
 
 import pytest
 
-from gst.machine.devices import usable_cores
-from gst.machine.load import LoadGate
 from gst.util import progress
 from gst.util.progress import Bars, LogLines
 
@@ -32,25 +30,6 @@ def test_work_of_one_item_is_named_in_a_log_when_it_begins(capsys: pytest.Captur
         assert capsys.readouterr().err.splitlines() == ["gst: compiling, which takes minutes", "gst: measuring"]
         bars.show("measuring plans", 8, 40)
         assert bars._bar is not first and bars._bar.initial == 8 and "it/s" not in str(bars._bar)
-
-
-def test_a_log_gets_one_line_of_a_wait_of_less_than_a_second(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its words hold shares that change ten times a second."""
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    with Bars() as bars:
-        seconds = len(usable_cores()) * 0.4
-
-        def read() -> tuple[float, float]:
-            return seconds * now * (1 + now), 0.0
-
-        assert not LoadGate(patience_s=0.9, read=read, sleep=sleep, clock=lambda: now, progress=bars.show).wait()[1]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gst: waiting for quiet cores, ")
 
 
 def test_one_bar_counts_through_changing_descriptions(

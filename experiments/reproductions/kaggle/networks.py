@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from gst.method.batch import NodeStates, SegmentBatch
 from gst.nn import Head
-from gst.nn.bounds import Direction, PlanOptions
 from gst.nn.encoders import BOTH, Aggregation, Encoder, InputProjection, SAGELayer
 from gst.nn.plans import planned
+from gst.nn.sharing import Direction, PlanOptions
 from gst.nn.sparse import by_rows, product
 
 Over = Literal["channels", "nodes"]

@@ -1,7 +1,7 @@
 """Node features derived from the 140 columns of TpuGraphs, each switched on by its name.
 
 The columns are those of the dataset (Phothilimthana et al. 2023, arXiv 2308.13490), named by its README and in
-`gst.data.columns.NODE_FEATURES`. Graphs with dropped columns are refused, because the remaining ones cannot be told
+`gst.data.tpugraphs.NODE_FEATURES`. Graphs with dropped columns are refused, because the remaining ones cannot be told
 apart. No feature reads the order of operands: edges, here and in the published files, are a set. `costs` infers the
 order from sizes where it needs it.
 """
@@ -26,7 +26,7 @@ from experiments.reproductions.tpugraphs.columns import (
     ranks,
     table,
 )
-from gst.data.columns import NODE_FEATURES
+from gst.data.tpugraphs import NODE_FEATURES
 from gst.graphs.graph import Graph
 
 ABSENT = -1.0

@@ -36,9 +36,8 @@ from gst.machine.devices import machine_record
 from gst.method.batch import assemble
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
-from gst.nn.bounds import Direction
 from gst.nn.encoders import BOTH
-from gst.nn.sharing import Sharing
+from gst.nn.sharing import Direction, Sharing
 from gst.util.process import keep_freed_memory
 
 FILE = "../shared/data/tpugraphs/layout/xla/random/train/alexnet_train_batch_32.npz"

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.reproductions.tpugraphs.columns import LAYOUT, OF_WINDOWS, entries, is_opcode
-from gst.data.columns import NODE_FEATURES
+from gst.data.tpugraphs import NODE_FEATURES
 from gst.graphs.graph import Graph
 
 TYPE, NUMBERS = "shape_element_type_is_", "convolution_dim_numbers"

@@ -1,4 +1,4 @@
-"""Lists in the 140 node features of TpuGraphs (`gst.data.columns`): their columns, operands, ranks and lengths.
+"""Lists in the 140 node features of TpuGraphs (`gst.data.tpugraphs`): their columns, operands, ranks and lengths.
 
 The columns hold the first few numbers of each list of an instruction and zeros after them; no column holds the length.
 Lengths follow from other columns: a window has as many dimensions as it has flags of reversal, an array as many as its
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.data.columns import NODE_FEATURES, OPCODE_NAMES
+from gst.data.tpugraphs import NODE_FEATURES, OPCODE_NAMES
 from gst.graphs.graph import Graph
 
 Columns = dict[str, Float64[np.ndarray, " nodes"]]

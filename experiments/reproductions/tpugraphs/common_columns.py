@@ -20,8 +20,7 @@ from experiments.reproductions.kaggle.pruning import reduce
 from experiments.reproductions.tpugraphs.alexnet_columns import with_all_columns
 from experiments.reproductions.tpugraphs.layout_features import NAMES, layout_features
 from experiments.reproductions.tpugraphs.tile_features import tile_features
-from gst.data.columns import NODE_FEATURES
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import NODE_FEATURES, read
 from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 

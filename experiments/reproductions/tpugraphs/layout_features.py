@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64
 
 from experiments.reproductions.kaggle.node_features import LANES, SUBLANES
 from experiments.reproductions.tpugraphs.columns import SHAPE, Columns, entries, operands
-from gst.data.columns import NODE_FEATURES, opcode_number
+from gst.data.tpugraphs import NODE_FEATURES, opcode_number
 from gst.graphs.graph import Graph
 
 TENSORS, DIMENSIONS = ("output", "input", "kernel"), 6

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from experiments.reproductions.kaggle.node_features import LANES, SUBLANES
-from gst.data.columns import NODE_FEATURES, opcode_number
+from gst.data.tpugraphs import NODE_FEATURES, opcode_number
 from gst.graphs.graph import Graph
 
 RANK = 6  # dimensions that a file keeps of an array

@@ -4,8 +4,7 @@ Protobuf files, or text of HLO or StableHLO, go in; a `Graph` (`reader.py`, read
 (`modules.py`) comes out.
 """
 
-from gst.data.columns import NODE_FEATURES, OPCODE_NAMES
 from gst.data.hlo.reader import read_hlo
-from gst.data.tpugraphs import write_npz
+from gst.data.tpugraphs import NODE_FEATURES, OPCODE_NAMES, write_npz
 
 __all__ = ["NODE_FEATURES", "OPCODE_NAMES", "read_hlo", "write_npz"]

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int8, Int64
 
-from gst.data.columns import CONFIGURABLE, ELEMENT_TYPES, NODE_FEATURES, WINDOW_NUMBERS, opcode_number
-from gst.data.hlo.messages import ModuleTuningData
-from gst.data.hlo.modules import read_tuning
-from gst.data.tpugraphs import merge_repeats
+from gst.data.hlo.modules import ModuleTuningData, read_tuning
+from gst.data.tpugraphs import CONFIGURABLE, ELEMENT_TYPES, NODE_FEATURES, WINDOW_NUMBERS, merge_repeats, opcode_number
 from gst.graphs.graph import Graph
 
 LARGEST_RANK = 64  # far above any array that was ever compiled; it keeps sums and products cheap
@@ -119,7 +117,7 @@ def _features(instruction: Any, is_root: bool) -> list[int]:
     """Return the columns `NODE_FEATURES` of one `HloInstruction`."""
     shape, slices = instruction.shape, instruction.slice_dimensions
     window, padding = instruction.window.dimensions, instruction.padding_config.dimensions
-    convolution = instruction.convolution_dimension_numbers
+    convolution, reversal = instruction.convolution_dimension_numbers, _each(window, "window_reversal")
     if any(size < 0 for size in shape.dimensions):
         raise ValueError(f"its shape has a dimension of size {min(shape.dimensions)}; sizes must be known")
     return [
@@ -131,7 +129,9 @@ def _features(instruction: Any, is_root: bool) -> list[int]:
         instruction.parameter_number,
         *_first(instruction.dimensions, 6),
         *(number for part in WINDOW_NUMBERS for number in _with_totals(_each(window, part), 6)),
-        *_flags(_each(window, "window_reversal"), 6),
+        *_first(reversal, 6),
+        sum(reversal),
+        len(reversal) - sum(reversal),
         convolution.input_batch_dimension,
         convolution.input_feature_dimension,
         *_first(convolution.input_spatial_dimensions, 4),
@@ -167,10 +167,6 @@ def _with_totals(numbers: Sequence[int], length: int) -> list[int]:
     if max(map(abs, totals)) >= 2**63:
         raise ValueError(f"the sum or the product of its {list(numbers[:6])} exceeds 64 bits; no such array exists")
     return first + totals
-
-
-def _flags(flags: Sequence[bool | int], length: int) -> list[int]:
-    return [*_first([int(flag) for flag in flags], length), sum(flags), len(flags) - sum(flags)]
 
 
 def _configurations(

@@ -18,7 +18,7 @@ from experiments.reproductions.kaggle.pruning import reduce
 from experiments.reproductions.tpugraphs.columns import LAYOUT, OF_CONVOLUTIONS, OF_WINDOWS, SHAPE, entries
 from gst.data import TpuGraphs, TpuGraphsCollection, read_hlo
 from gst.data.hlo import NODE_FEATURES, OPCODE_NAMES
-from gst.data.hlo.messages import HloModule, ModuleTuningData
+from gst.data.hlo.modules import HloModule, ModuleTuningData
 from gst.data.tpugraphs import read
 from gst.graphs.graph import Graph
 from tests.files import FIXTURES, shared_or_fixture

@@ -12,8 +12,7 @@ from experiments.reproductions.tpugraphs import across
 from experiments.reproductions.tpugraphs import common_columns as common
 from experiments.reproductions.tpugraphs.alexnet_columns import broken_laws, with_all_columns
 from experiments.reproductions.tpugraphs.layout_features import MEANINGS, NAMES, layout_features
-from gst.data.columns import NODE_FEATURES, opcode_number
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import NODE_FEATURES, opcode_number, read
 from gst.graphs.graph import Graph
 from tests.files import ROOT
 
