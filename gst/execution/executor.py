@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 import torch
@@ -86,7 +84,7 @@ class GraphExecutor:
         self._recorded, self._new_graph = recorded, graph
         homes = (device.torch_device for device in self.devices if device.is_accelerator)
         self._home = next(filter(is_here, homes), None)
-        self._worker: Worker | None = None
+        self._worker: ThreadPoolExecutor | None = None
         self._lower = ProvenLowering(program, self.devices)
         self._groups = LaneGroups(program, self.devices)
         self._residents = Residents(program)
@@ -95,13 +93,15 @@ class GraphExecutor:
         self._given: list[Tensor] | None = None  # inputs of runs that are timed
 
     def __enter__(self) -> Self:
-        self._worker = Worker(next((device for device in self.devices if not device.is_accelerator), HOST))
+        self._worker = worker_on(next((device for device in self.devices if not device.is_accelerator), HOST))
+        self._process = os.getpid()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._worker is not None and self._worker.is_here:
-            self._on_worker(self._graphs.clear)
-            self._worker.close()
+        if self._worker is not None and self._process == os.getpid():
+            with suppress(RuntimeError):  # Python ends, and with it the thread
+                self._on_worker(self._graphs.clear)
+            self._worker.shutdown()
         self._worker = None
 
     def submit(self, device: str, function: Callable[[], Result]) -> Result:
@@ -226,7 +226,7 @@ class GraphExecutor:
     def _on_worker(self, function: Callable[[], Result]) -> Result:
         if self._worker is None:
             raise ValueError("the executor is closed; use it inside `with GraphExecutor(program, devices) as run:`")
-        if not self._worker.is_here:
+        if self._process != os.getpid():
             raise ValueError("the thread of the executor stayed in the parent of this forked process; open another one")
         return self._worker.submit(function).result()
 
@@ -234,47 +234,20 @@ class GraphExecutor:
 AnyExecutor = GraphExecutor | NativeExecutor
 
 
-class Worker:
-    """One thread for the life of an executor, bound to a device's cores, with its number of threads. New threads would
-    lose the primitive caches of oneDNN."""
+def worker_on(device: Device) -> ThreadPoolExecutor:
+    """Start one thread for the life of an executor, bound to a device's cores, with its number of threads. New threads
+    would lose the primitive caches of oneDNN."""
 
-    def __init__(self, device: Device) -> None:
-        threads = torch.get_num_threads()  # also fixes this thread's own number before the worker sets another
-        self._device, self._process = device, os.getpid()
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=device.name, daemon=True)
-        self._thread.start()
-        self.submit(lambda: None).result()
-        torch.set_num_threads(threads)
-
-    def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Run `job` on the thread, after those submitted before."""
-        future: Future[Any] = Future()
-        self._jobs.put((job, future))
-        return future
-
-    @property
-    def is_here(self) -> bool:
-        """True unless Python ends, or this is a process that was forked from that of the thread."""
-        return self._process == os.getpid() and not sys.is_finalizing()
-
-    def close(self) -> None:
-        """Finish what was submitted and end the thread."""
-        if self.is_here:
-            self._jobs.put(None)
-            self._thread.join()
-
-    def _work(self) -> None:
-        if self._device.cores and hasattr(os, "sched_setaffinity"):
+    def begin() -> None:
+        if device.cores and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):  # not allowed here: the device works, unbound
-                os.sched_setaffinity(threading.get_native_id(), self._device.cores)
+                os.sched_setaffinity(threading.get_native_id(), device.cores)
         torch.get_num_threads()  # a thread takes the process's number when first asked: now, not later
-        torch.set_num_threads(self._device.threads)
-        with torch.no_grad():
-            while (item := self._jobs.get()) is not None:
-                job, future = item
-                try:
-                    future.set_result(job())
-                except BaseException as error:
-                    future.set_exception(error)
-                del item, job, future  # nothing of a finished run stays alive while the thread waits
+        torch.set_num_threads(device.threads)
+        torch.set_grad_enabled(False)
+
+    threads = torch.get_num_threads()  # also fixes this thread's own number before the worker sets another
+    worker = ThreadPoolExecutor(1, device.name, begin)
+    worker.submit(lambda: None).result()
+    torch.set_num_threads(threads)
+    return worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.calls import Storages, storages
 from gst.lowering.plan import Timeline
-from gst.machine.devices import Device
+from gst.lowering.stream_program import Rows, rows
+from gst.machine.devices import Device, memories_of
 from gst.programs import Program, Reference
 
 Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
@@ -55,6 +57,12 @@ class Costs:
     def num_nodes(self) -> int:
         return len(self.computed)
 
+    @cached_property
+    def readers(self) -> Rows:
+        """Nodes that read each value that is computed."""
+        made, reader = self.edges[:, self.computed[self.edges[0]]]
+        return rows(made, reader, self.num_nodes)
+
     @property
     def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
         """Bytes that each operation reads and writes: its result, and each value that it reads."""
@@ -79,7 +87,8 @@ def profiled_costs(
         names = ", ".join(device.name for device in devices)
         what = program.operations[stuck[0]].target
         raise ValueError(f"operation {stuck[0]} of {program.name} ({what}) can run on none of {names}")
-    apart = np.array([[a.memory != b.memory for b in devices] for a in devices])
+    _, memory = memories_of(devices)
+    apart = memory[:, None] != memory
     own_bytes = np.tile(program.output_bytes, (len(devices), 1))
     latency_us, bytes_per_us = links or (COPY_US * apart, np.where(apart, COPY_BYTES_PER_US, np.inf))
     computed = np.array([each.kind == "operation" for each in program.operations])

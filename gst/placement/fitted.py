@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.plan import Plan, Timeline
 from gst.lowering.stream_program import rows
+from gst.machine.devices import memories_of
 from gst.placement.reward import LEAST_MEASUREMENTS, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
@@ -72,8 +73,8 @@ class FittedSimulator(Surrogate):
         learned: on other programs of this machine (`learned`); then the model counts before anything is measured.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> from gst.placement.machines import example_task
+        >>> task = example_task()
         >>> model = FittedSimulator(task)
         >>> plans = [task.plan(np.full(task.num_nodes, device)) for device in (0, 1)]
         >>> simulated_ms = task.simulator.makespans(plans) / 1e3
@@ -193,9 +194,7 @@ class Fitted:
             name: max(getattr(task.contention, name) + float(parameters[place]), 0.0)
             for name, place in places.contention.items()
         })  # fmt: skip
-        names = list(dict.fromkeys(device.memory for device in costs.devices))
-        self._memory = np.array([names.index(device.memory) for device in costs.devices])
-        self._num_memories = len(names)
+        self._memories, self._memory = memories_of(costs.devices)
 
     @cached_property
     def simulator(self) -> Simulator:
@@ -251,12 +250,12 @@ class Fitted:
         Return also how many bytes these operations read from other devices, and how many of them followed another one
         on their device."""
         costs, memory = self.costs, self._memory
-        copy_of = np.full((costs.num_nodes, self._num_memories), -1)
+        copy_of = np.full((costs.num_nodes, len(self._memories)), -1)
         copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
         queue = memory[run.device[copies.node]] if costs.copies_queue else np.full(len(copies.node), -1)
         return _critical(
             run.end_us, run.device, run.order, costs.computed, self.simulator.worker, *self._producers, memory, copy_of,
-            copies.node, copies.end_us, queue, costs.output_bytes, self._num_memories, len(self.simulator.leader),
+            copies.node, copies.end_us, queue, costs.output_bytes, len(self._memories), len(self.simulator.leader),
         )  # fmt: skip
 
 

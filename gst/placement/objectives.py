@@ -89,8 +89,8 @@ class SimulatedObjective:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> from gst.placement.machines import example_task
+        >>> task = example_task()
         >>> bool(SimulatedObjective(task)([single(task, 0)])[0] > 0)
         True
     """

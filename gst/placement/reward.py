@@ -75,8 +75,8 @@ class Reward:
 
     Examples:
         >>> from gst.placement.fitted import FittedSimulator
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> from gst.placement.machines import example_task
+        >>> task = example_task()
         >>> reward = Reward(task, FittedSimulator(task))
         >>> one, other = (task.plan(np.full(task.num_nodes, device)) for device in (0, 1))
         >>> reward.learn([one], np.array([7.0]))  # one measurement does not correct the simulator

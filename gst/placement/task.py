@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64
 from gst.graphs.graph import Graph
 from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.plan import Plan, Timeline, positions_of_nodes
-from gst.machine.devices import Device
+from gst.machine.devices import Device, memories_of
 from gst.placement.measured_plans import Profiled
 from gst.programs import Program
 from gst.simulation.copies import peak_bytes
@@ -165,7 +165,7 @@ class Task:
         use = peak_bytes(self.costs, simulation)
         if self.sizes_hold_values:
             use = dict.fromkeys(use, 0)
-        home = np.array([list(use).index(device.memory) for device in self.devices])[simulation.device]
+        home = memories_of(self.devices)[1][simulation.device]
         resident = np.bincount(home, self.resident_bytes.astype(np.float64), len(use)).astype(np.int64)
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
 

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from gst.lowering.calls import Storages
 from gst.lowering.costs import Costs
 from gst.lowering.plan import Timeline
-from gst.lowering.stream_program import Rows, rows
+from gst.machine.devices import memories_of
 from gst.simulation.event_kernel import precedes
 from gst.util.compiled import compiled
 
@@ -40,30 +40,18 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
     the value, then by that of the first reader.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=30, num_devices=2)
+        >>> from gst.placement.machines import example_task
+        >>> task = example_task()
         >>> run = task.simulator.run(task.plan(np.arange(task.num_nodes) % 2))
         >>> copies = copies_of(task.costs, run)
         >>> bool((copies.begin_us >= run.end_us[copies.node]).all())
         True
     """
-    names = list(dict.fromkeys(device.memory for device in costs.devices))
-    memory = np.array([names.index(device.memory) for device in costs.devices])
+    names, memory = memories_of(costs.devices)
     return Copies(*_copies(
-        run.order, run.begin_us, run.end_us, run.device, memory, len(names), *_readers(costs), costs.latency_us,
+        run.order, run.begin_us, run.end_us, run.device, memory, len(names), *costs.readers, costs.latency_us,
         costs.bytes_per_us, costs.output_bytes, costs.copies_queue,
     ))  # fmt: skip
-
-
-_READERS: WeakKeyDictionary[Costs, Rows] = WeakKeyDictionary()
-
-
-def _readers(costs: Costs) -> Rows:
-    """Return the nodes that read each value that is computed."""
-    if costs not in _READERS:
-        made, reader = costs.edges[:, costs.computed[costs.edges[0]]]
-        _READERS[costs] = rows(made, reader, costs.num_nodes)
-    return _READERS[costs]
 
 
 @compiled
@@ -179,8 +167,7 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
     the copy until its last reader there has ended.
     """
     begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
-    names = list(dict.fromkeys(each.memory for each in costs.devices))
-    place_of = np.array([names.index(each.memory) for each in costs.devices])
+    names, place_of = memories_of(costs.devices)
     memory = place_of[device]
     made_by, size = costs.storages.made_by, costs.storages.num_bytes
     copies = copies_of(costs, simulation)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int64, UInt64
 from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import rows
-from gst.machine.devices import MOST_CORES, core_numbers, overlap
+from gst.machine.devices import MOST_CORES, core_numbers, memories_of, overlap
 from gst.simulation.event_kernel import Cores, Work, simulate
 from gst.util.compiled import compiled
 
@@ -121,14 +121,11 @@ def _machine(costs: Costs) -> Cores:
     covers = rows(takes, taken, len(numbers))
     threads = np.array([device.threads for device in costs.devices])
     leader = np.array(leaders, np.int64)
-    memories = list(dict.fromkeys(device.memory for device in costs.devices))
-    memory, num_lanes = np.full(len(numbers), -1), 0
-    if costs.copies_queue and len(memories) > 1:
-        memory = np.array([memories.index(device.memory) for device in costs.devices])
-        num_lanes = len(memories)
+    memories, memory = memories_of(costs.devices)
+    queue = costs.copies_queue and len(memories) > 1
     return Cores(
-        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes,
-        overlap(costs.devices),
+        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us,
+        memory if queue else np.full_like(memory, -1), len(memories) * queue, overlap(costs.devices),
     )  # fmt: skip
 
 

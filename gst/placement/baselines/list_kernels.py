@@ -196,7 +196,7 @@ def earliest_first(order, task, places, favourite):
 
 @compiled
 @no_type_check
-def with_widths(order, task, places, worker, own_core, delays, worthwhile, crowd):
+def with_widths(order, worker, own_core, delays, worthwhile, crowd, task, places):
     """Place operations event by event in time; returns as `earliest_first`.
 
     The first ready operation in `order` chooses among the devices that are worthwhile for its unit and those that leave

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from gst.lowering.stream_program import rows
-from gst.machine.devices import core_use
+from gst.machine.devices import core_use, memories_of
 from gst.nn.sparse import CsrMatrix
 from gst.placement.baselines.units import downward_rank, upward_rank
 from gst.placement.search.neighbourhoods import in_order_of_first
@@ -181,10 +181,10 @@ def _device_features(task: Task, times: np.ndarray, by_group: np.ndarray) -> np.
     memories = [task.memories[device.memory] for device in task.devices]
     needed = max(float(task.resident_bytes.sum() + costs.output_bytes.max(initial=0)), 1.0)
     room = [0.0 if limit is None else np.log(max(limit, 1) / needed) for limit in memories]
-    same_memory = np.array([[a.memory == b.memory for b in task.devices] for a in task.devices]).mean(1)
+    _, memory = memories_of(task.devices)
     columns = [
         speed, np.log([device.threads for device in task.devices]), np.log(use.sum(1)), shared, np.log1p(link),
-        room, [limit is not None for limit in memories], same_memory,
+        room, [limit is not None for limit in memories], (memory[:, None] == memory).mean(1),
     ]  # fmt: skip
     return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
 
