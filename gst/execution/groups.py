@@ -21,11 +21,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.execution.costs import first_runs, repeated, span_us
+from gst.execution.costs import first_runs, one_graph, repeated, span_us
 from gst.execution.interpreter import load, lower, machine
 from gst.execution.lanes import GroupCall, Values
-from gst.execution.on_accelerator import module_on, one_graph
-from gst.lowering.calls import copied, fixed_values
+from gst.lowering.calls import copied, fixed_values, module_on
 from gst.lowering.fusion import CompiledGroup, Group, alone, fusion_groups, renumbered, rewritten
 from gst.lowering.plan import Plan, contracted_plan, says_no_memory
 from gst.machine.devices import Device, cpu_model, usable_cores

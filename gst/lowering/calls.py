@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from gst.lowering.plan import ExecutionError
-from gst.programs import Operation, Program, Reference, TrainingStep
+from gst.programs import Operation, Program, Reference, TrainingStep, as_module
 from gst.programs.operation import references
 
 
@@ -209,3 +209,30 @@ def in_program_order(program: Program, device: torch.device = HOST) -> list[Step
         if node not in results:
             dead.setdefault(reader, []).append(node)
     return [(node, call, tuple(dead.get(node, ()))) for node, call in calls]
+
+
+def are_weights(program: Program) -> list[bool]:
+    """Return for each input True if it is a weight that the program does not renew."""
+    homes = program.parameter_home
+    renews = any(isinstance(each, Reference) and homes[each.node] >= 0 for each in program.outputs)
+    return [not renews and homes[number] >= 0 for number in range(len(program.inputs))]
+
+
+def num_weights(program: Program) -> int:
+    """Return the number of first inputs that are weights which the program does not renew: calls need not copy them.
+
+    Examples:
+        >>> from gst.programs import capture_module
+        >>> num_weights(capture_module(torch.nn.Linear(2, 3), (torch.ones(1, 2),)))
+        2
+    """
+    return [*are_weights(program), False].index(False)
+
+
+def module_on(program: Program, device: torch.device) -> fx.GraphModule:
+    """Return `as_module` with its constants, and the tensors that it makes, on a device."""
+    operations = tuple(
+        replace(each, kwargs={**each.kwargs, "device": device}) if "device" in each.kwargs else each
+        for each in program.operations
+    )
+    return as_module(replace(program, operations=operations)).to(device)

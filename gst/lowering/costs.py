@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -13,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from gst.lowering.calls import Storages, storages
 from gst.lowering.plan import Timeline
 from gst.lowering.stream_program import Rows, rows
-from gst.machine.devices import Device, memories_of
+from gst.machine.devices import Device, core_use, memories_of
 from gst.programs import Program, Reference
 
 Links = tuple[Float64[np.ndarray, "devices devices"], Float64[np.ndarray, "devices devices"]]  # us; bytes per us
@@ -59,9 +58,26 @@ class Costs:
 
     @cached_property
     def readers(self) -> Rows:
-        """Nodes that read each value that is computed."""
-        made, reader = self.edges[:, self.computed[self.edges[0]]]
+        """Computed nodes that read the value of each computed node, in program order."""
+        made, reader = self._computed_edges
         return rows(made, reader, self.num_nodes)
+
+    @cached_property
+    def producers(self) -> Rows:
+        """Computed nodes whose values each computed node reads."""
+        made, reader = self._computed_edges
+        return rows(reader, made, self.num_nodes)
+
+    @cached_property
+    def cores(self) -> Rows:
+        """Cores that each device uses, see `core_numbers`."""
+        use = core_use(self.devices)
+        return Rows(np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1])
+
+    @property
+    def _computed_edges(self) -> Int64[np.ndarray, "2 edges"]:
+        edges = self.edges[:, self.computed[self.edges].all(0)]
+        return edges[:, np.argsort(edges[1], kind="stable")]
 
     @property
     def traffic_bytes(self) -> Float64[np.ndarray, " nodes"]:
@@ -96,17 +112,6 @@ def profiled_costs(
     kept[[each.node for each in program.outputs if isinstance(each, Reference)]] = True
     allocated, edges, sizes = storages(program), program.graph.edges, program.output_bytes
     return Costs(tuple(devices), edges, computed, kept, times_us, sizes, own_bytes, allocated, latency_us, bytes_per_us)
-
-
-def links_record(costs: Costs) -> dict[str, list[list[float]]]:
-    """Return the links of costs for JSON, which has no infinite speed; `links_of` reads it."""
-    return {"latency_us": costs.latency_us.tolist(), "us_per_byte": (1 / costs.bytes_per_us).tolist()}
-
-
-def links_of(record: Mapping[str, Any]) -> Links:
-    """Return links of a record of `links_record`."""
-    with np.errstate(divide="ignore"):
-        return np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
 
 
 def shortest_us(runs: Sequence[Timeline]) -> Float64[np.ndarray, " nodes"]:

@@ -12,12 +12,24 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.buffers import behind_readers, buffers_of, frees_of_shared, transient_bytes
 from gst.lowering.calls import Storages, storages
-from gst.lowering.common_order import Actions, Work, anchors, order_of, positions, steps_of, tasks_of, values_of
+from gst.lowering.common_order import (
+    Actions,
+    Work,
+    anchors,
+    behind_readers,
+    buffers_of,
+    frees_of_shared,
+    order_of,
+    positions,
+    steps_of,
+    tasks_of,
+    transient_bytes,
+    values_of,
+)
 from gst.lowering.fusion import legalise
+from gst.lowering.happens_before import check
 from gst.lowering.plan import Plan, positions_of_nodes, ranks
-from gst.lowering.race_check import check
 from gst.lowering.stream_program import FREE, Ints, StreamProgram, inverse, rows
 from gst.machine.devices import Device, least_memory_limit, memories_of
 from gst.programs import Program, Reference

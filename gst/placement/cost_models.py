@@ -15,7 +15,7 @@ from gst.graphs.segments import BLOCK_NODES, neighbours
 from gst.lowering.plan import Plan
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import PlanFeatures, Profiled, later_than_program, plans_graph
-from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
+from gst.placement.objectives import DEFAULT_ERROR, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.util.untrusted import DAMAGE, plain, read_object
 from gst.util.writing import write_json

@@ -154,12 +154,6 @@ class Task:
         """Return the task without colocation groups, if it has a program; costs alone need theirs."""
         return self if self.program is None else replace(self, colocation=np.arange(self.num_nodes))
 
-    def plan_of_groups(
-        self, assignment: Int64[np.ndarray, " groups"], priority: Int64[np.ndarray, " nodes"] | None = None
-    ) -> Plan:
-        """Return the plan with every colocation group as a whole on the device assigned to it."""
-        return self.plan(assignment[self.colocation], priority)
-
     def memory_use(self, simulation: Timeline) -> dict[str, int]:
         """Return the peak of each memory in bytes over a simulated run, resident bytes included."""
         use = peak_bytes(self.costs, simulation)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-import gst.programs.seeded  # noqa: F401  # registers operators that programs from files name
+import gst.programs.step  # noqa: F401  # registers operators that programs from files name
 
 ACCELERATOR = "cuda"
 """Kind of device for which steps are captured on a machine that has none; simulated GPUs are of this kind too."""

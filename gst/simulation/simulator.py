@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt64
+from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.costs import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import rows
-from gst.machine.devices import MOST_CORES, core_numbers, memories_of, overlap
+from gst.machine.devices import MOST_CORES, core_numbers, core_use, memories_of, overlap
 from gst.simulation.event_kernel import Cores, Work, simulate
 from gst.util.compiled import compiled
 
@@ -96,12 +96,8 @@ class Simulator:
 
 
 def _work(costs: Costs) -> Work:
-    edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-    edges = edges[:, np.argsort(edges[1], kind="stable")]  # the readers of a value in program order
-    indptr, consumers = rows(edges[0], edges[1], costs.num_nodes)
-    producer_indptr, producers = rows(edges[1], edges[0], costs.num_nodes)
     return Work(
-        indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
+        *costs.readers, *costs.producers, np.diff(costs.producers.bounds), costs.computed, costs.times_us,
         costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
     )  # fmt: skip
 
@@ -112,7 +108,8 @@ def _machine(costs: Costs) -> Cores:
         raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
     leaders = list(dict.fromkeys(mine[0] for mine in numbers))
     thread_of = {leader: thread for thread, leader in enumerate(leaders)}
-    cores = core_words(numbers)
+    use = core_use(costs.devices)
+    cores = np.packbits(np.pad(use, ((0, 0), (0, -use.shape[1] % 64))), axis=1, bitorder="little").view(np.uint64)
     words = np.array([(min(mine) // 64, max(mine) // 64 + 1) for mine in numbers], np.int64).reshape(-1, 2)
     worker = np.array([thread_of[mine[0]] for mine in numbers], np.int64)
     pairs = [(device, core) for device, mine in enumerate(numbers) for core in mine[1:]]
@@ -127,20 +124,6 @@ def _machine(costs: Costs) -> Cores:
         cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us,
         memory if queue else np.full_like(memory, -1), len(memories) * queue, overlap(costs.devices),
     )  # fmt: skip
-
-
-def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
-    """Return the cores of each device as bits, 64 to a word.
-
-    Examples:
-        >>> core_words([[0, 2], [65]]).tolist()
-        [[5, 0], [0, 2]]
-    """
-    words = np.zeros((len(numbers), max((core for mine in numbers for core in mine), default=0) // 64 + 1), np.uint64)
-    for device, mine in enumerate(numbers):
-        for core in mine:
-            words[device, core // 64] |= np.uint64(1) << np.uint64(core % 64)
-    return words
 
 
 # Calibration: contention between operations, fitted to timelines of plans that ran ------------------------------------

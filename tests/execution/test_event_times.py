@@ -18,7 +18,7 @@ from gst.lowering.calls import in_program_order
 from gst.lowering.costs import profiled_costs
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
-from gst.programs.seeded import drawn_from
+from gst.programs.step import drawn_from
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR
 from tests.made_devices import pair

@@ -11,10 +11,9 @@ import torch
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import Storages, eager, storages
 from gst.lowering.common_order import Work
-from gst.lowering.happens_before import RaceError
+from gst.lowering.happens_before import RaceError, check
 from gst.lowering.lower import lowered, stream_program
 from gst.lowering.plan import Plan
-from gst.lowering.race_check import check
 from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram, example
 from gst.machine.devices import Device
 from gst.programs import Program, Step, capture, outputs_differ

@@ -16,7 +16,7 @@ from gst.placement.baselines.units import held_bytes
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.random_plans import crossover, mutate
+from gst.placement.search.neighbourhoods import crossover, mutate
 from gst.placement.task import Task
 from gst.simulation.simulator import Simulator
 

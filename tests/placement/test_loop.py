@@ -21,9 +21,8 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import NetworkSurrogate, NoSurrogate
 from gst.placement.loop import Loop, Trial, brought, tau
 from gst.placement.loop import ran as ran_of
-from gst.placement.objectives import SimulatedObjective
-from gst.placement.reward import LEAST_MEASUREMENTS, Reward
-from gst.placement.search.random_plans import random_plans
+from gst.placement.objectives import LEAST_MEASUREMENTS, Reward, SimulatedObjective
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 from tests.placement.pretended import Pretended
 

@@ -15,7 +15,6 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 
 from gst.lowering.plan import Plan, priority_of
-from gst.lowering.stream_program import rows
 from gst.machine.devices import core_use, memories_of, overlap
 from gst.placement.baselines import units
 from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
@@ -161,17 +160,15 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
     Args:
         handed_over: add to links the time until another thread has seen and read a value.
     """
-    costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
+    costs, simulator = task.costs, task.simulator
     elsewhere = simulator.worker[:, None] != simulator.worker if handed_over else np.zeros(())
-    use = core_use(task.devices)
-    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
     arrays = Arrays(
-        *rows(producers, consumers, nodes), *rows(consumers, producers, nodes), costs.times_us,
+        *costs.readers, *costs.producers, costs.times_us,
         costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
         1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
         task.colocation, np.zeros(task.num_groups), memories_of(task.devices)[1],
     )  # fmt: skip
-    return Scheduled(arrays, costs.computed, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1])
+    return Scheduled(arrays, costs.computed, core_use(task.devices), *costs.cores)
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
