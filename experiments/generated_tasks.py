@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, Storages
+from gst.lowering.calls import Costs, Storages
 from gst.machine.devices import Device
 from gst.placement.task import Task
 

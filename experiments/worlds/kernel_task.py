@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64, Int64
 from gst.graphs.graph import Graph
 from gst.kernels.lower import storages_of, stream_program
 from gst.kernels.program import KernelProgram
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan, ranks
 from gst.lowering.stream_program import StreamProgram
 from gst.machine.devices import Device

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.execution.lanes import Lane, synchronise
-from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, in_program_order
-from gst.lowering.costs import Links
+from gst.lowering.calls import HOST, Call, Links, Values, bind, copied, fixed_values, in_program_order
 from gst.lowering.plan import says_no_memory
 from gst.machine.devices import Device
 from gst.programs import Operation, Program, Reference

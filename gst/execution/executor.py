@@ -20,13 +20,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gst.execution.groups import LaneGroups, fused
-from gst.execution.interpreter import load, lower, machine
+from gst.execution.groups import LaneGroups, fused, load, lower, machine
 from gst.execution.lane_graphs import LaneGraph, Residents
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
-from gst.lowering.calls import copied, laid_out, num_weights
-from gst.lowering.costs import Costs, profiled_costs, shortest_us
+from gst.lowering.calls import Costs, copied, laid_out, num_weights, profiled_costs, shortest_us
 from gst.lowering.lower import ProvenLowering
 from gst.lowering.plan import ExecutionError, Plan, Timeline, positions_of_nodes, ranks, says_no_memory
 from gst.machine.devices import MOST_CORES, Device, least_memory_limit, select, supports

@@ -28,8 +28,7 @@ from gst.execution.costs import event_times_us, measured_links
 from gst.execution.executor import AnyExecutor, GraphExecutor, NativeExecutor, executor, measure_costs, runs_in_turns
 from gst.execution.groups import group_records
 from gst.execution.measure import Measurement, measure, timed
-from gst.lowering.calls import HOST, eager
-from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.calls import HOST, Costs, eager, profiled_costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline, says_no_memory
 from gst.machine.devices import Device, least_memory_limit, limit_memory, select
 from gst.machine.load import LoadGate, LoadMeter, lock_devices

@@ -21,7 +21,7 @@ from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
 from gst.lowering.calls import HOST, module_on
 from gst.programs import Program, Reference, Step, differ_beyond_rounding, kind_for
-from gst.programs.structures import opened
+from gst.programs.operation import opened
 from gst.programs.tracing import capture
 from gst.programs.watcher import Watcher
 

@@ -95,6 +95,15 @@ class Plan:
         """16 hexadecimal digits that are equal for equal plans."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
+    def homes(self, names: Sequence[str]) -> Int64[np.ndarray, " nodes"]:
+        """Return for each node the position of its device among these names; raise ValueError if it is not there."""
+        if self.devices == names:  # in searches, always
+            return self.placement.astype(np.int64)
+        positions = {name: position for position, name in enumerate(names)}
+        if unknown := [name for name in self.devices if name not in positions]:
+            raise ValueError(f"the plan uses device {unknown[0]!r}; there are {', '.join(names)}")
+        return np.array([positions[name] for name in self.devices], np.int64)[self.placement]
+
     def to_dict(self) -> dict:
         """Return a record for JSON; `from_dict` reads it."""
         as_list = lambda values: None if values is None else values.tolist()  # noqa: E731
@@ -205,11 +214,7 @@ def positions_of_nodes(plan: Plan, program: Program, devices: Sequence[Device]) 
             f"the plan places {len(plan.placement)} nodes, program {program.name!r} has {program.num_nodes}; "
             "make the plan again for this program"
         )
-    positions = {device.name: position for position, device in enumerate(devices)}
-    for name in plan.devices:
-        if name not in positions:
-            raise ValueError(f"the plan uses device {name!r}; the executor has {', '.join(positions)}")
-    return np.array([positions[name] for name in plan.devices], np.int64)[plan.placement]
+    return plan.homes([device.name for device in devices])
 
 
 def ranks(plan: Plan) -> Int64[np.ndarray, " nodes"]:

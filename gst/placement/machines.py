@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 
-from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.calls import Costs, profiled_costs
 from gst.machine.devices import Device
 from gst.placement.task import Task
 from gst.programs import Program

@@ -59,11 +59,10 @@ def plans_graph(
         plans: they name the devices of `profiled`, in that order.
     """
     graph, of_plan, nodes = profiled.graph, PlanFeatures(profiled), np.arange(profiled.graph.num_nodes)
-    numbers = {device.name: number for number, device in enumerate(profiled.devices)}
+    names = tuple(device.name for device in profiled.devices)
     features = np.empty((len(plans), len(nodes), sum(core_use(profiled.devices).shape) + 3), np.float32)
     for row, plan in zip(features, plans, strict=True):
-        placement = np.array([numbers[name] for name in plan.devices])[plan.placement]  # plans may name some of them
-        named = replace(plan, devices=tuple(numbers), placement=placement)
+        named = replace(plan, devices=names, placement=plan.homes(names))  # plans may name some of them
         row[:] = of_plan.rows(named, nodes, later_than_program(named), *graph.edges)
     return Graph(
         node_features=np.hstack([graph.node_features, np.log1p(profiled.times_us.T)]).astype(np.float32),

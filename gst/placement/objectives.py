@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device
 from gst.machine.load import LoadGate
@@ -263,9 +263,9 @@ Learned = Mapping[str, tuple[float, float]]
 """Means and standard deviations of parameters that all programs of a machine share, by name."""
 
 
-class Surrogate(Protocol):
+class Surrogate:
     """A cost model that learns from all plans measured so far. It corrects the costs of the simulator, or predicts
-    logarithms of measured / simulated runtimes, or both.
+    logarithms of measured / simulated runtimes, or both; this one leaves the simulator as it is.
 
     Attributes:
         corrects: True if it corrects costs.
@@ -291,6 +291,7 @@ class Surrogate(Protocol):
 
     def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
         """Return means and standard deviations of logarithms of measured runtimes / those simulated by `corrected`."""
+        return np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
 
     def means(self, plans: Sequence[Plan], simulated_ms: Answers) -> Answers:
         """Return the means alone, where that takes less time."""

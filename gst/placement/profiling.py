@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, profiled_costs, shortest_us
+from gst.lowering.calls import Costs, profiled_costs, shortest_us
 from gst.lowering.fusion import CompiledGroup, fusion_groups, numbered, pointwise_chains, rewritten
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, this_machine

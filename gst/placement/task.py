@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.calls import Costs, profiled_costs
 from gst.lowering.plan import Plan, Timeline, positions_of_nodes
 from gst.machine.devices import Device, memories_of
 from gst.placement.measured_plans import Profiled
@@ -133,14 +133,10 @@ class Task:
         return bool(np.isfinite(self.times_us).all())
 
     def can_run(self, plan: Plan) -> bool:
-        """True if each operation can run on its device; unknown devices are left to the simulator to refuse."""
+        """True if each operation can run on its device."""
         if self._runs_anywhere:
             return True
-        places = plan.placement
-        if plan.devices != self.names:
-            number = {name: position for position, name in enumerate(self.names)}
-            places = np.array([number.get(name, 0) for name in plan.devices], np.int64)[places]
-        return bool(np.isfinite(self.times_us[places, np.arange(self.num_nodes)]).all())
+        return bool(np.isfinite(self.times_us[plan.homes(self.names), np.arange(self.num_nodes)]).all())
 
     @property
     def least_alone_us(self) -> float:

@@ -30,10 +30,9 @@ from torch.utils import _pytree as pytree
 
 from gst.programs.described import DEVICE, is_foreign, run_described
 from gst.programs.features import colocate, program_graph
-from gst.programs.operation import KINDS, Operation, Reference
+from gst.programs.operation import KINDS, PLAIN, Operation, Reference, opened, special_kind
 from gst.programs.program import Program
 from gst.programs.step import Step, inference_step, training_step
-from gst.programs.structures import PLAIN, opened, special_kind
 from gst.programs.untouched import OUTSIDE, VALUE, untouched, words
 from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 from gst.util.untrusted import first_line

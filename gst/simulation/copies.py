@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.lowering.calls import Storages
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs, Storages
 from gst.lowering.plan import Timeline
 from gst.machine.devices import memories_of
 from gst.simulation.event_kernel import precedes

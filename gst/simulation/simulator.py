@@ -12,7 +12,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan, Timeline, ranks
 from gst.lowering.stream_program import rows
 from gst.machine.devices import MOST_CORES, core_numbers, core_use, memories_of, overlap
@@ -66,7 +66,7 @@ class Simulator:
     def __init__(self, costs: Costs, contention: Contention = UNCALIBRATED) -> None:
         self.costs = costs
         self.contention = Contention(*map(float, contention))  # the kernel is compiled for floats
-        self._positions = {device.name: position for position, device in enumerate(costs.devices)}
+        self._names = tuple(device.name for device in costs.devices)
         self._machine = _machine(costs)
         self._work = _work(costs)
         self.cores = core_numbers(costs.devices)
@@ -78,21 +78,15 @@ class Simulator:
         Raises:
             ValueError: the plan is for another number of nodes or names an unknown device.
         """
-        home = self._home(plan)
+        if len(plan.placement) != self.costs.num_nodes:
+            raise ValueError(f"the plan places {len(plan.placement)} nodes, the program has {self.costs.num_nodes}")
+        home = plan.homes(self._names)
         begin, end = simulate(home, ranks(plan), self._work, self._machine, self.contention)
         return Timeline(home, begin, end)
 
     def makespans(self, plans: Sequence[Plan]) -> Float64[np.ndarray, " plans"]:
         """Return the microseconds that each plan takes."""
         return np.array([self.run(plan).makespan_us for plan in plans])
-
-    def _home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
-        if len(plan.placement) != self.costs.num_nodes:
-            raise ValueError(f"the plan places {len(plan.placement)} nodes, the program has {self.costs.num_nodes}")
-        unknown = [name for name in plan.devices if name not in self._positions]
-        if unknown:
-            raise ValueError(f"the plan uses device {unknown[0]!r}; costs are known of {', '.join(self._positions)}")
-        return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
 
 
 def _work(costs: Costs) -> Work:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gst.lowering.calls import is_expanded, unexpanded
 from gst.programs import differ_beyond_rounding, outputs_differ
-from gst.programs.structures import leaves, special_kind
+from gst.programs.operation import leaves, special_kind
 from gst.programs.watcher import Watcher
 
 _version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")

@@ -24,7 +24,7 @@ from gst.execution.lane_graphs import DRAWS_ON_HOST, Resident, draws_on_host
 from gst.lowering.calls import copied, module_on
 from gst.machine.devices import Device
 from gst.programs import Program, Step
-from gst.programs.structures import opened
+from gst.programs.operation import opened
 from gst.util.recording import is_here
 from gst.whole_model.choosing import SEED, Subject
 from gst.whole_model.comparing import DRAWS, Guard, difference, tensors_of

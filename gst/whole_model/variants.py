@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from gst.lowering.calls import laid_out
 from gst.machine.devices import usable_cores
 from gst.programs import Program, Step, as_module
-from gst.programs.structures import opened
+from gst.programs.operation import opened
 from gst.whole_model.comparing import Guard
 
 PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it

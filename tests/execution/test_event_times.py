@@ -14,8 +14,7 @@ from gst.execution.costs import BUDGET_US, Graphs, call_us, can_be_recorded, eve
 from gst.execution.executor import GraphExecutor, executor
 from gst.execution.isolated import profile_devices
 from gst.lowering.calls import Step as Bound
-from gst.lowering.calls import in_program_order
-from gst.lowering.costs import profiled_costs
+from gst.lowering.calls import in_program_order, profiled_costs
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
 from gst.programs.step import drawn_from

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gst.execution.executor import NativeExecutor, executor
-from gst.execution.interpreter import load
+from gst.execution.groups import load
 from gst.lowering.calls import eager, storages
 from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program

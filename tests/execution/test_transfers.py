@@ -13,7 +13,7 @@ from gst.execution import costs as measuring
 from gst.execution.costs import SIZES, copy_rate, fitted, measured_links
 from gst.execution.executor import GraphExecutor
 from gst.execution.isolated import Runner
-from gst.lowering.costs import COPY_US, profiled_costs
+from gst.lowering.calls import COPY_US, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover
 from gst.placement.profiling import cached_task

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gst.lowering.calls import Storages
 from gst.lowering.common_order import Work
-from gst.lowering.costs import Storages
 from gst.lowering.lower import lowered
 from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
 

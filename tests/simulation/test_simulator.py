@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.execution.executor import NativeExecutor, measure_costs
-from gst.lowering.calls import Storages, storages
+from gst.lowering.calls import Costs, Storages, profiled_costs, storages
 from gst.lowering.common_order import Work, transient_bytes
-from gst.lowering.costs import Costs, profiled_costs
 from gst.lowering.happens_before import check
 from gst.lowering.lower import lowered
 from gst.lowering.plan import Plan, Timeline, in_order_of, ranks

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
-from gst.lowering.costs import profiled_costs
+from gst.lowering.calls import profiled_costs
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
 from gst.lowering.stream_program import StreamProgram

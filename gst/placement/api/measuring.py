@@ -18,7 +18,7 @@ from jaxtyping import Float64
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Log, Measurement
 from gst.graphs.store import prepare
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy

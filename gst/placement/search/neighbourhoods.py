@@ -81,7 +81,7 @@ class Neighbourhood:
     def state(self, plan: Plan, by_tail: bool) -> State:
         """Return a plan as a state, with its own priorities or the longest paths to the end. Nodes move that cannot run
         where they are, or are apart from their group where they must not be."""
-        placement = np.array([self.task.names.index(name) for name in plan.devices])[plan.placement]
+        placement = plan.homes(self.task.names)
         if not self._free:
             placement = placement[_first_of_group(self.task.colocation)]
         stuck = ~self._able[placement, np.arange(len(placement))]
