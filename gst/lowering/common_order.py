@@ -378,11 +378,22 @@ def behind_readers(
 
 @compiled
 @no_type_check
+def _knows(its, mine, lane, set_bounds, last, frees, clocks, position):
+    """True if a lane knows all tasks of a set to be done, and the frees behind them."""
+    for each in range(set_bounds[its], set_bounds[its + 1]):
+        other = last[each]
+        if clocks[mine, lane[other]] <= position[other] + (frees[each] and lane[other] != mine):
+            return False
+    return True
+
+
+@compiled
+@no_type_check
 def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
     """Return for each set of tasks the first task on a lane of one of them after which all are surely done.
 
     Args:
-        lane, bounds, needs, lanes: of all tasks, see `gst.lowering.common_order._waits`.
+        lane, bounds, needs, lanes: of all tasks, see `_waits`.
         set_bounds, last: the last task of a set on each of its lanes, set by set.
         frees: 1 if the free after that task must be done too, as the next task of its lane shows.
     """
@@ -418,33 +429,19 @@ def _first_that_knows(lane, bounds, needs, lanes, set_bounds, last, frees):
         if learns:
             before, at = -1, head[mine]
             while at >= 0:
-                following_entry, its = after[at], entry[at]
-                is_known = behind[its] >= 0
-                if not is_known:
-                    is_known = True
-                    for each in range(set_bounds[its], set_bounds[its + 1]):
-                        other = last[each]
-                        if clocks[mine, lane[other]] <= position[other] + (frees[each] and lane[other] != mine):
-                            is_known = False
-                            break
-                    if is_known:
-                        behind[its] = task
-                if is_known:
-                    if before < 0:
-                        head[mine] = following_entry
-                    else:
-                        after[before] = following_entry
-                else:
+                its = entry[at]
+                if behind[its] < 0 and _knows(its, mine, lane, set_bounds, last, frees, clocks, position):
+                    behind[its] = task
+                if behind[its] < 0:
                     before = at
-                at = following_entry
+                elif before < 0:
+                    head[mine] = after[at]
+                else:
+                    after[before] = after[at]
+                at = after[at]
         its = ending[task]
         while its >= 0:
-            is_known = True
-            for at in range(set_bounds[its], set_bounds[its + 1]):
-                other = last[at]
-                if clocks[mine, lane[other]] <= position[other] + (frees[at] and lane[other] != mine):
-                    is_known = False
-            if is_known:
+            if _knows(its, mine, lane, set_bounds, last, frees, clocks, position):
                 behind[its] = task
             else:
                 for at in range(set_bounds[its], set_bounds[its + 1]):

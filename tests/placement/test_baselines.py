@@ -64,12 +64,6 @@ def test_simulated_gpus_take_the_sum_of_their_launches_and_no_delay_of_threads(g
     assert cores.simulator.run(single(cores, 0)).makespan_us == pytest.approx(want, rel=0.01)
 
 
-def test_metis_repeats_by_seed_and_keeps_groups_whole(gpus: Task) -> None:
-    assert metis(gpus, 3).key == metis(gpus, 3).key
-    placement = metis(gpus).placement
-    assert all(len(set(placement[gpus.colocation == group])) == 1 for group in range(gpus.num_groups))
-
-
 def test_a_slow_device_is_left_alone(task: Task) -> None:
     computed = task.costs.computed
     lame = on(task, task.devices, np.stack([task.times_us[0], 1e6 * computed]))

@@ -210,6 +210,8 @@ KL_LIMIT = 0.05  # nats a decision, mean over decisions, that a policy may move 
 FAILED = -10.0  # reward of a plan that failed (Zhou et al. 2020)
 MEMORY = 0.9  # of the running mean of rewards
 MAX_GRADIENT = 1.0  # norm
+EPOCHS = 4  # steps on one batch; fewer once the policy has moved by `KL_LIMIT`
+ENTROPY = 5e-2, 5e-4  # weight of a nat of entropy, at the beginning and at the end; geometric between them
 
 
 LEVELS = 8
@@ -293,15 +295,10 @@ class PPO:
 
     Args:
         policy: `PolicyInputs` -> log probabilities.
-        epochs: steps on one batch; fewer once the policy has moved by `KL_LIMIT`.
-        entropy: weight of a nat of entropy, at the beginning and at the end; geometric between them.
     """
 
-    def __init__(
-        self, policy: nn.Module, learning_rate: float = 1e-3, epochs: int = 4,
-        entropy: tuple[float, float] = (5e-2, 5e-4), seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.policy, self.epochs, self.entropy = policy, epochs, entropy
+    def __init__(self, policy: nn.Module, learning_rate: float = 1e-3, seed: int = 0) -> None:
+        self.policy = policy
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=learning_rate)
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -316,8 +313,8 @@ class PPO:
         decisions = draw(before, samples, self.generator)
         runtimes = lesson.objective(plans_of(lesson.task, lesson.inputs, decisions))
         drawn = before, decisions, advantages(lesson, runtimes)
-        first, last = self.entropy
-        for _ in range(self.epochs):
+        first, last = ENTROPY
+        for _ in range(EPOCHS):
             self.optimizer.zero_grad()
             if self._accumulate(lesson.inputs, *drawn, first * (last / first) ** done) > KL_LIMIT:
                 break
