@@ -22,7 +22,7 @@ from torch import Tensor
 from gst.execution.lanes import Lane, LaneExecutor, Turns, Values
 from gst.lowering.calls import copied, fixed_values, is_expanded, laid_out, unexpanded
 from gst.lowering.happens_before import happens_before
-from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
+from gst.lowering.plan import COPY, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
 from gst.programs import Operation, Program
 from gst.util.compiled import compiled
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
@@ -404,7 +404,7 @@ def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
         RaceError: lanes wait for each other, or an event is recorded twice or never.
 
     Examples:
-        >>> from gst.lowering.stream_program import example
+        >>> from gst.lowering.plan import example
         >>> stretches(example()).of_step.tolist()  # x is made on the host, copied, and y made of it
         [0, 0, 1, 1, 1, 2, 3, 3, 3]
     """

@@ -27,8 +27,7 @@ from gst.execution.measure import is_faster, measure
 from gst.kernels.lower import Layout, check, layout, placed_bytes, run_steps, shared_bytes, stream_program
 from gst.kernels.program import KernelProgram, View, filled, views_in
 from gst.lowering.happens_before import happens_before
-from gst.lowering.plan import Timeline
-from gst.lowering.stream_program import RECORD, RUN, WAIT, StreamProgram
+from gst.lowering.plan import RECORD, RUN, WAIT, StreamProgram, Timeline
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 from gst.util.untrusted import first_line
 

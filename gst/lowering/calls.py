@@ -14,8 +14,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from gst.lowering.plan import ExecutionError, Timeline
-from gst.lowering.stream_program import Rows, rows
+from gst.lowering.plan import ExecutionError, Rows, Timeline, rows
 from gst.machine.devices import Device, core_use, memories_of
 from gst.programs import Operation, Program, Reference, TrainingStep, as_module
 from gst.programs.operation import references

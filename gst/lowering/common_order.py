@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from gst.lowering.calls import Storages
-from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, Ints, Rows, inverse, rows
+from gst.lowering.plan import COPY, RECORD, RUN, WAIT, Ints, Rows, inverse, rows
 from gst.util.compiled import compiled
 
 

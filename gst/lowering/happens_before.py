@@ -12,7 +12,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
+from gst.lowering.plan import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
 from gst.util.compiled import compiled
 
 
@@ -198,7 +198,7 @@ def check(program: StreamProgram) -> Checked:
         RaceError: one of these does not hold.
 
     Examples:
-        >>> from gst.lowering.stream_program import example
+        >>> from gst.lowering.plan import example
         >>> check(example()).peak_bytes
         {'host': 8, 'gpu': 16}
     """

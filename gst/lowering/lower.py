@@ -29,8 +29,7 @@ from gst.lowering.common_order import (
 )
 from gst.lowering.fusion import legalise
 from gst.lowering.happens_before import check
-from gst.lowering.plan import Plan, positions_of_nodes, ranks
-from gst.lowering.stream_program import FREE, Ints, StreamProgram, inverse, rows
+from gst.lowering.plan import FREE, Ints, Plan, StreamProgram, inverse, positions_of_nodes, ranks, rows
 from gst.machine.devices import Device, least_memory_limit, memories_of
 from gst.programs import Program, Reference
 

@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.calls import Costs
-from gst.lowering.plan import Plan, Timeline, ranks
-from gst.lowering.stream_program import rows
+from gst.lowering.plan import Plan, Timeline, ranks, rows
 from gst.machine.devices import MOST_CORES, core_numbers, core_use, memories_of, overlap
 from gst.simulation.event_kernel import Cores, Work, simulate
 from gst.util.compiled import compiled

@@ -16,8 +16,7 @@ from gst.execution.executor import GraphExecutor
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import eager
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import ExecutionError, Plan
-from gst.lowering.stream_program import RUN
+from gst.lowering.plan import RUN, ExecutionError, Plan
 from gst.machine.devices import Device, discover
 from gst.programs import Program, Reference, Step, TrainingStep, capture, outputs_differ
 from tests.made_devices import pair

@@ -12,8 +12,7 @@ from gst.execution.groups import load
 from gst.lowering.calls import eager, storages
 from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import ExecutionError, Plan, Timeline, ranks
-from gst.lowering.stream_program import COPY
+from gst.lowering.plan import COPY, ExecutionError, Plan, Timeline, ranks
 from gst.machine.devices import Device
 from gst.programs import Program, TrainingStep, capture, outputs_differ
 from gst.util.compiled import compiler

@@ -9,7 +9,7 @@ import pytest
 from gst.execution.lane_graphs import Stretches, inner_steps, stretches
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.happens_before import check, happens_before
-from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, StreamProgram, example
+from gst.lowering.plan import COPY, RECORD, RUN, WAIT, StreamProgram, example
 from gst.programs import Program, outputs_differ
 from tests.execution.test_lanes import eager
 from tests.lowering.test_stream_program import lanes_of, random_streams

@@ -13,8 +13,7 @@ from gst.lowering.calls import Storages, eager, storages
 from gst.lowering.common_order import Work
 from gst.lowering.happens_before import RaceError, check
 from gst.lowering.lower import lowered, stream_program
-from gst.lowering.plan import Plan
-from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
+from gst.lowering.plan import COPY, FREE, RECORD, RUN, WAIT, Plan, StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, Step, capture, outputs_differ
 from tests.lowering.interleavings import explore, mutants, random_work

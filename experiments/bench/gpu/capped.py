@@ -28,8 +28,7 @@ from gst.execution.measure import measure
 from gst.lowering.calls import eager, storages
 from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import Plan
-from gst.lowering.stream_program import StreamProgram
+from gst.lowering.plan import Plan, StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, outputs_differ
 from gst.util.untrusted import first_line

@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from gst.lowering.fusion import legalise
-from gst.lowering.plan import Plan
-from gst.lowering.stream_program import rows
+from gst.lowering.plan import Plan, rows
 from gst.machine.devices import core_use, memories_of
 from gst.nn.sparse import CsrMatrix
 from gst.placement.baselines.portfolio import mean_transfers_us

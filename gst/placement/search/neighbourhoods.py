@@ -11,8 +11,7 @@ from typing import no_type_check
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.lowering.plan import Plan, ranks
-from gst.lowering.stream_program import Rows, rows
+from gst.lowering.plan import Plan, Rows, ranks, rows
 from gst.machine.devices import overlap
 from gst.placement.baselines.portfolio import portfolio, rank_us, task_scheduled
 from gst.placement.baselines.units import moved
