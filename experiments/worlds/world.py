@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from experiments.generated_tasks import generated_task
 from experiments.worlds.kernel_task import kernel_task
 from gst.execution.measure import Measurement, median_interval
 from gst.kernels.inductor import kernel_program
@@ -25,7 +24,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import kinds_of
-from gst.placement.machines import Chip, Machine
+from gst.placement.machines import Chip, Machine, generated_task
 from gst.placement.objectives import Batches, SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import capture, resolve, traced
