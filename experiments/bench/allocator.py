@@ -16,7 +16,7 @@ from gst.execution.measure import median_interval, timed
 from gst.lowering.calls import pytorch
 from gst.machine.devices import machine_record
 from gst.programs import WORKLOADS, resolve
-from gst.programs.seeded import unseeded
+from gst.programs.step import unseeded
 from gst.util.process import keep_freed_memory
 from gst.util.progress import Progress, no_progress
 

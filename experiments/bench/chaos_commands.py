@@ -17,7 +17,7 @@ import torch
 from gst.execution.measure import Log
 from gst.graphs.store import verify
 from gst.placement.measured_plans import read_measured
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 from gst.programs import Program, traced
 

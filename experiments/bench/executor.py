@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from gst.execution.executor import NativeExecutor
 from gst.execution.measure import measure
-from gst.execution.native import NativeExecutor
 from gst.lowering.calls import eager, pytorch
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, machine_record, select

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
+from gst.execution.executor import NativeExecutor, measure_costs, runs_in_turns
 from gst.execution.measure import Measurement, measure
-from gst.execution.native import NativeExecutor, measure_costs, runs_in_turns
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover, machine_record, select
 from gst.machine.load import LoadGate
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 from gst.programs import WORKLOADS, traced
 from gst.simulation.copies import peak_bytes

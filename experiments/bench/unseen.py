@@ -16,8 +16,7 @@ from experiments.bootstrap import mean_interval
 from experiments.worlds.sequence import MODELS, Known, predictions
 from gst.machine.devices import machine_record
 from gst.placement.fitted import FittedSimulator
-from gst.placement.objectives import SimulatedObjective
-from gst.placement.reward import Learned
+from gst.placement.objectives import Learned, SimulatedObjective
 from gst.programs import WORKLOADS
 from gst.util.progress import Progress, no_progress
 

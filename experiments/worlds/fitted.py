@@ -10,8 +10,7 @@ from jaxtyping import Float64
 
 from gst.lowering.plan import Plan
 from gst.placement.fitted import kinds_of
-from gst.placement.objectives import SimulatedObjective
-from gst.placement.reward import Answers, Surrogate
+from gst.placement.objectives import Answers, SimulatedObjective, Surrogate
 from gst.placement.task import Task
 from gst.programs.features import KINDS
 
@@ -25,8 +24,8 @@ LEAST_ERROR = 0.01
 
 
 class TenParameters(Surrogate):
-    """A surrogate (`gst.placement.reward.Surrogate`): the maximum a posteriori of the parameters by Gauss-Newton steps.
-    Deviations are the error on what was fitted.
+    """A surrogate (`gst.placement.objectives.Surrogate`): the maximum a posteriori of the parameters by Gauss-Newton
+    steps. Deviations are the error on what was fitted.
 
     Examples:
         >>> len(PARAMETERS)

@@ -11,9 +11,8 @@ from jaxtyping import Float32, Float64, Int64
 from gst.graphs.graph import Graph
 from gst.kernels.lower import storages_of, stream_program
 from gst.kernels.program import KernelProgram
-from gst.lowering.costs import Costs
-from gst.lowering.plan import Plan, ranks
-from gst.lowering.stream_program import StreamProgram
+from gst.lowering.calls import Costs
+from gst.lowering.plan import Plan, StreamProgram, ranks
 from gst.machine.devices import Device
 from gst.placement.machines import STREAMS
 from gst.placement.task import Task

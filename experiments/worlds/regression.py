@@ -9,7 +9,7 @@ from jaxtyping import Float64
 
 from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
-from gst.placement.reward import SAME, Answers, Surrogate
+from gst.placement.objectives import SAME, Answers, Surrogate
 from gst.placement.task import Task
 
 PENALTIES = np.logspace(-2, 4, 13)

@@ -20,7 +20,7 @@ from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.placement.cost_models import NetworkOnFitted
 from gst.placement.fitted import FittedSimulator
-from gst.placement.reward import Answers, Surrogate
+from gst.placement.objectives import Answers, Surrogate
 from gst.placement.task import Task
 from gst.util.random_numbers import seeded
 

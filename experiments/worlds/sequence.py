@@ -35,10 +35,9 @@ from gst.lowering.plan import Plan
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
 from gst.placement.measured_plans import plans_graph
-from gst.placement.objectives import SimulatedObjective
+from gst.placement.objectives import Learned, SimulatedObjective
 from gst.placement.planning import plan_all, plans_by_name
-from gst.placement.reward import Learned
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 from gst.programs import NUM_OPCODES
 

@@ -36,12 +36,10 @@ from gst.placement.cost_models import COST_MODELS
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop, Trial, tau
 from gst.placement.methods import METHODS, Learned, Method, Trained
-from gst.placement.objectives import Budgeted, SimulatedObjective
+from gst.placement.objectives import Answers, Budgeted, SimulatedObjective, Surrogate
 from gst.placement.planning import plan_all, plans_by_name
 from gst.placement.policies.go import GO
-from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.ppo import draw, plans_of
-from gst.placement.reward import Answers, Surrogate
+from gst.placement.policies.ppo import draw, plans_of, policy_inputs
 from gst.placement.task import Task
 from gst.util.progress import Progress
 

@@ -17,9 +17,9 @@ from jaxtyping import Float64
 
 from experiments.worlds.kernel_task import kernel_task
 from gst.execution.measure import Measurement, median_interval
-from gst.execution.on_accelerator import module_on
-from gst.kernels.recording import kernel_program
+from gst.kernels.inductor import kernel_program
 from gst.kernels.state import in_place, state_pairs
+from gst.lowering.calls import module_on
 from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.baselines.portfolio import single

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.execution.lanes import Lane, synchronise
-from gst.lowering.calls import HOST, Call, Values, bind, copied, fixed_values, in_program_order
-from gst.lowering.costs import Links
+from gst.lowering.calls import HOST, Call, Links, Values, bind, copied, fixed_values, in_program_order
 from gst.lowering.plan import says_no_memory
 from gst.machine.devices import Device
 from gst.programs import Operation, Program, Reference
@@ -139,6 +138,50 @@ def graph_maker(device: torch.device, graph: NewGraph | None = None) -> NewGraph
     return new_graph
 
 
+def one_graph(run: Callable[[], Any], device: torch.device, graph: NewGraph | None = None) -> Callable[[], Any]:
+    """Record a function on one stream as one graph of an accelerator.
+
+    Args:
+        run: computes; each replay overwrites its results.
+        device: of the computation.
+        graph: makes an empty graph, see `graph_maker`.
+
+    Raises:
+        ValueError: there is no such accelerator here.
+        RuntimeError: it does something that a graph cannot.
+    """
+    make = graph_maker(device, graph)
+    if make is None:
+        raise ValueError(f"graphs are recorded on an accelerator; this runs on {device}")
+    made = make(device, None)
+    synchronise([device])
+    with without_cached_casts(), torch.Stream(device) if is_here(device) else nullcontext():
+        for _ in range(WARM_RUNS):
+            run()
+        synchronise([device])
+        with no_garbage(), recorded(made):
+            outputs = run()
+        synchronise([device])
+
+    def replay() -> Any:
+        made.replay()
+        return outputs
+
+    return replay
+
+
+@contextmanager
+def without_cached_casts() -> Iterator[None]:
+    """Disable the cache of autocast, whose memory ends with its context, while a graph may still read it."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
+
+
 @contextmanager
 def timing_on(device: torch.device) -> Iterator[None]:
     """Make a new stream of the device the current one, on which graphs can be recorded, and keep no gradients. Raises
@@ -238,7 +281,7 @@ def can_be_recorded(program: Program, node: int) -> bool:
         [True, False]
     """
     operation = program.operations[node]
-    if getattr(operation.target, "namespace", "") == "gst":  # `gst.programs.seeded`
+    if getattr(operation.target, "namespace", "") == "gst":  # `gst.programs.step`
         return False
     if operation.target in WRITERS:  # at positions of which the host knows the number, or by masks
         read = {dtype for each in references(operation.args[1]) for dtype in program.operations[each].dtypes}

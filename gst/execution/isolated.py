@@ -19,19 +19,21 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
+import torch
 from jaxtyping import Float64
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from gst.execution.costs import event_times_us, measured_links
-from gst.execution.executor import AnyExecutor, GraphExecutor, executor
+from gst.execution.executor import AnyExecutor, GraphExecutor, NativeExecutor, executor, measure_costs, runs_in_turns
 from gst.execution.groups import group_records
 from gst.execution.measure import Measurement, measure, timed
-from gst.execution.native import NativeExecutor, measure_costs, runs_in_turns
-from gst.execution.on_accelerator import ReferenceOutputs, reference
-from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.calls import HOST, Costs, eager, profiled_costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline, says_no_memory
 from gst.machine.devices import Device, least_memory_limit, limit_memory, select
 from gst.machine.load import LoadGate, LoadMeter, lock_devices
-from gst.programs import Program, kind_for
+from gst.programs import Program, differ_beyond_rounding, kind_for, outputs_differ
+from gst.programs.program import distances
 from gst.programs.traces import traced
 from gst.util.process import WAITING, Child, ChildFailed, connect
 from gst.util.progress import notice
@@ -234,6 +236,52 @@ class _Turn:
             self._child = self.isolated.next_child
         elapsed_ms, self.peak_bytes = self.isolated.time(self.plan)
         return elapsed_ms
+
+
+BETWEEN = 2.0  # times the distance between the host and the accelerator: a plan on both may be off by it
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """Reference outputs of a program, for comparison with those of plans.
+
+    Args:
+        want: flat outputs, on the host.
+        again: outputs for other inputs, computed alike; None where plans round as these do.
+        least: allowed error of each output; empty where plans round as these do.
+    """
+
+    program: Program
+    want: Sequence[Any]
+    again: Callable[[Sequence[Tensor]], list[Any]] | None = None
+    least: Sequence[float] = ()
+
+    def difference(self, got: Sequence[Any]) -> str | None:
+        """Return the first difference between flat outputs and these, beyond rounding; None if they agree."""
+        if self.again is None:
+            return outputs_differ(got, self.want)
+        return differ_beyond_rounding(got, self.want, self.again, self.program.inputs, self.least)
+
+
+def reference(program: Program, devices: Sequence[Device]) -> ReferenceOutputs:
+    """Run all operations in order on the first accelerator of some devices; on the host if it cannot run them.
+
+    cuDNN rounds the factors of convolutions to TF32 (11 of 24 bits) by default, so plans are compared with outputs of
+    the same accelerator.
+    """
+
+    def run(inputs: Sequence[Tensor] | None, device: torch.device) -> list[Any]:
+        return pytree.tree_map_only(Tensor, Tensor.cpu, eager(program, inputs, device))
+
+    home, on_host = next((each.torch_device for each in devices if each.is_accelerator), HOST), run(None, HOST)
+    if home != HOST:
+        try:
+            want = run(None, home)
+        except RuntimeError:  # an operation, or memory, that it lacks
+            return ReferenceOutputs(program, on_host, partial(run, device=HOST))
+        least = [BETWEEN * each for each in distances(want, on_host)]
+        return ReferenceOutputs(program, want, partial(run, device=home), least)
+    return ReferenceOutputs(program, on_host)
 
 
 # In the child ---------------------------------------------------------------------------------------------------------

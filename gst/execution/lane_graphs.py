@@ -1,7 +1,7 @@
 """A stream program recorded as graphs of its accelerators, one for each stretch of one memory; the memory of inputs.
 
 All lanes of one accelerator are one graph. With several memories, graphs end where values are exchanged
-(`gst.lowering.happens_before.stretches`): PyTorch's allocator keeps a graph's memory apart on one device alone.
+(`stretches`): PyTorch's allocator keeps a graph's memory apart on one device alone.
 Programs are functional, so no graph writes to inputs: plans that run one after the other share the weights' memory.
 """
 
@@ -11,18 +11,20 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, no_type_check
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from gst.execution.lanes import Lane, LaneExecutor, Turns, Values
 from gst.lowering.calls import copied, fixed_values, is_expanded, laid_out, unexpanded
-from gst.lowering.happens_before import Stretches, inner_steps, stretches
-from gst.lowering.stream_program import COPY, RUN, StreamProgram
+from gst.lowering.happens_before import happens_before
+from gst.lowering.plan import COPY, RECORD, RUN, WAIT, Ints, Rows, StreamProgram, rows
 from gst.programs import Operation, Program
+from gst.util.compiled import compiled
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 from gst.util.untrusted import first_line
 
@@ -347,7 +349,7 @@ def _refill(lane: Lane, buffer: Any, staging: Any, value: Any) -> None:
 
 
 def draws_on_host(program: Program) -> bool:
-    """True if random numbers of a program depend on a seed, which the host reads (`gst.programs.seeded`)."""
+    """True if random numbers of a program depend on a seed, which the host reads (`gst.programs.step`)."""
     return any(getattr(each.target, "namespace", "") == "gst" for each in program.operations)
 
 
@@ -362,3 +364,109 @@ class _Part:
     def wait(self, done: Sequence[Sequence[torch.Event]]) -> None:
         for stretch in self.needs:
             self.lane.wait(done[stretch])
+
+
+# Stretches ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """Stretches of a stream program, in an order in which they can run: the work of one memory between two rounds of
+    copies, or all copies that leave it in a round. There are as few rounds as the program allows.
+
+    Args:
+        of_step: stretch of each step.
+        round: of each stretch; even for computations, odd for copies.
+        memory: of each stretch: where it computes, or from where it copies.
+        steps: of each stretch, in an order in which one thread can issue them.
+        needs: earlier stretches that must be done before each one begins.
+    """
+
+    of_step: Int64[np.ndarray, " steps"]
+    round: Int64[np.ndarray, " stretches"]
+    memory: Int64[np.ndarray, " stretches"]
+    steps: Rows
+    needs: Rows
+
+    @property
+    def is_copy(self) -> Bool[np.ndarray, " stretches"]:
+        return self.round % 2 == 1
+
+
+def stretches(streams: StreamProgram, last: Ints | None = None) -> Stretches:
+    """Cut a stream program into stretches. Waits belong to the step that they delay, records to the step before them.
+
+    Args:
+        streams: the stream program.
+        last: memories that come last in each round, such as that of the host, whose thread launches the others' work.
+
+    Raises:
+        RaceError: lanes wait for each other, or an event is recorded twice or never.
+
+    Examples:
+        >>> from gst.lowering.plan import example
+        >>> stretches(example()).of_step.tolist()  # x is made on the host, copied, and y made of it
+        [0, 0, 1, 1, 1, 2, 3, 3, 3]
+    """
+    lane, order = streams.lane_of_step, np.argsort(happens_before(streams).when, kind="stable")
+    memory = streams.lane_memory[lane]
+    records = np.flatnonzero(streams.kind == RECORD)
+    recorder = np.full(streams.num_events, -1)
+    recorder[streams.argument[records]] = records
+    awaited = np.full(streams.num_steps, -1)
+    is_wait = streams.kind == WAIT
+    awaited[is_wait] = recorder[streams.argument[is_wait]]
+    before = np.arange(streams.num_steps) - 1
+    before[streams.bounds[:-1][np.diff(streams.bounds) > 0]] = -1
+    turn = _rounds(order, before, awaited, _parity(streams), memory)
+    goes_last = np.zeros(len(streams.memories), np.int64)
+    if last is not None:
+        goes_last[last] = 1
+    key = np.stack([turn, goes_last[memory], memory])
+    kinds, of_step = np.unique(key, axis=1, return_inverse=True)
+    of_step = of_step.reshape(-1).astype(np.int64)
+    count = kinds.shape[1]
+    pairs = np.stack([np.tile(of_step, 2), of_step[np.concatenate([before, awaited])]])
+    pairs = pairs[:, (np.concatenate([before, awaited]) >= 0) & (pairs[0] != pairs[1])]
+    needs = np.unique(pairs, axis=1) if pairs.size else pairs
+    return Stretches(of_step, kinds[0], kinds[2], rows(of_step[order], order, count), rows(needs[0], needs[1], count))
+
+
+def _parity(streams: StreamProgram) -> Ints:
+    """Return 1 for copies, their waits and their records; 0 for all other steps."""
+    index, lane = np.arange(streams.num_steps), streams.lane_of_step
+    is_action = (streams.kind != WAIT) & (streams.kind != RECORD)
+    copies = (streams.kind == COPY).astype(np.int64)
+    first, last = streams.bounds[:-1][lane], streams.bounds[1:][lane]
+    previous = np.maximum.accumulate(np.where(is_action, index, -1))
+    following = np.minimum.accumulate(np.where(is_action, index, streams.num_steps)[::-1])[::-1]
+    padded = np.append(copies, 0)
+    behind = np.where(previous >= first, padded[previous], 0)
+    ahead = np.where(following < last, padded[following], 0)
+    return np.where(streams.kind == RECORD, behind, np.where(streams.kind == WAIT, ahead, copies))
+
+
+@compiled
+@no_type_check
+def _rounds(order, before, awaited, parity, memory):
+    """Return the first round of its parity for each step in which its needs are done: the step before it on its lane,
+    and the record that it waits for; -1 for none. `order` is one in which the steps can happen."""
+    turn = np.zeros(len(order), np.int64)
+    for step in order:
+        least = parity[step]
+        if before[step] >= 0:
+            least = max(least, turn[before[step]])
+        if awaited[step] >= 0:
+            record = awaited[step]
+            least = max(least, turn[record] + (memory[record] != memory[step]))
+        turn[step] = least + (least - parity[step]) % 2
+    return turn
+
+
+def inner_steps(streams: StreamProgram, cut: Stretches, stretch: int) -> Ints:
+    """Return the steps of a stretch without waits for other stretches, and without records for which only others
+    wait."""
+    _, steps = cut.steps.of(np.array([stretch]))
+    kind, event = streams.kind[steps], streams.argument[steps]
+    inner = np.intersect1d(event[kind == RECORD], event[kind == WAIT])
+    return steps[((kind != RECORD) & (kind != WAIT)) | np.isin(event, inner)]

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gst.lowering.calls import bind, copied, fixed_values, laid_out, unexpanded
-from gst.lowering.plan import ExecutionError
-from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, Ints, StreamProgram
+from gst.lowering.plan import COPY, FREE, RECORD, RUN, WAIT, ExecutionError, Ints, StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, Reference
 from gst.util.recording import is_here
@@ -49,7 +48,7 @@ def issue_order(streams: StreamProgram, rng: np.random.Generator | None = None) 
         ExecutionError: lanes wait for each other for ever.
 
     Examples:
-        >>> from gst.lowering.stream_program import example
+        >>> from gst.lowering.plan import example
         >>> issue_order(example()).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
     """

@@ -16,7 +16,7 @@ from gst.lowering.calls import Storages
 from gst.lowering.common_order import Work
 from gst.lowering.happens_before import Clocks, RaceError, happens_before
 from gst.lowering.lower import lowered
-from gst.lowering.stream_program import RUN, Ints, StreamProgram
+from gst.lowering.plan import RUN, Ints, StreamProgram
 
 ALIGNMENT = 512  # bytes, as PyTorch's allocator on CUDA
 

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from gst.execution.on_accelerator import module_on
+from gst.kernels.inductor import NotUnderstoodError, kernel_program
 from gst.kernels.program import KernelProgram
-from gst.kernels.recording import NotUnderstoodError, kernel_program
 from gst.kernels.run import Run
-from gst.lowering.calls import HOST
+from gst.lowering.calls import HOST, module_on
 from gst.programs import Program, Reference, Step, differ_beyond_rounding, kind_for
-from gst.programs.structures import opened
+from gst.programs.operation import opened
 from gst.programs.tracing import capture
 from gst.programs.watcher import Watcher
 

@@ -19,11 +19,10 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gst.graphs.graph import Graph
 from gst.lowering.common_order import least_first
 from gst.lowering.plan import Plan
 from gst.programs import Operation, Program, Reference
-from gst.programs.features import is_elementwise, node_features, opcode
+from gst.programs.features import is_elementwise, program_graph
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ def legalise(
         )
     computed = np.array([each.kind == "operation" for each in program.operations])
     asked = np.where(computed & (fusion >= 0), fusion, -1)
-    groups = _with_all_items(program, _numbered(asked, placement))
-    return _numbered(groups, _levels(program, groups))
+    groups = _with_all_items(program, numbered(asked, placement))
+    return numbered(groups, _levels(program, groups))
 
 
 def _group(program: Program, nodes: Sequence[int], read_outside: set[int]) -> Group:
@@ -99,8 +98,13 @@ def _group(program: Program, nodes: Sequence[int], read_outside: set[int]) -> Gr
     return Group(tuple(nodes), tuple(read), tuple(node for node in nodes if node in read_outside))
 
 
-def _numbered(groups: Int64[np.ndarray, " nodes"], parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Return groups cut into their parts, numbered in the order of their first nodes; single nodes are left alone."""
+def numbered(groups: Int64[np.ndarray, " nodes"], parts: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
+    """Return groups cut into their parts, numbered in the order of their first nodes; single nodes are left alone.
+
+    Examples:
+        >>> numbered(np.array([7, 3, 5, 3, 7]), np.zeros(5, int)).tolist()
+        [0, 1, -1, 1, 0]
+    """
     pairs = np.stack([groups, np.where(groups >= 0, parts, 0)], axis=1)
     _, first, index, counts = np.unique(pairs, axis=0, return_index=True, return_inverse=True, return_counts=True)
     stays = (groups[first] >= 0) & (counts >= 2)
@@ -270,7 +274,7 @@ def alone(program: Program, group: Group, inputs: Sequence[Tensor]) -> Program:
     colocation = np.zeros(len(operations), np.int64)
     spec = pytree.tree_structure(list(outputs))
     return Program(
-        f"{program.name}-group", _graph(operations), tuple(operations), tuple(inputs), outputs, spec, colocation
+        f"{program.name}-group", program_graph(operations), tuple(operations), tuple(inputs), outputs, spec, colocation
     )
 
 
@@ -303,24 +307,19 @@ def rewritten(program: Program, compiled: Mapping[Group, CompiledGroup]) -> Rewr
     origins = np.array(origin, np.int64)
     colocation = np.unique(program.colocation[origins], return_inverse=True)[1].astype(np.int64)
     made_of_groups = Program(
-        program.name, _graph(operations), tuple(operations), program.inputs, outputs, program.output_spec, colocation,
-        program.parameter_home[origins],
+        program.name, program_graph(operations), tuple(operations), program.inputs, outputs, program.output_spec,
+        colocation, program.parameter_home[origins],
     )  # fmt: skip
     return Rewritten(made_of_groups, node_of, origins)
 
 
 def renumbered(template: Any, number: Mapping[int, int]) -> Any:
     """Return a template of arguments with other numbers of nodes."""
-    if isinstance(template, Reference):
-        return Reference(number[template.node])
-    if isinstance(template, list | tuple):
-        return type(template)(renumbered(each, number) for each in template)
-    return template
+    return pytree.tree_map_only(Reference, lambda each: Reference(number[each.node]), template)
 
 
 def _renumbered(operation: Operation, number: Mapping[int, int]) -> Operation:
-    args = renumbered(operation.args, number)
-    kwargs = {key: renumbered(value, number) for key, value in operation.kwargs.items()}
+    args, kwargs = renumbered((operation.args, operation.kwargs), number)
     return replace(operation, args=args, kwargs=kwargs)
 
 
@@ -344,12 +343,6 @@ def _order(program: Program, group_of: Mapping[int, Group]) -> list[int]:
     stands_for = np.array([group_of[node].nodes[0] if node in group_of else node for node in nodes], np.int64)
     order = least_first(stands_for[program.graph.edges], program.num_nodes)
     return order[stands_for[order] == order].tolist()
-
-
-def _graph(operations: Sequence[Operation]) -> Graph:
-    pairs = [(producer, node) for node, each in enumerate(operations) for producer in each.producers]
-    edges = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
-    return Graph(node_features(operations, edges), edges, np.array([opcode(each) for each in operations], np.int64))
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,25 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from gst.lowering.buffers import behind_readers, buffers_of, frees_of_shared, transient_bytes
 from gst.lowering.calls import Storages, storages
-from gst.lowering.common_order import Actions, Work, anchors, order_of, positions, steps_of, tasks_of, values_of
+from gst.lowering.common_order import (
+    Actions,
+    Work,
+    anchors,
+    behind_readers,
+    buffers_of,
+    frees_of_shared,
+    order_of,
+    positions,
+    steps_of,
+    tasks_of,
+    transient_bytes,
+    values_of,
+)
 from gst.lowering.fusion import legalise
-from gst.lowering.plan import Plan, positions_of_nodes, ranks
-from gst.lowering.race_check import check
-from gst.lowering.stream_program import FREE, Ints, StreamProgram, inverse, rows
-from gst.machine.devices import Device, least_memory_limit
+from gst.lowering.happens_before import check
+from gst.lowering.plan import FREE, Ints, Plan, StreamProgram, inverse, positions_of_nodes, ranks, rows
+from gst.machine.devices import Device, least_memory_limit, memories_of
 from gst.programs import Program, Reference
 
 AHEAD = (64, 16, 4, 2, 1)  # groups before its first reader at which a copy is made, where memory is short
@@ -61,8 +72,7 @@ def stream_program(
     """
     allocated = storages(program) if allocated is None else allocated
     position = positions_of_nodes(plan, program, devices)
-    memories = list(dict.fromkeys(device.memory for device in devices))
-    memory_of_device = np.array([memories.index(device.memory) for device in devices])
+    memories, memory_of_device = memories_of(devices)
     group = _groups(program, plan, position)
     computed = np.flatnonzero(group >= 0)
     count = int(group.max(initial=-1)) + 1

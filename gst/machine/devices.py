@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 
 def accelerator_names() -> dict[str, str]:
@@ -172,6 +172,17 @@ def core_use(devices: Sequence[Device]) -> Bool[np.ndarray, "devices cores"]:
     for position, columns in enumerate(numbers):
         use[position, columns] = True
     return use
+
+
+def memories_of(devices: Sequence[Device]) -> tuple[list[str], Int64[np.ndarray, " devices"]]:
+    """Return the names of the memories of devices, each once, and the position among them of the memory of each device.
+
+    Examples:
+        >>> memories_of([Device(name, "xpu", (), 1, name[:5], "example") for name in ("xpu:0", "xpu:0/stream:1")])
+        (['xpu:0'], array([0, 0]))
+    """
+    names = list(dict.fromkeys(device.memory for device in devices))
+    return names, np.array([names.index(device.memory) for device in devices], np.int64)
 
 
 def core_sets(devices: Sequence[Device], domains: Iterable[Domain] = ()) -> list[Device]:

@@ -145,19 +145,16 @@ def repeated_while_busy(measure: Callable[[], Result], gate: LoadGate) -> list[R
         >>> [each.load for each in repeated_while_busy(lambda: next(results), idle)]
         [0.5, 0.02]
     """
-    began = gate.clock()
-    results = [measure()]
-    ended = gate.clock()
-    took, ends = ended - began, ended + gate.patience_s
-    while len(results) < MOST_RESULTS and (results[-1].load or 0.0) > gate.threshold and ended + took <= ends:
-        _, is_quiet = gate.wait(ends - took - ended)
-        if not is_quiet:
-            break
+    results: list[Result] = []
+    ends = math.inf
+    while True:
         began = gate.clock()
         results.append(measure())
-        ended = gate.clock()
-        took = ended - began
-    return results
+        now = gate.clock()
+        took, ends = now - began, min(ends, now + gate.patience_s)
+        is_busy = (results[-1].load or 0.0) > gate.threshold
+        if len(results) == MOST_RESULTS or not is_busy or now + took > ends or not gate.wait(ends - took - now)[1]:
+            return results
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from gst.lowering.plan import Plan
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import plan_features, plans_graph
-from gst.placement.reward import DEFAULT_ERROR, Answers, Learned, Surrogate
+from gst.placement.objectives import Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.util.untrusted import DAMAGE, plain, read_object
 from gst.util.writing import write_json
@@ -25,13 +25,6 @@ PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are n
 LEARNED = "learned_costs.json"  # learned parameters, from which searches of other programs start
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
 SAME = 1e-9  # logarithms of ratios that differ by less are equal
-
-
-class NoSurrogate(Surrogate):
-    """Leaves the simulator as it is."""
-
-    def __call__(self, plans: Sequence[Plan], simulated_ms: Answers) -> tuple[Answers, Answers]:
-        return np.zeros(len(plans)), np.full(len(plans), DEFAULT_ERROR)
 
 
 class NetworkSurrogate(Surrogate):
@@ -113,7 +106,7 @@ class NetworkOnFitted(Surrogate):
 COST_MODELS: dict[str, Callable[[Task, int, Learned], Surrogate]] = {
     "fitted": lambda task, seed, learned: FittedSimulator(task, learned),
     "gst": NetworkOnFitted,
-    "none": lambda *_: NoSurrogate(),
+    "none": lambda *_: Surrogate(),
 }
 """By name, what makes the cost model of a task with a seed and costs learned before: the simulator with fitted costs,
 the GST network on what fitted costs leave, or none. The first two start warm."""

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from gst.lowering.plan import Plan, Timeline
-from gst.lowering.stream_program import rows
-from gst.placement.reward import LEAST_MEASUREMENTS, Answers, Learned, Surrogate
+from gst.placement.objectives import LEAST_MEASUREMENTS, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
-from gst.simulation.copies import Copies, copies_of
+from gst.simulation.copies import copies_of, critical_path
 from gst.simulation.simulator import Simulator
-from gst.util.compiled import compiled
 
 KIND, CLASS, DEVICE, MODEL, LINK, ONE_LINK = 0.3, 0.2, 0.2, 0.15, 0.5, 0.2
 """Standard deviations of logarithms of factors, a priori."""
@@ -57,7 +55,7 @@ class Layout(NamedTuple):
 
 
 class FittedSimulator(Surrogate):
-    """A cost model (`gst.placement.reward.Surrogate`): the simulator, with the costs that explain the measured plans.
+    """A cost model (`gst.placement.objectives.Surrogate`): the simulator, with costs that explain the measured plans.
 
     An operation takes its time times four factors, of its kind, of its class (operations alike in opcode, size and
     time), of its device, and of its kind on that model of device; and a launch more. The next on its device begins a
@@ -193,9 +191,6 @@ class Fitted:
             name: max(getattr(task.contention, name) + float(parameters[place]), 0.0)
             for name, place in places.contention.items()
         })  # fmt: skip
-        names = list(dict.fromkeys(device.memory for device in costs.devices))
-        self._memory = np.array([names.index(device.memory) for device in costs.devices])
-        self._num_memories = len(names)
 
     @cached_property
     def simulator(self) -> Simulator:
@@ -205,10 +200,6 @@ class Fitted:
     def _slower(self) -> Simulator:
         """The simulator where operations slow each other down more, for a derivative."""
         return Simulator(self.costs, self.contention._replace(slowdown=self.contention.slowdown + SLOWER))
-
-    @cached_property
-    def _producers(self) -> tuple[np.ndarray, np.ndarray]:
-        return rows(self.costs.edges[1], self.costs.edges[0], self.costs.num_nodes)
 
     def logs_and_rows(self, plans: Sequence[Plan]) -> tuple[Answers, Rows]:
         """Return logarithms of milliseconds, and their derivatives by the parameters."""
@@ -224,17 +215,20 @@ class Fitted:
 
     def _row(self, run: Timeline) -> Float64[np.ndarray, " parameters"]:
         costs, copies = self.costs, copies_of(self.costs, run)
-        on_path, is_copied, remote_bytes, switches = self.critical(run, copies)
-        nodes = np.flatnonzero(on_path & self._launched)
+        path, _, sent = critical_path(costs, run, copies, follow_queues=True)
+        worker = self.simulator.worker[run.device]
+        reader, read = costs.producers.of(path)
+        remote_bytes = costs.output_bytes[read[worker[read] != worker[path[reader]]]].sum()
+        switches = int((worker[path[1:]] == worker[path[:-1]]).sum())  # of an operation after another on its thread
+        nodes = path[self._launched[path]]
         home, row = run.device[nodes], np.zeros(len(self._places.widths))
         for column in self._places.columns[home, nodes].T:
             np.add.at(row, column, self._scaled[home, nodes])
         np.add.at(row, self._places.launch[home], 1.0)
         waits = {"remote_ns_per_byte": remote_bytes / 1e3, "switch_us": switches}
-        waits["hand_over_us"] = on_path.sum() - switches
+        waits["hand_over_us"] = len(path) - switches
         for name in waits.keys() & self._places.contention.keys():
             row[self._places.contention[name]] = waits[name]
-        sent = np.flatnonzero(is_copied)
         here, there = run.device[copies.node[sent]], copies.device[sent]
         latency = costs.latency_us[here, there]
         took = costs.output_bytes[copies.node[sent]] / costs.bytes_per_us[here, there]
@@ -242,22 +236,6 @@ class Fitted:
             for column in columns.T:
                 np.add.at(row, column, values)
         return row
-
-    def critical(
-        self, run: Timeline, copies: Copies
-    ) -> tuple[Bool[np.ndarray, " nodes"], Bool[np.ndarray, " copies"], float, int]:
-        """Mark the operations and copies of a simulated run that each waited for the one before, up to its end.
-
-        Return also how many bytes these operations read from other devices, and how many of them followed another one
-        on their device."""
-        costs, memory = self.costs, self._memory
-        copy_of = np.full((costs.num_nodes, self._num_memories), -1)
-        copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
-        queue = memory[run.device[copies.node]] if costs.copies_queue else np.full(len(copies.node), -1)
-        return _critical(
-            run.end_us, run.device, run.order, costs.computed, self.simulator.worker, *self._producers, memory, copy_of,
-            copies.node, copies.end_us, queue, costs.output_bytes, self._num_memories, len(self.simulator.leader),
-        )  # fmt: skip
 
 
 def layout(task: Task) -> Layout:
@@ -304,52 +282,3 @@ def kinds_of(task: Task) -> Int64[np.ndarray, " nodes"]:
     if task.program is None:
         return task.graph.opcodes.astype(np.int64) % len(KINDS)
     return np.array([KINDS.index(kind_of(each)) for each in task.program.operations], np.int64)
-
-
-@compiled
-@no_type_check
-def _critical(
-    end, home, order, computed, worker, indptr, producers, memory, copy_of, copy_node, copy_end, queue, num_bytes,
-    num_memories, num_threads,
-):  # fmt: skip
-    """Walk back from the last operation to the last one that it waited for, see `Fitted.critical`. `copy_of` has the
-    number of each value's copy in each memory, `queue` the memory that each copy leaves where copies queue, or -1."""
-    nodes, copies = len(end), len(copy_node)
-    before, last = np.full(nodes, -1), np.full(num_threads, -1)
-    node = -1
-    for each in order:
-        if computed[each]:
-            before[each] = last[worker[home[each]]]
-            last[worker[home[each]]] = each
-            if node < 0 or end[each] > end[node]:
-                node = each
-    copy_before, copy_last = np.full(copies, -1), np.full(num_memories, -1)
-    for copy in range(copies):
-        if queue[copy] >= 0:
-            copy_before[copy] = copy_last[queue[copy]]
-            copy_last[queue[copy]] = copy
-    on_path, is_copied, remote, switches = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_), 0.0, 0
-    while node >= 0 and not on_path[node]:  # by rounding an operation that takes no time may seem to begin too late
-        on_path[node] = True
-        latest, cause, copy = -1.0, before[node], -1
-        if cause >= 0:
-            latest = end[cause]
-        for position in range(indptr[node], indptr[node + 1]):
-            producer = producers[position]
-            if not computed[producer]:
-                continue
-            if worker[home[producer]] != worker[home[node]]:
-                remote += num_bytes[producer]
-            number = -1
-            if memory[home[producer]] != memory[home[node]]:
-                number = copy_of[producer, memory[home[node]]]
-            arrived = copy_end[number] if number >= 0 else end[producer]
-            if arrived >= latest:
-                latest, cause, copy = arrived, producer, number
-        while copy >= 0:
-            is_copied[copy] = True
-            cause, earlier = copy_node[copy], copy_before[copy]
-            copy = earlier if earlier >= 0 and copy_end[earlier] > end[cause] else -1
-        switches += cause >= 0 and cause == before[node]
-        node = cause
-    return on_path, is_copied, remote, switches

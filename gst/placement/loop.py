@@ -19,8 +19,7 @@ from gst.machine.devices import this_machine
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import plans_graph
 from gst.placement.methods import METHODS, proposers
-from gst.placement.objectives import InProgramOrder, Measurer, Planned, SearchReward, restrict
-from gst.placement.reward import Reward, Surrogate
+from gst.placement.objectives import InProgramOrder, Measurer, Planned, Reward, SearchReward, Surrogate, restrict
 from gst.placement.task import Task, check_same
 from gst.util.progress import Progress, no_progress
 

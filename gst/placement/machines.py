@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, Storages, profiled_costs
+from gst.lowering.calls import Costs, Storages, profiled_costs
 from gst.machine.devices import Device
 from gst.placement.task import Task
 from gst.programs import Program

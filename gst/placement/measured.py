@@ -30,9 +30,8 @@ from gst.placement.fitted import FittedSimulator
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.machines import machine
-from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
+from gst.placement.objectives import Learned, MeasuredObjective, Planned, SimulatedObjective
 from gst.placement.profiling import FusedTask, cached_task, chains, fused_task, profiled_task, whole_step
-from gst.placement.reward import Learned
 from gst.placement.task import Task
 from gst.programs import Program
 from gst.reporting.headline import LOOP

@@ -73,14 +73,14 @@ def plan_features(profiled: Profiled, plans: Sequence[Plan]) -> Float32[np.ndarr
         plans: they name the devices of `profiled`, in that order.
     """
     nodes, (producers, consumers) = np.arange(profiled.graph.num_nodes), profiled.graph.edges
-    numbers = {device.name: number for number, device in enumerate(profiled.devices)}
+    names = tuple(device.name for device in profiled.devices)
     use, output_bytes = core_use(profiled.devices), profiled.output_bytes.astype(np.float64)
     relative = profiled.times_us / max(profiled.times_us.mean(), 1e-9)
     leaders = [device.cores[0] if device.cores else -1 - place for place, device in enumerate(profiled.devices)]
     thread = np.array([leaders.index(each) for each in leaders])
     features = np.empty((len(plans), len(nodes), sum(use.shape) + 3), np.float32)
     for rows, plan in zip(features, plans, strict=True):
-        placed = np.array([numbers[name] for name in plan.devices])[plan.placement]  # plans may name some of them
+        placed = plan.homes(names)  # plans may name some of them
         time = relative[placed, nodes][:, None]
         crossing = thread[placed[producers]] != thread[placed[consumers]]
         readers, read = consumers[crossing], output_bytes[producers[crossing]]

@@ -19,8 +19,7 @@ from gst.util.progress import Progress
 
 if TYPE_CHECKING:
     from gst.lowering.plan import Plan
-    from gst.placement.objectives import Budgeted, SearchReward
-    from gst.placement.reward import Reward
+    from gst.placement.objectives import Budgeted, Reward, SearchReward
     from gst.placement.task import Task
 
 NUM_MUTATED = 256  # plans in each round
@@ -129,7 +128,7 @@ class Mutation:
         return [self._neighbour(fastest) for _ in range(NUM_MUTATED)] if fastest else []
 
     def _neighbour(self, plans: Sequence[Plan]) -> Plan:
-        from gst.placement.search.random_plans import crossover, mutate
+        from gst.placement.search.neighbourhoods import crossover, mutate
 
         if self._generator.random() < 0.3:
             return crossover(self._task, plans, self._generator)

@@ -16,15 +16,15 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, links_of, links_record, profiled_costs, shortest_us
-from gst.lowering.fusion import CompiledGroup, fusion_groups, pointwise_chains, rewritten
+from gst.lowering.calls import Costs, profiled_costs, shortest_us
+from gst.lowering.fusion import CompiledGroup, fusion_groups, numbered, pointwise_chains, rewritten
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.devices import Device, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.baselines.portfolio import single
 from gst.placement.machines import STREAMS, VIEW_US
 from gst.placement.objectives import PlanRunner
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task, check_same
 from gst.programs import Program
 from gst.simulation.simulator import UNCALIBRATED, Contention, fit
@@ -156,12 +156,13 @@ def cached_task(
 
 
 def costs_record(costs: Costs) -> dict[str, Any]:
-    """Return measured costs for JSON, which has no infinite times; `costs_of` reads them."""
+    """Return measured costs for JSON, which has no infinite times and speeds; `costs_of` reads them."""
     return {
         "times_us": [[None if math.isinf(each) else each for each in row] for row in costs.times_us.tolist()],
         "own_bytes": costs.own_bytes.tolist(),
         "load": costs.load,
-        **links_record(costs),
+        "latency_us": costs.latency_us.tolist(),
+        "us_per_byte": (1 / costs.bytes_per_us).tolist(),
     }
 
 
@@ -169,7 +170,9 @@ def costs_of(program: Program, devices: Sequence[Device], record: Mapping[str, A
     """Read the costs of a program on devices from a record of `costs_record`."""
     times_us = np.array(record["times_us"], np.float64)  # null becomes NaN
     times_us[np.isnan(times_us)] = np.inf
-    costs = profiled_costs(program, devices, times_us, links_of(record))
+    with np.errstate(divide="ignore"):
+        links = np.array(record["latency_us"], np.float64), 1 / np.array(record["us_per_byte"], np.float64)
+    costs = profiled_costs(program, devices, times_us, links)
     own_bytes = np.array(record["own_bytes"], np.int64)
     return replace(costs, own_bytes=own_bytes, load=record.get("load"))
 
@@ -200,21 +203,7 @@ class FusedTask:
 def chains(task: Task) -> Int64[np.ndarray, " nodes"]:
     """Group element-wise operations of a task's program, see `pointwise_chains`."""
     assert task.program is not None
-    return numbered(pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64)))
-
-
-def numbered(fusion: Int64[np.ndarray, " nodes"]) -> Int64[np.ndarray, " nodes"]:
-    """Number the groups of at least two nodes 0, 1, ... in the order of their first nodes; -1 for other nodes.
-
-    Examples:
-        >>> numbered(np.array([7, 3, 5, 3, 7])).tolist()
-        [0, 1, -1, 1, 0]
-    """
-    number, first, index, counts = np.unique(fusion, return_index=True, return_inverse=True, return_counts=True)
-    groups = np.flatnonzero((number >= 0) & (counts >= 2))
-    new = np.full(len(number), -1, np.int64)
-    new[groups[np.argsort(first[groups])]] = np.arange(len(groups))
-    return new[index.reshape(-1)]
+    return pointwise_chains(task.program, np.zeros(task.num_nodes, np.int64))
 
 
 def fused_task(
@@ -250,7 +239,8 @@ def fused_task(
     faster = np.flatnonzero(shares.min(0, initial=1.0) < 1.0)
     if not len(faster):
         return None
-    return contracted(task, numbered(np.where(np.isin(groups, faster), groups, -1)), shares[:, faster])
+    groups = np.where(np.isin(groups, faster), groups, -1)
+    return contracted(task, numbered(groups, np.zeros_like(groups)), shares[:, faster])
 
 
 def contracted(

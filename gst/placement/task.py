@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.calls import Costs, profiled_costs
 from gst.lowering.plan import Plan, Timeline, positions_of_nodes
-from gst.machine.devices import Device
+from gst.machine.devices import Device, memories_of
 from gst.placement.measured_plans import Profiled
 from gst.programs import Program
 from gst.simulation.copies import peak_bytes
@@ -133,14 +133,10 @@ class Task:
         return bool(np.isfinite(self.times_us).all())
 
     def can_run(self, plan: Plan) -> bool:
-        """True if each operation can run on its device; unknown devices are left to the simulator to refuse."""
+        """True if each operation can run on its device."""
         if self._runs_anywhere:
             return True
-        places = plan.placement
-        if plan.devices != self.names:
-            number = {name: position for position, name in enumerate(self.names)}
-            places = np.array([number.get(name, 0) for name in plan.devices], np.int64)[places]
-        return bool(np.isfinite(self.times_us[places, np.arange(self.num_nodes)]).all())
+        return bool(np.isfinite(self.times_us[plan.homes(self.names), np.arange(self.num_nodes)]).all())
 
     @property
     def least_alone_us(self) -> float:
@@ -154,18 +150,12 @@ class Task:
         """Return the task without colocation groups, if it has a program; costs alone need theirs."""
         return self if self.program is None else replace(self, colocation=np.arange(self.num_nodes))
 
-    def plan_of_groups(
-        self, assignment: Int64[np.ndarray, " groups"], priority: Int64[np.ndarray, " nodes"] | None = None
-    ) -> Plan:
-        """Return the plan with every colocation group as a whole on the device assigned to it."""
-        return self.plan(assignment[self.colocation], priority)
-
     def memory_use(self, simulation: Timeline) -> dict[str, int]:
         """Return the peak of each memory in bytes over a simulated run, resident bytes included."""
         use = peak_bytes(self.costs, simulation)
         if self.sizes_hold_values:
             use = dict.fromkeys(use, 0)
-        home = np.array([list(use).index(device.memory) for device in self.devices])[simulation.device]
+        home = memories_of(self.devices)[1][simulation.device]
         resident = np.bincount(home, self.resident_bytes.astype(np.float64), len(use)).astype(np.int64)
         return {name: peak + int(more) for (name, peak), more in zip(use.items(), resident, strict=True)}
 

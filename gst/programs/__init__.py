@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from gst.programs.features import FEATURE_NAMES, NUM_OPCODES
 from gst.programs.operation import Operation, Reference, kind_for
 from gst.programs.program import Program, as_module, differ_beyond_rounding, outputs_differ
-from gst.programs.seeded import drawn_from
-from gst.programs.step import Step, TrainingStep, inference_step, training_step
+from gst.programs.step import Step, TrainingStep, drawn_from, inference_step, training_step
 from gst.util.imports import lazy_names
 
 if TYPE_CHECKING:

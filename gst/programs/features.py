@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
+from torch.utils import _pytree as pytree
 from torch.utils import flop_counter
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from gst.graphs.graph import Graph
 from gst.programs.operation import Operation, Reference
 
 # An element-wise operation of this many elements takes 5-20 us here: less than a hand-over to another thread.
@@ -62,6 +64,14 @@ def opcode(operation: Operation) -> int:
 def _name(operation: Operation) -> str:
     packet = getattr(operation.target, "overloadpacket", operation.target)
     return str(getattr(packet, "__name__", packet))
+
+
+def program_graph(operations: Sequence[Operation], name: str = "") -> Graph:
+    """Return operations in topological order as a graph: features, opcodes, and edges to readers, each pair once."""
+    pairs = [(producer, node) for node, each in enumerate(operations) for producer in each.producers]
+    edges = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+    opcodes = np.array([opcode(each) for each in operations], np.int64)
+    return Graph(node_features(operations, edges), edges, opcodes, name=name)
 
 
 def node_features(
@@ -122,7 +132,8 @@ def _flops(operation: Operation, operations: Sequence[Operation]) -> float:
     formula = flop_registry.get(packet) or ATTENTION.get(packet)
     if formula is not None:
         shapes = operation.shapes[0] if len(operation.shapes) == 1 else operation.shapes
-        return float(formula(*_shapes_of(operation.args, operations), **operation.kwargs, out_val=shapes))
+        args = pytree.tree_map_only(Reference, lambda each: operations[each.node].shapes[0], operation.args)
+        return float(formula(*args, **operation.kwargs, out_val=shapes))
     return float(max(operation.elements, *(operations[each].elements for each in operation.producers), 0))
 
 
@@ -131,14 +142,6 @@ def _convolution_backward_flops(operation: Operation, operations: Sequence[Opera
     gradient, inputs, weight = (operations[each.node].shapes[0] for each in operation.args[:3])
     transposed, wanted = operation.args[7], operation.args[10]
     return float(sum(wanted[:2]) * conv_flop_count(list(inputs), list(weight), list(gradient), transposed))
-
-
-def _shapes_of(template: Any, operations: Sequence[Operation]) -> Any:
-    if isinstance(template, Reference):
-        return operations[template.node].shapes[0]
-    if isinstance(template, list | tuple):
-        return type(template)(_shapes_of(each, operations) for each in template)
-    return template
 
 
 def _longest_paths(

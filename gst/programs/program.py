@@ -22,8 +22,17 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from gst.graphs.graph import DATA, Graph
-from gst.programs.operation import Operation, Reference, form_of, form_of_target, references, target_of_form, value_of
-from gst.programs.structures import leaves, special_kind
+from gst.programs.operation import (
+    Operation,
+    Reference,
+    form_of,
+    form_of_target,
+    leaves,
+    references,
+    special_kind,
+    target_of_form,
+    value_of,
+)
 from gst.util.untrusted import parse_json, plain, read_arrays, read_object, read_tensors, shown
 
 SCHEMA = 1

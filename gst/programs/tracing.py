@@ -28,13 +28,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from gst.graphs.graph import Graph
 from gst.programs.described import DEVICE, is_foreign, run_described
-from gst.programs.features import colocate, node_features, opcode
-from gst.programs.operation import KINDS, Operation, Reference
+from gst.programs.features import colocate, program_graph
+from gst.programs.operation import KINDS, PLAIN, Operation, Reference, opened, special_kind
 from gst.programs.program import Program
 from gst.programs.step import Step, inference_step, training_step
-from gst.programs.structures import PLAIN, opened, special_kind
 from gst.programs.untouched import OUTSIDE, VALUE, untouched, words
 from gst.programs.users_code import FirstOfValues, is_symbolic, users_line
 from gst.util.untrusted import first_line
@@ -148,13 +146,10 @@ def _captured(step: Step, may_renew: bool, fake: FakeTensorMode | None = None) -
     operations, outputs = _flatten(module, step.name)
     paths, output_spec = result[0]
     updates = dict(_updates([path for path, _ in pairs], paths, outputs))
-    edges = _edges(operations)
-    opcodes = np.array([opcode(each) for each in operations], np.int64)
-    graph = Graph(node_features(operations, edges), edges, opcodes, name=step.name)
     parameters = {number for number, (path, _) in enumerate(pairs) if len(path) > 1 and _is_state(path)}
     return Program(
-        step.name, graph, operations, tuple(flat), outputs, output_spec, colocate(operations, updates, _ties(flat)),
-        _parameter_homes(operations, updates, parameters),
+        step.name, program_graph(operations, step.name), operations, tuple(flat), outputs, output_spec,
+        colocate(operations, updates, _ties(flat)), _parameter_homes(operations, updates, parameters),
     )  # fmt: skip
 
 
@@ -289,11 +284,6 @@ def _is_view(target: Any) -> bool:
         return False
     alias = schema.arguments[0].alias_info
     return alias is not None and not alias.is_write and schema.returns[0].alias_info is not None
-
-
-def _edges(operations: tuple[Operation, ...]) -> Int64[np.ndarray, "2 edges"]:
-    pairs = [(producer, node) for node, each in enumerate(operations) for producer in each.producers]
-    return np.array(pairs, np.int64).reshape(-1, 2).T.copy()
 
 
 def _is_state(path: KeyPath) -> bool:

@@ -1,7 +1,7 @@
-"""Copies of a simulated run, each value that goes to another memory; and its memory: the most bytes that it takes.
+"""Copies of a simulated run, each value that goes to another memory; its critical path; and the most bytes it takes.
 
-The run takes at most the peak over all runs that `gst.lowering.race_check.check` proves, and exactly this peak where
-one device computes alone.
+The run takes at most the peak over all runs that `gst.lowering.happens_before.check` proves, and exactly this peak
+where one device computes alone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.lowering.calls import Storages
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs, Storages
 from gst.lowering.plan import Timeline
-from gst.lowering.stream_program import Rows, rows
+from gst.machine.devices import memories_of
 from gst.simulation.event_kernel import precedes
 from gst.util.compiled import compiled
 
@@ -47,23 +46,11 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
         >>> bool((copies.begin_us >= run.end_us[copies.node]).all())
         True
     """
-    names = list(dict.fromkeys(device.memory for device in costs.devices))
-    memory = np.array([names.index(device.memory) for device in costs.devices])
+    names, memory = memories_of(costs.devices)
     return Copies(*_copies(
-        run.order, run.begin_us, run.end_us, run.device, memory, len(names), *_readers(costs), costs.latency_us,
+        run.order, run.begin_us, run.end_us, run.device, memory, len(names), *costs.readers, costs.latency_us,
         costs.bytes_per_us, costs.output_bytes, costs.copies_queue,
     ))  # fmt: skip
-
-
-_READERS: WeakKeyDictionary[Costs, Rows] = WeakKeyDictionary()
-
-
-def _readers(costs: Costs) -> Rows:
-    """Return the nodes that read each value that is computed."""
-    if costs not in _READERS:
-        made, reader = costs.edges[:, costs.computed[costs.edges[0]]]
-        _READERS[costs] = rows(made, reader, costs.num_nodes)
-    return _READERS[costs]
 
 
 @compiled
@@ -118,6 +105,91 @@ def _copies(
             ended[place[here]] = min(arrived, max(begin[first], made))
             place[here] += 1
     return value, target, begun, ended
+
+
+FIRST, VALUE, CROSSING, BUSY = range(4)
+"""Cause of a wait: none, a value of the same device, a value of another device, cores of the device."""
+
+
+class CriticalPath(NamedTuple):
+    """Operations of a simulated run, the last first, each of which began as soon as the next one let it.
+
+    Args:
+        nodes: the operations.
+        cause: of the wait of each for the next one.
+        copies: those that they waited for, by number.
+    """
+
+    nodes: Int64[np.ndarray, " path"]
+    cause: Int64[np.ndarray, " path"]
+    copies: Int64[np.ndarray, " copies"]
+
+
+def critical_path(costs: Costs, run: Timeline, copies: Copies, follow_queues: bool = False) -> CriticalPath:
+    """Return the critical path that ends with the operation that ends last.
+
+    Args:
+        copies: see `copies_of`.
+        follow_queues: True if the path goes on with the copy that a copy waited for; otherwise with its own value.
+    """
+    names, memory = memories_of(costs.devices)
+    copy_of = np.full((costs.num_nodes, len(names)), -1)
+    copy_of[copies.node, memory[copies.device]] = np.arange(len(copies.node))
+    queues = follow_queues and costs.copies_queue
+    lane = memory[run.device[copies.node]] if queues else np.full(len(copies.node), -1)
+    path, cause, is_copied = _critical(
+        run.end_us, run.device, run.order, costs.computed, *costs.cores, *costs.producers, memory, copy_of, copies.node,
+        copies.end_us, lane,
+    )  # fmt: skip
+    return CriticalPath(path, cause, np.flatnonzero(is_copied))
+
+
+@compiled
+@no_type_check
+def _critical(
+    end, home, order, computed, core_indptr, cores, indptr, producers, memory, copy_of, copy_node, copy_end, lane
+):  # fmt: skip
+    """Walk back from the last operation. `copy_of` has the number of each value's copy in each memory, `lane` the
+    memory that each copy leaves where copies queue, or -1."""
+    nodes, copies = len(end), len(copy_node)
+    before, last = np.full(nodes, -1), np.full(cores.max() + 1, -1)  # the operation that left the cores of each last
+    node = -1
+    for each in order:
+        if not computed[each]:
+            continue
+        if node < 0 or end[each] > end[node]:
+            node = each
+        for position in range(core_indptr[home[each]], core_indptr[home[each] + 1]):
+            other = last[cores[position]]
+            if other >= 0 and (before[each] < 0 or end[other] > end[before[each]]):
+                before[each] = other
+            last[cores[position]] = each
+    copy_before, copy_last = np.full(copies, -1), np.full(copy_of.shape[1], -1)
+    for copy in range(copies):
+        if lane[copy] >= 0:
+            copy_before[copy] = copy_last[lane[copy]]
+            copy_last[lane[copy]] = copy
+    path, cause, size = np.empty(nodes, np.int64), np.full(nodes, FIRST), 0
+    on_path, is_copied = np.zeros(nodes, np.bool_), np.zeros(copies, np.bool_)
+    while node >= 0 and not on_path[node]:  # by rounding an operation that takes no time may seem to begin too late
+        on_path[node], path[size] = True, node
+        latest, awaited, copy = -1.0, before[node], -1
+        if awaited >= 0:
+            latest, cause[size] = end[awaited], BUSY
+        for position in range(indptr[node], indptr[node + 1]):
+            producer, number = producers[position], -1
+            if memory[home[producer]] != memory[home[node]]:
+                number = copy_of[producer, memory[home[node]]]
+            arrived = copy_end[number] if number >= 0 else end[producer]
+            if arrived >= latest:
+                latest, awaited, copy = arrived, producer, number
+                cause[size] = CROSSING if home[producer] != home[node] else VALUE
+        while copy >= 0:
+            is_copied[copy] = True
+            awaited, earlier = copy_node[copy], copy_before[copy]
+            copy = earlier if earlier >= 0 and copy_end[earlier] > end[awaited] else -1
+        node, size = awaited, size + 1
+    return path[:size], cause[:size], is_copied
 
 
 class Holds(NamedTuple):
@@ -179,8 +251,7 @@ def peak_bytes(costs: Costs, simulation: Timeline) -> dict[str, int]:
     the copy until its last reader there has ended.
     """
     begin, end, device = simulation.begin_us, simulation.end_us, simulation.device
-    names = list(dict.fromkeys(each.memory for each in costs.devices))
-    place_of = np.array([names.index(each.memory) for each in costs.devices])
+    names, place_of = memories_of(costs.devices)
     memory = place_of[device]
     made_by, size = costs.storages.made_by, costs.storages.num_bytes
     copies = copies_of(costs, simulation)

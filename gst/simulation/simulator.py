@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, UInt64
+from jaxtyping import Bool, Float64, Int64
 
-from gst.lowering.costs import Costs
-from gst.lowering.plan import Plan, Timeline, ranks
-from gst.lowering.stream_program import rows
-from gst.machine.devices import MOST_CORES, core_numbers, overlap
+from gst.lowering.calls import Costs
+from gst.lowering.plan import Plan, Timeline, ranks, rows
+from gst.machine.devices import MOST_CORES, core_numbers, core_use, memories_of, overlap
 from gst.simulation.event_kernel import Cores, Work, simulate
 from gst.util.compiled import compiled
 
@@ -66,7 +65,7 @@ class Simulator:
     def __init__(self, costs: Costs, contention: Contention = UNCALIBRATED) -> None:
         self.costs = costs
         self.contention = Contention(*map(float, contention))  # the kernel is compiled for floats
-        self._positions = {device.name: position for position, device in enumerate(costs.devices)}
+        self._names = tuple(device.name for device in costs.devices)
         self._machine = _machine(costs)
         self._work = _work(costs)
         self.cores = core_numbers(costs.devices)
@@ -78,7 +77,9 @@ class Simulator:
         Raises:
             ValueError: the plan is for another number of nodes or names an unknown device.
         """
-        home = self._home(plan)
+        if len(plan.placement) != self.costs.num_nodes:
+            raise ValueError(f"the plan places {len(plan.placement)} nodes, the program has {self.costs.num_nodes}")
+        home = plan.homes(self._names)
         begin, end = simulate(home, ranks(plan), self._work, self._machine, self.contention)
         return Timeline(home, begin, end)
 
@@ -86,22 +87,10 @@ class Simulator:
         """Return the microseconds that each plan takes."""
         return np.array([self.run(plan).makespan_us for plan in plans])
 
-    def _home(self, plan: Plan) -> Int64[np.ndarray, " nodes"]:
-        if len(plan.placement) != self.costs.num_nodes:
-            raise ValueError(f"the plan places {len(plan.placement)} nodes, the program has {self.costs.num_nodes}")
-        unknown = [name for name in plan.devices if name not in self._positions]
-        if unknown:
-            raise ValueError(f"the plan uses device {unknown[0]!r}; costs are known of {', '.join(self._positions)}")
-        return np.array([self._positions[name] for name in plan.devices], np.int64)[plan.placement]
-
 
 def _work(costs: Costs) -> Work:
-    edges = costs.edges[:, costs.computed[costs.edges[0]] & costs.computed[costs.edges[1]]]
-    edges = edges[:, np.argsort(edges[1], kind="stable")]  # the readers of a value in program order
-    indptr, consumers = rows(edges[0], edges[1], costs.num_nodes)
-    producer_indptr, producers = rows(edges[1], edges[0], costs.num_nodes)
     return Work(
-        indptr, consumers, producer_indptr, producers, np.diff(producer_indptr), costs.computed, costs.times_us,
+        *costs.readers, *costs.producers, np.diff(costs.producers.bounds), costs.computed, costs.times_us,
         costs.traffic_bytes / 1e4, costs.output_bytes.astype(np.float64),
     )  # fmt: skip
 
@@ -112,7 +101,8 @@ def _machine(costs: Costs) -> Cores:
         raise ValueError(f"{count} cores and accelerators; at most {MOST_CORES} are simulated: name some by --devices")
     leaders = list(dict.fromkeys(mine[0] for mine in numbers))
     thread_of = {leader: thread for thread, leader in enumerate(leaders)}
-    cores = core_words(numbers)
+    use = core_use(costs.devices)
+    cores = np.packbits(np.pad(use, ((0, 0), (0, -use.shape[1] % 64))), axis=1, bitorder="little").view(np.uint64)
     words = np.array([(min(mine) // 64, max(mine) // 64 + 1) for mine in numbers], np.int64).reshape(-1, 2)
     worker = np.array([thread_of[mine[0]] for mine in numbers], np.int64)
     pairs = [(device, core) for device, mine in enumerate(numbers) for core in mine[1:]]
@@ -121,29 +111,12 @@ def _machine(costs: Costs) -> Cores:
     covers = rows(takes, taken, len(numbers))
     threads = np.array([device.threads for device in costs.devices])
     leader = np.array(leaders, np.int64)
-    memories = list(dict.fromkeys(device.memory for device in costs.devices))
-    memory, num_lanes = np.full(len(numbers), -1), 0
-    if costs.copies_queue and len(memories) > 1:
-        memory = np.array([memories.index(device.memory) for device in costs.devices])
-        num_lanes = len(memories)
+    memories, memory = memories_of(costs.devices)
+    queue = costs.copies_queue and len(memories) > 1
     return Cores(
-        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us, memory, num_lanes,
-        overlap(costs.devices),
+        cores, words, worker, leader, *covers, threads, costs.latency_us, costs.bytes_per_us,
+        memory if queue else np.full_like(memory, -1), len(memories) * queue, overlap(costs.devices),
     )  # fmt: skip
-
-
-def core_words(numbers: Sequence[Sequence[int]]) -> UInt64[np.ndarray, "devices words"]:
-    """Return the cores of each device as bits, 64 to a word.
-
-    Examples:
-        >>> core_words([[0, 2], [65]]).tolist()
-        [[5, 0], [0, 2]]
-    """
-    words = np.zeros((len(numbers), max((core for mine in numbers for core in mine), default=0) // 64 + 1), np.uint64)
-    for device, mine in enumerate(numbers):
-        for core in mine:
-            words[device, core // 64] |= np.uint64(1) << np.uint64(core % 64)
-    return words
 
 
 # Calibration: contention between operations, fitted to timelines of plans that ran ------------------------------------

@@ -15,14 +15,14 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from gst.execution.measure import failing, timed
-from gst.execution.on_accelerator import are_weights, as_written, module_on
-from gst.lowering.calls import HOST
+from gst.lowering.calls import HOST, are_weights, module_on
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device, core_numbers
-from gst.programs import Program, kind_for
-from gst.programs.seeded import unseeded
+from gst.programs import Program, Step, kind_for
+from gst.programs.step import unseeded
 from gst.programs.traces import resolve, traced
 from gst.util.process import WAITING, Child, ChildFailed, connect, keep_freed_memory
 from gst.whole_model.choosing import subject_on_cores, tried
@@ -33,6 +33,8 @@ START_LIMIT_S = 900.0  # to import, trace, and compile
 
 Made = tuple[Mapping[str, Callable[[], object]], Mapping[str, str]]
 """By name, functions that run a variant once, and the reasons why others are left out."""
+
+Run = Callable[[], list[Any]]
 
 Timed = dict[str, Callable[[], float]]
 """By name, functions that run a variant once and return its milliseconds."""
@@ -135,6 +137,24 @@ def made(source: Path | str, device: torch.device, cores: int, seconds: float, s
     if not is_saved:  # it draws as a step does without plans
         runs[PYTORCH] = unseeded()(as_written(resolve(str(source)), device))
     return runs, reasons | ({COMPILED: skip_reason} if skip_reason else {})
+
+
+def as_written(step: Step, device: torch.device) -> Run:
+    """Return a function that runs the step with its inputs on a device, where it also makes its tensors."""
+    inputs = pytree.tree_map_only(Tensor, lambda value: value.detach().to(device), step.inputs)
+
+    def run() -> list[Any]:
+        return pytree.tree_leaves(step.function(*inputs))
+
+    def run_there() -> list[Any]:
+        with device:  # each call of it goes through Python
+            return run()
+
+    try:
+        run()
+    except (RuntimeError, ValueError, TypeError):
+        return run_there
+    return run
 
 
 def bound(program: Program, device: torch.device = HOST) -> tuple[nn.Module, tuple[Tensor, ...]]:

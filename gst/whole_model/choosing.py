@@ -20,8 +20,7 @@ from gst.machine.devices import machine_record
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import first_line
-from gst.whole_model.comparing import DRAWS, difference
-from gst.whole_model.guards import Guard
+from gst.whole_model.comparing import DRAWS, Guard, difference
 from gst.whole_model.variants import (
     AHEAD,
     COMPILED,

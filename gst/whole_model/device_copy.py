@@ -19,17 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.costs import NewGraph
+from gst.execution.costs import NewGraph, one_graph
 from gst.execution.lane_graphs import DRAWS_ON_HOST, Resident, draws_on_host
-from gst.execution.on_accelerator import module_on, one_graph
-from gst.lowering.calls import copied
+from gst.lowering.calls import copied, module_on
 from gst.machine.devices import Device
 from gst.programs import Program, Step
-from gst.programs.structures import opened
+from gst.programs.operation import opened
 from gst.util.recording import is_here
 from gst.whole_model.choosing import SEED, Subject
-from gst.whole_model.comparing import DRAWS, difference
-from gst.whole_model.guards import Guard
+from gst.whole_model.comparing import DRAWS, Guard, difference, tensors_of
 from gst.whole_model.variants import (
     COMPILED,
     MODE,
@@ -40,7 +38,6 @@ from gst.whole_model.variants import (
     all_compiled_kept,
     as_written,
     compiled_step,
-    tensors_of,
     with_strides_of,
 )  # fmt: skip
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gst.execution.on_accelerator import compiled_by_threads
 from gst.lowering.calls import laid_out
+from gst.machine.devices import usable_cores
 from gst.programs import Program, Step, as_module
-from gst.programs.structures import opened
-from gst.whole_model.guards import Guard
+from gst.programs.operation import opened
+from gst.whole_model.comparing import Guard
 
 PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
 FROZEN, AHEAD = "frozen", "ahead of time"
@@ -181,6 +183,24 @@ def whole_run(
 
 
 @contextmanager
+def compiled_by_threads() -> Iterator[None]:
+    """Let Inductor run as many C++ compilers as this process has cores, without a pool of processes. Jobs that still
+    wait at the end, as after Ctrl-C, are dropped."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    count = len(usable_cores())
+    threads = ThreadPoolExecutor(count)
+    pool = patch.object(AsyncCompile, "pool", staticmethod(lambda: threads))
+    no_processes = patch.object(AsyncCompile, "use_process_pool", classmethod(lambda cls: False))
+    try:
+        with config.patch(compile_threads=count), pool, no_processes:
+            yield
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+@contextmanager
 def all_compiled_kept() -> Iterator[None]:
     """Make Dynamo keep the code of all variants and shapes, where its default is eight. Its own `config.patch` is
     slower."""
@@ -229,11 +249,6 @@ def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Fun
         library: Function = inductor.aoti_load_package(package)
         library(*inputs)
     return library
-
-
-def tensors_of(inputs: Any) -> list[Tensor]:
-    """Return the tensors of nested inputs, in order."""
-    return [each for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)]
 
 
 def without_gradients(function: Function) -> Function:

@@ -16,7 +16,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Their examples compile or search for seconds; what they show has tests of its own.
 COSTLY = [Path("gst", f"{name}.py") for name in (
     "execution/executor", "placement/baselines/bounds", "placement/baselines/portfolio", "kernels/state",
-    "kernels/recording", "cost/model", "placement/planning",
+    "kernels/inductor", "cost/model", "placement/planning",
 )]  # fmt: skip
 
 

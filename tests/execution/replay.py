@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gst.lowering.plan import Timeline
-from gst.lowering.stream_program import FREE, RECORD, RUN, WAIT, StreamProgram
+from gst.lowering.plan import FREE, RECORD, RUN, WAIT, StreamProgram, Timeline
 
 
 def assert_is_a_run_of(streams: StreamProgram, run: Timeline) -> None:

@@ -14,11 +14,10 @@ from gst.execution.costs import BUDGET_US, Graphs, call_us, can_be_recorded, eve
 from gst.execution.executor import GraphExecutor, executor
 from gst.execution.isolated import profile_devices
 from gst.lowering.calls import Step as Bound
-from gst.lowering.calls import in_program_order
-from gst.lowering.costs import profiled_costs
+from gst.lowering.calls import in_program_order, profiled_costs
 from gst.machine.devices import discover
 from gst.programs import Program, Step, capture, outputs_differ
-from gst.programs.seeded import drawn_from
+from gst.programs.step import drawn_from
 from tests.execution.recorded import Recorder
 from tests.execution.test_lanes import NO_ACCELERATOR
 from tests.made_devices import pair

@@ -16,8 +16,7 @@ from gst.execution.executor import GraphExecutor
 from gst.execution.lanes import LaneExecutor
 from gst.lowering.calls import eager
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import ExecutionError, Plan
-from gst.lowering.stream_program import COPY, RUN
+from gst.lowering.plan import RUN, ExecutionError, Plan
 from gst.machine.devices import Device, discover
 from gst.programs import Program, Reference, Step, TrainingStep, capture, outputs_differ
 from tests.made_devices import pair
@@ -59,26 +58,6 @@ def test_an_expanded_value_is_copied_with_its_strides() -> None:
     devices = pair(separate_memory=True)
     streams = stream_program(program, plan, devices)
     assert outputs_differ(LaneExecutor(program, streams, devices).run(), eager(program)) is None
-
-
-def test_three_devices_in_two_memories(program: Program) -> None:
-    """A value that crosses is copied once for its new memory; parameters that are only read lie there already."""
-    memories = ("a", "b", "b")
-    devices = [Device(f"cpu:{n}", "cpu", (), 1, memory, "test") for n, memory in enumerate(memories)]
-    want, rng = eager(program), np.random.default_rng(1)
-    computed = [node for node, each in enumerate(program.operations) if each.kind == "operation"]
-    with GraphExecutor(program, devices) as running:
-        for _ in range(4):
-            plan = random_plan(program, rng, ("cpu:0", "cpu:1", "cpu:2"))
-            assert outputs_differ(running.run(plan), want) is None
-            memory = [memories[place] for place in plan.placement]
-            read = {(producer, memory[node]) for producer, node in program.graph.edges.T.tolist()}
-            there = {(node, memory[node]) for node in computed}
-            streams = running.compile(plan).streams
-            there |= {(node, "ab"[place]) for node, place in streams.residents.T.tolist()}
-            copied = streams.argument[streams.kind == COPY], streams.target[streams.kind == COPY]
-            assert [(node, "ab"[place]) for node, place in sorted(zip(*copied, strict=True))] == sorted(read - there)
-            assert len(read - there) > 0
 
 
 def test_priority_orders_what_is_ready() -> None:

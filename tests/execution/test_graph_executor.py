@@ -17,9 +17,8 @@ from gst.execution import executor as executing
 from gst.execution import groups as compiling
 from gst.execution.executor import GraphExecutor, executor
 from gst.execution.groups import LaneGroups
-from gst.execution.isolated import Runner
+from gst.execution.isolated import Runner, reference
 from gst.execution.lane_graphs import Residents
-from gst.execution.on_accelerator import reference
 from gst.lowering.calls import eager
 from gst.lowering.fusion import fusion_groups, pointwise_chains
 from gst.lowering.plan import ExecutionError, Plan

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution.isolated import IsolatedExecutor, Runner, measure_plans
+from gst.execution.executor import NativeExecutor
+from gst.execution.isolated import IsolatedExecutor, Runner, measure_plans, reference
 from gst.execution.measure import Measurement
-from gst.execution.native import NativeExecutor
-from gst.execution.on_accelerator import reference
 from gst.lowering.calls import storages
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device

@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from experiments.bench.gpu.host_outputs import differs_from_host, exact_convolutions
 from gst.execution.lanes import Lane, LaneExecutor, issue_order
 from gst.lowering.calls import eager, storages
+from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import ExecutionError, Plan
-from gst.lowering.race_check import check
-from gst.lowering.stream_program import COPY, RECORD, WAIT, StreamProgram, example
+from gst.lowering.plan import COPY, RECORD, WAIT, ExecutionError, Plan, StreamProgram, example
 from gst.machine.devices import Device
 from gst.programs import WORKLOADS, Program, Reference, differ_beyond_rounding, outputs_differ
 from gst.util.recording import is_here

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution.executor import executor
-from gst.execution.interpreter import load
-from gst.execution.native import NativeExecutor
+from gst.execution.executor import NativeExecutor, executor
+from gst.execution.groups import load
 from gst.lowering.calls import eager, storages
+from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import ExecutionError, Plan, Timeline, ranks
-from gst.lowering.race_check import check
-from gst.lowering.stream_program import COPY
+from gst.lowering.plan import COPY, ExecutionError, Plan, Timeline, ranks
 from gst.machine.devices import Device
 from gst.programs import Program, TrainingStep, capture, outputs_differ
 from gst.util.compiled import compiler
@@ -200,7 +198,7 @@ def test_what_does_not_fit_is_refused(program: Program, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("gst.execution.native.load", load.__wrapped__)
+    monkeypatch.setattr("gst.execution.executor.load", load.__wrapped__)
     with pytest.raises(ValueError, match=r"^plans on core sets need a C\+\+ compiler.*install g\+\+"):
         executor(program, MOLDABLE)
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gst.execution.costs import Graphs, graph_maker
-from gst.execution.on_accelerator import one_graph
+from gst.execution.costs import Graphs, graph_maker, one_graph
 from gst.util.recording import OTHER_THREADS, Graph, new_graph, recorded
 
 POOL = (0, 7)

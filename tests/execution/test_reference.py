@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from experiments.bench.gpu import host_outputs
 from experiments.bench.gpu.host_outputs import differs_from_host, exact_convolutions
-from gst.execution import on_accelerator as module
-from gst.execution.isolated import Runner
-from gst.execution.on_accelerator import reference
+from gst.execution import isolated as module
+from gst.execution.isolated import Runner, reference
 from gst.lowering.calls import HOST, eager, in_program_order
 from gst.lowering.plan import ExecutionError, Plan
 from gst.machine.devices import Device

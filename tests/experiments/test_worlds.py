@@ -22,7 +22,7 @@ from gst.placement.baselines.portfolio import single
 from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO
-from gst.placement.search.random_plans import mutate
+from gst.placement.search.neighbourhoods import mutate
 from gst.placement.task import Task
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gst.kernels.program import GENERATOR, Kernel, KernelProgram, Region, View
 from gst.kernels.run import Run
-from gst.lowering.stream_program import RECORD, RUN, WAIT, Ints
+from gst.lowering.plan import RECORD, RUN, WAIT, Ints
 
 LENGTH = 16  # floats of a storage
 

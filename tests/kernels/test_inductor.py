@@ -13,9 +13,9 @@ from torch._dynamo.utils import counters
 
 from gst.execution.lanes import issue_order
 from gst.kernels import inductor
+from gst.kernels.inductor import NotUnderstoodError, kernel_program, require_movable
 from gst.kernels.lower import stream_program
 from gst.kernels.program import GENERATOR, KernelProgram
-from gst.kernels.recording import NotUnderstoodError, kernel_program, require_movable
 from gst.kernels.run import Run, kernel_times_us
 from gst.lowering.calls import eager
 from gst.programs import WORKLOADS, Program, Step, as_module, capture, capture_module, outputs_differ

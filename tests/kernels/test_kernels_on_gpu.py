@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from gst.execution.on_accelerator import module_on
+from gst.kernels.inductor import kernel_program
 from gst.kernels.lower import stream_program
 from gst.kernels.program import KernelProgram
-from gst.kernels.recording import kernel_program
-from gst.kernels.run import Run
+from gst.kernels.run import Run, on_streams
 from gst.kernels.state import StepInPlace
-from gst.kernels.streams import on_streams
+from gst.lowering.calls import module_on
 from gst.programs import WORKLOADS, capture, outputs_differ
 from tests.programs.small import SMALL
 

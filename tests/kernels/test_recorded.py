@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gst.kernels.lower import run_steps, stream_program
 from gst.kernels.run import Run
 from gst.lowering.happens_before import happens_before
-from gst.lowering.stream_program import WAIT
+from gst.lowering.plan import WAIT
 from tests.execution.recorded import Recorder
 from tests.kernels.made import by_hand, fresh_inputs, random_program
 

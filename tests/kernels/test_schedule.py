@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from gst.execution.lanes import issue_order
 from gst.kernels.lower import check, layout, placed_bytes, stream_program
 from gst.kernels.program import KernelProgram
-from gst.kernels.run import Run
-from gst.kernels.streams import list_schedule, lowered, reuse, upward_ranks
+from gst.kernels.run import Run, list_schedule, lowered, reuse, upward_ranks
 from tests.kernels.made import by_hand, fresh_inputs, in_order, random_program
 
 SEEDS = st.integers(0, 2**32 - 1)

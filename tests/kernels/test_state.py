@@ -65,7 +65,7 @@ def test_steps_that_a_plan_takes_to_time_them_leave_no_trace() -> None:
 @pytest.mark.slow
 def test_no_call_copies_state() -> None:
     """The update is written by the kernels that compute it: the step has as many calls as one that returns it."""
-    from gst.kernels.recording import kernel_program
+    from gst.kernels.inductor import kernel_program
     from gst.programs import as_module, capture
 
     step = network("momentum")

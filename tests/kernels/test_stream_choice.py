@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from gst.execution.measure import measure
-from gst.kernels import streams
+from gst.kernels import run as runs
 from gst.kernels.lower import layout
-from gst.kernels.run import Run
-from gst.kernels.streams import list_schedule, on_streams, within_memory
+from gst.kernels.run import Run, list_schedule, on_streams, within_memory
 from tests.kernels.made import by_hand, fresh_inputs, random_program
 
 
@@ -35,7 +34,7 @@ def slowed(factors: dict[int, float]) -> Callable[[Run], Callable[[], list[Any]]
 def test_more_streams_win_only_if_they_are_faster(
     times_ms: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "measure", partial(measure, time_of=lambda call: call() and call.ms))
+    monkeypatch.setattr(runs, "measure", partial(measure, time_of=lambda call: call() and call.ms))
     rng = np.random.default_rng(3)
     program = random_program(rng, 40, num_storages=30)
     found = on_streams(program, fresh_inputs(program), record=slowed(times_ms), counts=(2, 4))

@@ -14,8 +14,8 @@ from gst.execution.lanes import issue_order
 from gst.kernels.lower import check, layout, run_steps, stream_program
 from gst.kernels.run import Run
 from gst.lowering.happens_before import RaceError, happens_before
-from gst.lowering.race_check import check as check_values
-from gst.lowering.stream_program import WAIT, StreamProgram
+from gst.lowering.happens_before import check as check_values
+from gst.lowering.plan import WAIT, StreamProgram
 from tests.kernels.made import by_hand, fresh_inputs, in_order, on_threads, random_program
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gst.lowering.calls import Storages
 from gst.lowering.common_order import Work
-from gst.lowering.costs import Storages
 from gst.lowering.lower import lowered
-from gst.lowering.stream_program import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
+from gst.lowering.plan import COPY, FREE, RECORD, RUN, WAIT, StreamProgram
 
 Value = tuple[int, int]  # node, memory
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gst.execution import groups
-from gst.execution.groups import Fused, fused
-from gst.execution.interpreter import load
-from gst.execution.native import NativeExecutor
+from gst.execution.executor import NativeExecutor
+from gst.execution.groups import Fused, fused, load
 from gst.lowering import fusion
 from gst.lowering.calls import eager
 from gst.lowering.fusion import Group, fusion_groups, legalise, pointwise_chains, rewritten

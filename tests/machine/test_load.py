@@ -32,19 +32,6 @@ def test_the_gate_opens_when_others_stop() -> None:
     assert quiet and abs(spent - 0.3) < 1e-9 and len(clock.others) == 1
 
 
-def test_the_gate_says_for_what_it_waits_and_how_long_yet() -> None:
-    words: list[tuple[str, int, int]] = []
-    Clock([0.9, 0.5, 0.05]).gate(10, lambda *each: words.append(each)).wait()
-    assert [what for what, _, _ in words] == [
-        "waiting for quiet cores, 90% busy with other work, at most 10 s more",
-        "waiting for quiet cores, 50% busy with other work, at most 10 s more",
-    ]
-    assert all(done < total == 10 for _, done, total in words)
-    words.clear()
-    Clock([0.0]).gate(10, lambda *each: words.append(each)).wait()
-    assert not words, "nobody waits"
-
-
 def test_patience_ends() -> None:
     spent, quiet = Clock([1.0] * 9).gate(0.5).wait()
     assert not quiet and 0.5 <= spent < 0.7

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.reproductions.public_problems.cost_graphs import NO_OVERHEAD, CostGraph
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, Storages
+from gst.lowering.calls import Costs, Storages
 from gst.machine.devices import Device
 from gst.placement.task import Task
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, Storages
+from gst.lowering.calls import Costs, Storages
 from gst.machine.devices import Device
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention

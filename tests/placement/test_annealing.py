@@ -14,9 +14,9 @@ from gst.placement.machines import generated_task
 from gst.placement.methods import GIANT, Annealing
 from gst.placement.objectives import Budgeted, SearchReward, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.neighbourhoods import BUSY, CROSSING, Neighbourhood, Timelines
+from gst.placement.search.neighbourhoods import Neighbourhood
 from gst.placement.task import Task
-from gst.simulation.copies import copies_of
+from gst.simulation.copies import BUSY, CROSSING, copies_of, critical_path
 from gst.util.progress import no_progress
 
 
@@ -102,11 +102,12 @@ def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
     task = made_task(30, 4)
     if queue:
         task = replace(task, costs=replace(task.costs, copies_queue=True, output_bytes=20 * task.costs.output_bytes))
-    timelines, generator, kinds, queued = Timelines(task), np.random.default_rng(0), set(), 0
+    generator, kinds, queued = np.random.default_rng(0), set(), 0
     for _ in range(20):
         run = task.simulator.run(task.plan(generator.integers(2, size=30), generator.permutation(30)))
-        arrival = {(node, there): end for node, there, _, end in zip(*copies_of(task.costs, run), strict=True)}
-        waits = timelines.waits(run)
+        copies = copies_of(task.costs, run)
+        arrival = {(node, there): end for node, there, _, end in zip(*copies, strict=True)}
+        waits = critical_path(task.costs, run, copies)
         assert run.end_us[waits.nodes[0]] == run.makespan_us and run.begin_us[waits.nodes[-1]] == 0
         for late, early, cause in zip(waits.nodes, waits.nodes[1:], waits.cause, strict=False):
             since = arrival[early, run.device[late]] if cause == CROSSING else run.end_us[early]

@@ -16,7 +16,7 @@ from gst.placement.baselines.units import held_bytes
 from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.search.annealing import anneal
-from gst.placement.search.random_plans import crossover, mutate
+from gst.placement.search.neighbourhoods import crossover, mutate
 from gst.placement.task import Task
 from gst.simulation.simulator import Simulator
 
@@ -62,12 +62,6 @@ def test_simulated_gpus_take_the_sum_of_their_launches_and_no_delay_of_threads(g
     cores = machine("cores:2").task(gpus.program)  # where a thread takes time from one operation to the next
     want = cores.times_us[0].sum() + cores.contention.switch_us * (np.count_nonzero(cores.costs.computed) - 1)
     assert cores.simulator.run(single(cores, 0)).makespan_us == pytest.approx(want, rel=0.01)
-
-
-def test_metis_repeats_by_seed_and_keeps_groups_whole(gpus: Task) -> None:
-    assert metis(gpus, 3).key == metis(gpus, 3).key
-    placement = metis(gpus).placement
-    assert all(len(set(placement[gpus.colocation == group])) == 1 for group in range(gpus.num_groups))
 
 
 def test_a_slow_device_is_left_alone(task: Task) -> None:

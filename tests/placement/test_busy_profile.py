@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gst.cli import main
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns
 from gst.machine.load import LoadGate
 from gst.placement.profiling import NO_WAIT, cached_task, measured_task

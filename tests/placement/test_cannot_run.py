@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from gst.lowering.plan import Plan, RunsInTurns
+from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.objectives import Planned, SimulatedObjective
 from gst.placement.planning import check_fits
-from gst.placement.profiling import cached_task, measured_task, whole_step
+from gst.placement.profiling import cached_task, whole_step
 from gst.placement.task import Task
 from gst.programs import Program, Step, capture
 
@@ -81,21 +81,3 @@ def test_the_record_of_costs_is_json(tmp_path: Path) -> None:
         again = cached_task(task.program, DEVICES, tmp_path, make)  # type: ignore[arg-type]
         assert np.array_equal(again.times_us, task.times_us) and again.contention == task.contention
     json.loads((tmp_path / "costs.json").read_text(), parse_constant=refused)
-
-
-def test_what_a_device_cannot_run_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lane = replace(DEVICES[0], name="xpu:0/stream:1")
-    task = task_of(NO_RELU, (1, "aten.relu.default"), devices=[DEVICES[0], lane, DEVICES[1]])
-    assert task.program is not None
-
-    class Runner:
-        def costs(self) -> Any:
-            return task.costs
-
-        def timelines(self, *_: Any) -> RunsInTurns:
-            return RunsInTurns([], 0.0)
-
-    measured_task(task.program, Runner(), 0)  # type: ignore[arg-type]
-    count = int(task.costs.computed.sum())
-    words = f"gst: xpu:0 cannot run 2 of {count} operations, aten.relu.default first; they are placed elsewhere\n"
-    assert capsys.readouterr().err == words

@@ -28,7 +28,7 @@ from gst.placement import Settings
 from gst.placement.api.placed import PlacedModule
 from gst.programs import Step, as_module, capture, capture_module, training_step
 from gst.whole_model.choosing import GuardedRun
-from gst.whole_model.guards import Guard
+from gst.whole_model.comparing import Guard
 
 SCALE = 1.0
 X = torch.linspace(-1, 1, 32).reshape(4, 8)

@@ -23,7 +23,7 @@ import torch
 
 from gst.cli import main
 from gst.execution.measure import Log, Measurement
-from gst.lowering.costs import Costs, profiled_costs
+from gst.lowering.calls import Costs, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.fleet.cluster import Kind, joined, kind_of_search, select_kinds

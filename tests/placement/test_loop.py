@@ -17,13 +17,12 @@ from experiments.reproductions.colocrl.method import ColocRL
 from gst.execution.measure import Log, Measurement
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.cost_models import NetworkSurrogate, NoSurrogate
+from gst.placement.cost_models import NetworkSurrogate
 from gst.placement.loop import Loop, Trial, brought, tau
 from gst.placement.loop import ran as ran_of
 from gst.placement.machines import generated_task
-from gst.placement.objectives import SimulatedObjective
-from gst.placement.reward import LEAST_MEASUREMENTS, Reward
-from gst.placement.search.random_plans import random_plans
+from gst.placement.objectives import LEAST_MEASUREMENTS, Reward, SimulatedObjective, Surrogate
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 from tests.placement.pretended import Pretended
 
@@ -120,7 +119,7 @@ def test_a_reward_goes_from_measurements_through_the_network_into_the_policy(
 
 def test_expected_improvement_is_the_mean_gain_over_the_best(task: Task) -> None:
     plans = [plan for _, plan in islice(random_plans(task), 40)]
-    reward = Reward(task, NoSurrogate())
+    reward = Reward(task, Surrogate())
     reward.learn(plans[:10], 1.2 * SimulatedObjective(task)(plans[:10]))
     gains = reward.expected_improvement(plans)
     assert (gains[:10] == 0).all() and (gains >= 0).all()
@@ -130,7 +129,7 @@ def test_expected_improvement_is_the_mean_gain_over_the_best(task: Task) -> None
 
 
 def test_no_cost_model_is_the_order_of_the_simulator(task: Task, tmp_path: Path) -> None:
-    loop = begun(task, tmp_path, ["annealing"], surrogate=NoSurrogate())
+    loop = begun(task, tmp_path, ["annealing"], surrogate=Surrogate())
     loop.run()
     plans = [trial.plan for trial in loop.trials]
     np.testing.assert_array_equal(loop.reward.means(plans), SimulatedObjective(task)(plans))

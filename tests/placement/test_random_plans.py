@@ -8,7 +8,7 @@ import numpy as np
 
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio, rank_us
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 
 

@@ -17,10 +17,9 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import NetworkSurrogate
 from gst.placement.fitted import FittedSimulator
 from gst.placement.loop import Loop
-from gst.placement.objectives import Budgeted, SimulatedObjective
-from gst.placement.reward import DEFAULT_ERROR, Reward, Surrogate
+from gst.placement.objectives import DEFAULT_ERROR, Budgeted, Reward, SimulatedObjective, Surrogate
 from gst.placement.search.annealing import anneal
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task
 from gst.simulation.simulator import Contention
 from tests.placement.pretended import Pretended

@@ -11,9 +11,9 @@ from torch import nn
 
 from gst import cli
 from gst.lowering.calls import eager, pytorch
+from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program
 from gst.lowering.plan import Plan
-from gst.lowering.race_check import check
 from gst.placement.machines import machine
 from gst.programs import WORKLOADS, Program, Step, capture, outputs_differ, training_step
 from gst.programs.described import is_foreign

@@ -18,7 +18,7 @@ from gst.lowering.calls import eager
 from gst.lowering.plan import Plan
 from gst.machine.devices import discover
 from gst.programs import Program, Step, TrainingStep, as_module, capture, drawn_from, outputs_differ, training_step
-from gst.programs.seeded import unseeded
+from gst.programs.step import unseeded
 from gst.util.compiled import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

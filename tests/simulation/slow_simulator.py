@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan, ranks
 from gst.simulation.simulator import Contention
 

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gst.execution.native import NativeExecutor, measure_costs
-from gst.lowering.buffers import transient_bytes
-from gst.lowering.calls import Storages, storages
-from gst.lowering.common_order import Work
-from gst.lowering.costs import Costs, profiled_costs
+from gst.execution.executor import NativeExecutor, measure_costs
+from gst.lowering.calls import Costs, Storages, profiled_costs, storages
+from gst.lowering.common_order import Work, transient_bytes
+from gst.lowering.happens_before import check
 from gst.lowering.lower import lowered
-from gst.lowering.plan import Plan, Timeline, in_order_of, ranks
-from gst.lowering.race_check import check
-from gst.lowering.stream_program import StreamProgram
+from gst.lowering.plan import Plan, StreamProgram, Timeline, in_order_of, ranks
 from gst.machine.devices import Device
 from gst.programs import Program
 from gst.simulation.copies import copies_of, peak_bytes

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import gst
-from gst.execution import on_accelerator
+from gst.execution import costs
 from gst.placement.api import place as placing
 from gst.placement.planning import Settings
 from gst.programs import Step, capture, capture_module, outputs_differ, training_step
@@ -57,7 +57,7 @@ def stands_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
     monkeypatch.setattr(placing, "first_accelerator", lambda devices: CPU)
     monkeypatch.setattr(choosing, "MAY_WIN", 1e3)  # what stands for a graph is slow
-    monkeypatch.setattr(on_accelerator, "graph_maker", lambda device, graph=None: recorder)
+    monkeypatch.setattr(costs, "graph_maker", lambda device, graph=None: recorder)
     return recorder
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gst.execution import on_accelerator
+from gst.lowering.calls import module_on
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
 from gst.placement.fleet import host
@@ -80,5 +80,5 @@ def test_tensors_that_a_program_makes_are_made_on_its_device() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.arange(3.0, device="cpu")
 
-    module = on_accelerator.module_on(capture_module(Counts(), (torch.ones(3),)), torch.device("meta"))
+    module = module_on(capture_module(Counts(), (torch.ones(3),)), torch.device("meta"))
     assert module(torch.ones(3, device="meta"))[0].device.type == "meta"

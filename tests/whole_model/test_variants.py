@@ -17,8 +17,7 @@ from gst.execution.measure import Measurement
 from gst.util.compiled import compiler
 from gst.whole_model import choosing
 from gst.whole_model.choosing import Candidates, GuardedRun, confirmed, subject_on_cores, tried
-from gst.whole_model.comparing import difference, fresh_inputs, repeats
-from gst.whole_model.guards import Guard
+from gst.whole_model.comparing import Guard, difference, fresh_inputs, repeats
 from gst.whole_model.variants import AHEAD, COMPILED, FROZEN, PYTORCH, Variant, may_freeze, variants, whole_run
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

@@ -25,15 +25,14 @@ from experiments.bench.gpu.record import clocks_of, print_rows
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
-from gst.execution.on_accelerator import Run
 from gst.lowering.calls import eager, storages
+from gst.lowering.happens_before import check
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import Plan
-from gst.lowering.race_check import check
-from gst.lowering.stream_program import StreamProgram
+from gst.lowering.plan import Plan, StreamProgram
 from gst.machine.devices import Device
 from gst.programs import Program, capture_module, outputs_differ
 from gst.util.untrusted import first_line
+from gst.whole_model.child_process import Run
 
 WITHOUT_ACCELERATE = "accelerate is not installed (extra 'models')"
 OFFLOAD = "Accelerate, offload"

@@ -19,14 +19,15 @@ import torch
 from experiments.bench.gpu.host_outputs import differs_from_host
 from experiments.bench.gpu.plans import lanes_of, simulated_and_measured, task_of
 from experiments.bench.gpu.record import clocks_of, print_rows
-from gst.execution.costs import event_times_us
+from gst.execution.costs import event_times_us, one_graph
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import measure
-from gst.execution.on_accelerator import Run, as_written, compiled_by_threads, module_on, one_graph
-from gst.lowering.calls import eager
+from gst.lowering.calls import eager, module_on
 from gst.programs import Program, capture, differ_beyond_rounding, resolve
 from gst.util.untrusted import first_line
+from gst.whole_model.child_process import Run, as_written
+from gst.whole_model.variants import compiled_by_threads
 
 DEAREST = 10  # operations whose times are reported
 WRITTEN, GRAPH = "as written", "as written, graph"

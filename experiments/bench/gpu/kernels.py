@@ -24,13 +24,13 @@ from torch.utils import _pytree as pytree
 
 from experiments.bench.gpu.record import print_rows
 from experiments.worlds.kernel_task import kernel_task, lowered
+from gst.execution.costs import one_graph
 from gst.execution.measure import measure, timed
-from gst.execution.on_accelerator import module_on, one_graph
+from gst.kernels.inductor import kernel_program
 from gst.kernels.program import KernelProgram, Region
-from gst.kernels.recording import kernel_program
-from gst.kernels.run import Run, kernel_times_us
+from gst.kernels.run import COUNTS, Run, kernel_times_us, on_streams
 from gst.kernels.state import in_place, state_pairs
-from gst.kernels.streams import COUNTS, on_streams
+from gst.lowering.calls import module_on
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import Budgeted, SimulatedObjective
@@ -54,7 +54,7 @@ def reports(name: str, settings: Mapping[str, Any], device: torch.device) -> Ite
         device: the accelerator, or the CPU, which times little but checks the rest.
 
     Returns:
-        kernels, sum_us, critical_path_us, streams and best (`gst.kernels.streams.on_streams`); ways, by name the
+        kernels, sum_us, critical_path_us, streams and best (`gst.kernels.run.on_streams`); ways, by name the
         milliseconds of a step in a loop of `STEPS` with a new batch each; over_best, the fastest of PyTorch's ways
         / that on streams; losses_differ, the largest relative difference of losses in that loop from those of
         torch.compile; plans, how many were measured.

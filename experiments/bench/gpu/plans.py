@@ -18,10 +18,9 @@ from scipy.stats import spearmanr
 from gst.execution.lane_graphs import LaneGraph
 from gst.execution.lanes import LaneExecutor
 from gst.execution.measure import timed
-from gst.lowering.costs import profiled_costs
+from gst.lowering.calls import profiled_costs
 from gst.lowering.lower import stream_program
-from gst.lowering.plan import Plan
-from gst.lowering.stream_program import StreamProgram
+from gst.lowering.plan import Plan, StreamProgram
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import etf
 from gst.placement.machines import STREAMS

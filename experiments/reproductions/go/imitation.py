@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gst.lowering.plan import Plan, ranks
-from gst.placement.policies.inputs import PolicyInputs
-from gst.placement.policies.ppo import LEVELS, Decisions, LogProbabilities
+from gst.placement.policies.ppo import LEVELS, Decisions, LogProbabilities, PolicyInputs
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress
 

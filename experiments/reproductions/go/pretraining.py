@@ -19,8 +19,16 @@ from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import etf, heft
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO, samples_for
-from gst.placement.policies.inputs import PolicyInputs, policy_inputs
-from gst.placement.policies.ppo import PPO, Decisions, Lesson, LogProbabilities, draw, plans_of
+from gst.placement.policies.ppo import (
+    PPO,
+    Decisions,
+    Lesson,
+    LogProbabilities,
+    PolicyInputs,
+    draw,
+    plans_of,
+    policy_inputs,
+)
 from gst.placement.search.annealing import anneal
 from gst.placement.task import Task
 from gst.util.progress import Progress, no_progress

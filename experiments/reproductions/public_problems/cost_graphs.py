@@ -22,7 +22,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, Storages
+from gst.lowering.calls import Costs, Storages
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.task import Task

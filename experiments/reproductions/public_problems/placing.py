@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from experiments.reproductions.public_problems.branching_kernels import Placing
-from gst.lowering.stream_program import rows
+from gst.lowering.plan import rows
 from gst.placement.baselines.portfolio import task_scheduled
 from gst.placement.baselines.units import limits_bytes, unit_times_us
 from gst.placement.task import Task

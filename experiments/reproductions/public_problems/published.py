@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from experiments.reproductions.public_problems.cost_graphs import CostGraph, refusal
-from gst.lowering.plan import Plan
-from gst.lowering.stream_program import rows
+from gst.lowering.plan import Plan, rows
 from partitioners.compiled import compiled
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import measure, rested
-from gst.execution.on_accelerator import compiled_by_threads
 from gst.placement.api import trials
 from gst.placement.api.place import own_devices, place
 from gst.placement.api.trials import Differentiable
@@ -28,8 +27,8 @@ from gst.placement.measured import SHARE
 from gst.util.random_numbers import seeded
 from gst.util.untrusted import first_line
 from gst.whole_model.choosing import LOOKS, Candidates, GuardedRun, confirmed
-from gst.whole_model.guards import Guard
-from gst.whole_model.variants import COMPILED, PYTORCH, Bound
+from gst.whole_model.comparing import Guard
+from gst.whole_model.variants import COMPILED, PYTORCH, Bound, compiled_by_threads
 
 SECONDS = 60.0  # default time limit of placing a graph
 SEED = 0  # of the random numbers of trials

@@ -18,14 +18,14 @@ from jaxtyping import Float64
 from gst.execution.isolated import IsolatedExecutor, measure_plans
 from gst.execution.measure import Log, Measurement
 from gst.graphs.store import prepare
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.fleet.cluster import joined, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.measured_plans import LOG, MeasuredPlans, Profiled, read_measured, write_header
-from gst.placement.search.random_plans import random_plans
+from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task, check_same, load_plan
 from gst.programs import Program, kind_for
 from gst.programs.traces import pinned, traced

@@ -27,7 +27,7 @@ from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.measured import SHARE, no_headroom, place_measured
 from gst.placement.planning import Settings
 from gst.programs import Program, Step, inference_step, kind_for
-from gst.programs.structures import special_kind
+from gst.programs.operation import special_kind
 from gst.programs.tracing import capture
 from gst.programs.untouched import ATTRIBUTE, OUTSIDE, TRAINING, Snapshot, untouched, words
 from gst.util.progress import Bars, Progress, notice

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.executor import AnyExecutor, GraphExecutor, executor
+from gst.kernels.run import on_streams
 from gst.kernels.state import StepInPlace
-from gst.kernels.streams import on_streams
 from gst.lowering.plan import Plan, positions_of_nodes
 from gst.machine.devices import Device, usable_cores, usable_devices
 from gst.placement.api.arguments import Arguments, ByPosition, called
@@ -36,8 +36,8 @@ from gst.reporting.headline import busy
 from gst.util.untrusted import DAMAGE, parse_json, plain, read_tensors, shown
 from gst.util.writing import atomic_path
 from gst.whole_model.choosing import GuardedRun, Subject, subject_on_cores
+from gst.whole_model.comparing import Guard
 from gst.whole_model.device_copy import subject_on_accelerator
-from gst.whole_model.guards import Guard
 from gst.whole_model.variants import PYTORCH, Variant, may_freeze
 
 PLAN = "plan"

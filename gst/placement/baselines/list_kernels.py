@@ -92,10 +92,8 @@ def earliest_first(order, task, places, favourite):
     nodes, devices, times = len(order), len(task.use), arrays.times
     placement, finish, turn = np.full(nodes, -1), np.zeros(nodes), np.full(nodes, -1)
     free = np.zeros(task.use.shape[1])
-    place_in_order, waiting = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    for number in range(nodes):
-        place_in_order[order[number]] = number
-        waiting[number] = arrays.producer_indptr[number + 1] - arrays.producer_indptr[number]
+    place_in_order, waiting = np.empty(nodes, np.int64), np.diff(arrays.producer_indptr)
+    place_in_order[order] = np.arange(nodes)
     fastest = np.full(places.times.shape[1], np.inf)
     for device in range(devices):
         for each in range(len(fastest)):
@@ -196,7 +194,7 @@ def earliest_first(order, task, places, favourite):
 
 @compiled
 @no_type_check
-def with_widths(order, task, places, worker, own_core, delays, worthwhile, crowd):
+def with_widths(order, worker, own_core, delays, worthwhile, crowd, task, places):
     """Place operations event by event in time; returns as `earliest_first`.
 
     The first ready operation in `order` chooses among the devices that are worthwhile for its unit and those that leave

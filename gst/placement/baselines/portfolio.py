@@ -4,6 +4,7 @@ earliest time first, small communication times, moldable operations). A search n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -14,8 +15,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 
 from gst.lowering.plan import Plan, priority_of
-from gst.lowering.stream_program import rows
-from gst.machine.devices import core_use, overlap
+from gst.machine.devices import core_use, memories_of, overlap
 from gst.placement.baselines import units
 from gst.placement.baselines.list_kernels import earliest_first, place_in_order, place_the_rest, with_widths
 from gst.placement.baselines.units import Arrays, Places, Scheduled, mean_times, upward_rank
@@ -122,7 +122,7 @@ def in_turn(
 ) -> Plan | None:
     """Give units in order to one peer after the other, a share of the weight each, as far as its memory has room. If
     `full`, the heaviest unit may exceed a share; otherwise devices share out evenly what earlier ones left."""
-    devices, memory, left = units.peers(task), units.memory_of(task), room.copy()
+    devices, memory, left = units.peers(task), memories_of(task.devices)[1], room.copy()
     assignment = np.full(parts.count, devices[-1])
     first = 0
     for number, device in enumerate(devices):
@@ -160,17 +160,15 @@ def task_scheduled(task: Task, handed_over: bool = True) -> Scheduled:
     Args:
         handed_over: add to links the time until another thread has seen and read a value.
     """
-    costs, nodes, simulator = task.costs, task.num_nodes, task.simulator
+    costs, simulator = task.costs, task.simulator
     elsewhere = simulator.worker[:, None] != simulator.worker if handed_over else np.zeros(())
-    use = core_use(task.devices)
-    producers, consumers = costs.edges[:, costs.computed[costs.edges[0]]]
     arrays = Arrays(
-        *rows(producers, consumers, nodes), *rows(consumers, producers, nodes), costs.times_us,
+        *costs.readers, *costs.producers, costs.times_us,
         costs.output_bytes.astype(np.float64), costs.latency_us + task.contention.hand_over_us * elsewhere,
         1 / costs.bytes_per_us + task.contention.remote_ns_per_byte / 1e3 * elsewhere,
-        task.colocation, np.zeros(task.num_groups), units.memory_of(task),
+        task.colocation, np.zeros(task.num_groups), memories_of(task.devices)[1],
     )  # fmt: skip
-    return Scheduled(arrays, costs.computed, use, np.append(0, np.cumsum(use.sum(1))), np.nonzero(use)[1])
+    return Scheduled(arrays, costs.computed, core_use(task.devices), *costs.cores)
 
 
 def mean_transfers_us(task: Task) -> Float64[np.ndarray, " nodes"]:
@@ -202,26 +200,23 @@ def heft(task: Task, narrow: bool = False) -> Plan | None:
     """
     threads = np.array([device.threads for device in task.devices])
     allowed = threads == threads.min() if narrow else np.ones(len(threads), bool)
-    each, order = task_scheduled(task), longest_first(task)
-    makers = [(parts, partial(_heft, task, each, parts, order, allowed)) for parts in units.both_units(task)]
-    return units.quickest(task, [units.fitted(task, *maker) for maker in makers])
+    what, order = task_scheduled(task), longest_first(task)
+
+    def make(parts: units.Units, room: units.Rooms) -> Plan | None:
+        each, undecided = _undecided(task, what, parts, room)
+        undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
+        home = np.full(task.num_nodes, -1)
+        if not place_in_order(order, each, undecided, home):
+            return None
+        place_the_rest(home, each.arrays, undecided)
+        return task.plan(home, priority_of(order)) if (home >= 0).all() else None
+
+    return _of_both_units(task, make)
 
 
-def _heft(
-    task: Task,
-    each: Scheduled,
-    parts: units.Units,
-    order: Order,
-    allowed: Bool[np.ndarray, " devices"],
-    room: units.Rooms,
-) -> Plan | None:
-    each, undecided = _undecided(task, each, parts, room)
-    undecided = undecided._replace(times=np.where(allowed[:, None], parts.times_us, np.inf))
-    home = np.full(task.num_nodes, -1)
-    if not place_in_order(order, each, undecided, home):
-        return None
-    place_the_rest(home, each.arrays, undecided)
-    return task.plan(home, priority_of(order)) if (home >= 0).all() else None
+def _of_both_units(task: Task, make: Callable[[units.Units, units.Rooms], Plan | None]) -> Plan | None:
+    """Return the plan that simulates faster, within limits, of those that `make` places by either units."""
+    return units.quickest(task, [units.fitted(task, each, partial(make, each)) for each in units.both_units(task)])
 
 
 def etf(task: Task, favourite: Order | None = None) -> Plan | None:
@@ -235,15 +230,18 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
         favourite: child of each node for which its device is kept free, or -1.
     """
     children = np.full(task.num_nodes, -1) if favourite is None else favourite
-    each, order = task_scheduled(task), longest_first(task)
-    makers = [(parts, partial(_etf, task, each, parts, order, children)) for parts in units.both_units(task)]
-    return units.quickest(task, [units.fitted(task, *maker) for maker in makers])
+    what, order = task_scheduled(task), longest_first(task)
+    return _of_both_units(task, partial(_etf, task, what, order, children))
 
 
 def _etf(
-    task: Task, each: Scheduled, parts: units.Units, order: Order, favourite: Order, room: units.Rooms
+    task: Task, what: Scheduled, order: Order, favourite: Order, parts: units.Units, room: units.Rooms
 ) -> Plan | None:
-    placement, turn = earliest_first(order, *_undecided(task, each, parts, room), favourite)
+    return _in_turn_of(task, *earliest_first(order, *_undecided(task, what, parts, room), favourite))
+
+
+def _in_turn_of(task: Task, placement: Order, turn: Order) -> Plan | None:
+    """Return the plan that runs nodes by their turn; None if one has no place."""
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
@@ -263,21 +261,31 @@ def moldable(task: Task) -> Plan | None:
     is simulated, by upward rank and by program order, by `etf` and by events. The plan is never slower in simulation
     than `heft` or any of the `quickest_devices` alone; None if none keeps the memory limits.
     """
-    each, parts = task_scheduled(task), units.smallest_units(task)
+    what, parts, costs, simulator = task_scheduled(task), units.smallest_units(task), task.costs, task.simulator
     plans = [heft(task), heft(task, narrow=True)]
     for device in units.quickest_devices(task):
         if np.isfinite(task.times_us[device]).all():
-            plans.append(units.kept(task, task.plan(np.full(task.num_nodes, device))))
-    none = np.full(task.num_nodes, -1)
+            plans.append(units.kept(task, single(task, device)))
+    none, helpers_us = np.full(task.num_nodes, -1), (simulator.threads > 1)[:, None] * task.contention.helper_us
+    times = costs.times_us + helpers_us * costs.computed
+    helped = what._replace(arrays=what.arrays._replace(times=times, fixed=costs.latency_us))
+    threads = simulator.worker, simulator.leader, simulator.contention
     for slack, order in product(SLACKS, (longest_first(task), np.arange(task.num_nodes))):
-        worthwhile = _worthwhile(each, parts, slack)
+        worthwhile = _worthwhile(what, parts, slack)
         some = replace(parts, times_us=np.where(worthwhile, parts.times_us, np.inf))
-        by_etf = units.fitted(task, parts, partial(_etf, task, each, some, order, none))
+        by_etf = units.fitted(task, parts, partial(_etf, task, what, order, none, some))
         if by_etf is not None:
             plans += [by_etf, units.kept(task, task.plan(by_etf.placement, priority_of(order)))]
         for crowd in (0.0, 1.0):
-            plans.append(units.fitted(task, parts, partial(_with_widths, task, each, parts, order, worthwhile, crowd)))
+            by_events = partial(with_widths, order, *threads, worthwhile, crowd)
+            plans.append(units.fitted(task, parts, partial(_by_events, task, helped, parts, by_events)))
     return units.quickest(task, plans)
+
+
+def _by_events(
+    task: Task, what: Scheduled, parts: units.Units, schedule: Callable[..., tuple[Order, Order]], room: units.Rooms
+) -> Plan | None:
+    return _in_turn_of(task, *schedule(*_undecided(task, what, parts, room)))
 
 
 def _worthwhile(each: Scheduled, parts: units.Units, slack: float) -> Bool[np.ndarray, "devices units"]:
@@ -288,23 +296,6 @@ def _worthwhile(each: Scheduled, parts: units.Units, slack: float) -> Bool[np.nd
     narrow = width == np.where(able, width, width.max()).min(0)
     there = np.where(narrow, core_time, np.inf).min(0)
     return able & (narrow | (core_time <= (1 + slack) * there))
-
-
-def _with_widths(
-    task: Task,
-    each: Scheduled,
-    parts: units.Units,
-    order: Order,
-    worthwhile: Bool[np.ndarray, "devices units"],
-    crowd: float,
-    room: units.Rooms,
-) -> Plan | None:
-    costs, simulator = task.costs, task.simulator
-    helped = (simulator.threads > 1)[:, None] * task.contention.helper_us * costs.computed
-    each = each._replace(arrays=each.arrays._replace(times=costs.times_us + helped, fixed=costs.latency_us))
-    threads = simulator.worker, simulator.leader, simulator.contention
-    placement, turn = with_widths(order, *_undecided(task, each, parts, room), *threads, worthwhile, crowd)
-    return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
 MOST_EDGES = 10_000  # of the linear program

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from gst.lowering.plan import Plan
-from gst.machine.devices import core_use
+from gst.machine.devices import core_use, memories_of
 from gst.placement.task import Task
 from gst.util.compiled import compiled
 
@@ -272,12 +272,6 @@ def held_bytes(task: Task) -> Float64[np.ndarray, " nodes"]:
     return task.resident_bytes.astype(np.float64) + np.bincount(made[alive], size[alive], nodes)
 
 
-def memory_of(task: Task) -> Int64[np.ndarray, " devices"]:
-    """Return the position in `task.memories` of the memory of each device."""
-    names = list(task.memories)
-    return np.array([names.index(device.memory) for device in task.devices])
-
-
 def peers(task: Task) -> Int64[np.ndarray, " peers"]:
     """Return devices that share a program evenly: none shares a core with another (those of fewest cores are taken),
     and none takes more than twice the time of the fastest."""
@@ -342,7 +336,7 @@ def fitted(task: Task, parts: Units, make: Callable[[Rooms], Plan | None]) -> Pl
         make: returns a plan whose units' `load_bytes` add up to at most this in each memory, or None. A plan that needs
             more in simulation is `relieved`, and made again with less room: the faster one wins.
     """
-    limits, memory = limits_bytes(task), memory_of(task)
+    limits, memory = limits_bytes(task), memories_of(task.devices)[1]
     plan = make(limits)
     if plan is None or kept(task, plan):
         return plan
@@ -396,7 +390,7 @@ def _moves(
 ) -> Iterator[Assignment]:
     """Yield assignments in which units of the worst memory, of about the excess times `share`, go to another one:
     consecutive units, or those that lose least time for their load."""
-    limits, memory = limits_bytes(task), memory_of(task)
+    limits, memory = limits_bytes(task), memories_of(task.devices)[1]
     here = np.flatnonzero(memory[assignment] == worst)
     load, wanted = parts.load_bytes[here], share * (use[worst] - limits[worst])
     others = [each for each in np.argsort(use / limits, kind="stable") if each != worst][:2]
@@ -424,7 +418,7 @@ def repaired(task: Task, parts: Units, assignment: Assignment, room: Rooms) -> A
 
     Those that lose least time for their load leave first, to the fastest device that has room.
     """
-    assignment, memory = assignment.copy(), memory_of(task)
+    assignment, memory = assignment.copy(), memories_of(task.devices)[1]
     left = room - np.bincount(memory[assignment], parts.load_bytes, len(room))
     times = parts.times_us[assignment, np.arange(parts.count)]
     elsewhere = np.where(memory[:, None] == memory[assignment], np.inf, parts.times_us).min(0)

@@ -20,7 +20,7 @@ import numpy as np
 
 from gst.execution.isolated import START_LIMIT_S, IsolatedExecutor, measure_plans
 from gst.execution.measure import Measurement
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import ExecutionError, Plan, RunsInTurns, Timeline
 from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate

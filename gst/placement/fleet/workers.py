@@ -14,7 +14,7 @@ from typing import Generic, Self, TypeVar
 
 from gst.execution.isolated import START_LIMIT_S
 from gst.execution.measure import Measurement
-from gst.lowering.costs import Costs
+from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan, RunsInTurns
 from gst.machine.devices import Device, least_memory_limit
 from gst.placement.fleet.cluster import Kind, end_workers, replacement_worker

@@ -12,17 +12,20 @@ from torch.nn import functional as F
 
 from gst.nn.sparse import check_heads, neighbour_max
 from gst.placement.objectives import TASKS, Budgeted, check_tasks
-from gst.placement.policies.inputs import (
+from gst.placement.policies.ppo import (
     COST_FEATURES,
     DEVICE_FEATURES,
     GRAPH_FEATURES,
     GROUP_FEATURES,
+    LEVELS,
     PATH_FEATURES,
+    PPO,
     UNKNOWN_OPCODE,
+    Lesson,
+    LogProbabilities,
     PolicyInputs,
     policy_inputs,
 )
-from gst.placement.policies.ppo import LEVELS, PPO, Lesson, LogProbabilities
 from gst.placement.task import Task
 from gst.programs.features import FEATURE_NAMES
 from gst.util.progress import Progress, no_progress

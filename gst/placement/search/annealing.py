@@ -45,34 +45,12 @@ def anneal(
         >>> objective.num_asked
         100
     """
+    if objective.left < 1:
+        return
     generator = np.random.default_rng(seed)
-    around = Neighbourhood(task, generator)
-    energy = _Energy(objective)
-    if objective.left > 0:
-        state, now = _begin(task, objective, around, energy, start)
-        _search(around, energy, state, now, generator, progress, objective.left)
-
-
-def _begin(
-    task: Task, objective: Budgeted, around: Neighbourhood, energy: _Energy, start: Sequence[Plan]
-) -> tuple[State, float]:
-    """Return the best plan to start from, with its own priorities or with those that follow the placement."""
-    plans = list(start) or list(portfolio(task).values())
-    took = [energy(plan, FAILED) for plan in plans[: objective.left]]
-    plan, now = plans[int(np.argmin(took))], min(took)
-    state = around.state(plan, by_tail=False)
-    for by_tail in (False, True):
-        candidate = around.state(plan, by_tail)
-        if objective.left > 0 and (result := energy(around.plan(candidate), now)) <= now:
-            state, now = candidate, result
-    return state, now
-
-
-def _search(
-    around: Neighbourhood, energy: _Energy, state: State, now: float, generator: np.random.Generator,
-    progress: Progress, total: int,
-) -> None:  # fmt: skip
-    chooser = _Chooser(tuple(around.moves), generator)
+    around, energy = Neighbourhood(task, generator), _Energy(objective)
+    state, now = _begin(task, objective, around, energy, start)
+    chooser, total = _Chooser(tuple(around.moves), generator), objective.left
     cooling = _Cooling(total)
     best, least, improved_at = state, now, 0
     looked, looked_at = None, -LOOK_EVERY
@@ -94,6 +72,21 @@ def _search(
         if step % 100 == 0:
             progress("annealing", step, total)
     progress("annealing", total, total)
+
+
+def _begin(
+    task: Task, objective: Budgeted, around: Neighbourhood, energy: _Energy, start: Sequence[Plan]
+) -> tuple[State, float]:
+    """Return the best plan to start from, with its own priorities or with those that follow the placement."""
+    plans = list(start) or list(portfolio(task).values())
+    took = [energy(plan, FAILED) for plan in plans[: objective.left]]
+    plan, now = plans[int(np.argmin(took))], min(took)
+    state = around.state(plan, by_tail=False)
+    for by_tail in (False, True):
+        candidate = around.state(plan, by_tail)
+        if objective.left > 0 and (result := energy(around.plan(candidate), now)) <= now:
+            state, now = candidate, result
+    return state, now
 
 
 class _Cooling:

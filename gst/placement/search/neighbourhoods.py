@@ -1,29 +1,27 @@
-"""The neighbourhood of a plan: small changes, drawn at random or where a simulated run had to wait."""
+"""Changes of plans, drawn at random or where a simulated run had to wait; distinct random plans of several kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, no_type_check
+from itertools import cycle
+from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from gst.lowering.plan import Plan, Timeline, ranks
-from gst.lowering.stream_program import Rows, rows
+from gst.lowering.plan import Plan, Rows, ranks, rows
 from gst.machine.devices import overlap
-from gst.placement.baselines.portfolio import task_scheduled
+from gst.placement.baselines.portfolio import portfolio, rank_us, task_scheduled
 from gst.placement.baselines.units import moved
 from gst.placement.task import Task
-from gst.simulation.copies import copies_of
+from gst.simulation.copies import BUSY, CROSSING, CriticalPath, copies_of, critical_path
 from gst.util.compiled import compiled
 from partitioners import has_metis, partition
 
 CLUSTER_NODES = (6, 20, 60, 180)
 """Nodes in a cluster of each level, about."""
-FIRST, VALUE, CROSSING, BUSY = range(4)
-"""Cause of a wait: none, a value of the same device, a value of another device, the device itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +45,13 @@ class Neighbourhood:
 
     Attributes:
         moves: the kinds of steps by name.
-        waits: those of the last simulated run; None before the first.
+        waits: the critical path of the last simulated run; None before the first.
     """
 
     def __init__(self, task: Task, generator: np.random.Generator) -> None:
         self.task, self.generator = task, generator
-        self.waits: Waits | None = None
-        self.timelines = Timelines(task)
+        self.waits: CriticalPath | None = None
+        self._arrays = task_scheduled(task, handed_over=False).arrays
         nodes, together = np.arange(task.num_nodes), task.colocation
         self._groups = _lists(together)
         self._free = task.program is not None
@@ -82,26 +80,32 @@ class Neighbourhood:
     def state(self, plan: Plan, by_tail: bool) -> State:
         """Return a plan as a state, with its own priorities or the longest paths to the end. Nodes move that cannot run
         where they are, or are apart from their group where they must not be."""
-        placement = np.array([self.task.names.index(name) for name in plan.devices])[plan.placement]
+        placement = plan.homes(self.task.names)
         if not self._free:
             placement = placement[_first_of_group(self.task.colocation)]
         stuck = ~self._able[placement, np.arange(len(placement))]
         placement = np.where(stuck, self._able.argmax(0), placement)
         if by_tail:
             return State(placement, np.zeros(len(placement)), True)
-        span = self.timelines.tails_us(placement).max(initial=1.0)
+        span = self._tails_us(placement).max(initial=1.0)
         return State(placement, (1 - ranks(plan) / len(placement)) * span, False)
 
     def plan(self, state: State) -> Plan:
         """Return a state as a plan; its priorities are nanoseconds."""
         key = state.offset_us
         if state.by_tail:
-            key = key + self.timelines.tails_us(state.placement)
+            key = key + self._tails_us(state.placement)
         return Plan(self.task.names, state.placement, np.rint(1e3 * key).astype(np.int64))
 
     def look(self, plan: Plan) -> None:
         """Simulate a plan, and keep its `waits`."""
-        self.waits = self.timelines.waits(self.task.simulator.run(plan))
+        costs, run = self.task.costs, self.task.simulator.run(plan)
+        self.waits = critical_path(costs, run, copies_of(costs, run))
+
+    def _tails_us(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
+        """Return the longest path from the begin of each operation to the end of the program, transfers included: the
+        upward rank of Topcuoglu et al. (2002) of a placement."""
+        return _tails(home, self._arrays)
 
     def _draw(self, count: int) -> int:
         return int(self.generator.random() * count)
@@ -196,7 +200,7 @@ class Neighbourhood:
             state = self._put(state, self._some(chain[at : at + 1]), ends[0])
             return self._put(state, self._some(chain[at + 1 : at + 2]), ends[1])
         if self.generator.random() < 0.3:
-            tails = self.timelines.tails_us(state.placement) if state.by_tail else np.zeros(len(state.placement))
+            tails = self._tails_us(state.placement) if state.by_tail else np.zeros(len(state.placement))
             offset = state.offset_us.copy()
             offset[late] += 1.0 + max(tails[early] + offset[early] - tails[late] - offset[late], 0.0)
             return replace(state, offset_us=offset)
@@ -207,7 +211,7 @@ class Neighbourhood:
 
     def _order(self, state: State) -> State:
         """Run some operations earlier or later; rarely, let priorities begin or cease to follow the placement."""
-        tails = self.timelines.tails_us(state.placement)
+        tails = self._tails_us(state.placement)
         if self.generator.random() < 0.05:
             if state.by_tail:
                 return replace(state, offset_us=state.offset_us + tails, by_tail=False)
@@ -262,34 +266,6 @@ def _list(lists: Rows, number: int) -> Int64[np.ndarray, " members"]:
     return members[indptr[number] : indptr[number + 1]]
 
 
-class Waits(NamedTuple):
-    """A chain of operations, the last first, each of which began as soon as the next one let it, and the causes."""
-
-    nodes: Int64[np.ndarray, " chain"]
-    cause: Int64[np.ndarray, " chain"]
-
-
-class Timelines:
-    """Longest paths and waits in simulated runs of one task."""
-
-    def __init__(self, task: Task) -> None:
-        self._costs, self._what = task.costs, task_scheduled(task, handed_over=False)
-
-    def tails_us(self, home: Int64[np.ndarray, " nodes"]) -> Float64[np.ndarray, " nodes"]:
-        """Return the longest path from the begin of each operation to the end of the program, transfers included: the
-        upward rank of Topcuoglu et al. (2002) of a placement."""
-        return _tails(home, self._what.arrays)
-
-    def waits(self, run: Timeline) -> Waits:
-        """Return the chain that ends with the operation that ends last."""
-        arrived, memory = np.zeros((0, 0)), self._what.arrays.memory
-        if self._costs.copies_queue:
-            copies = copies_of(self._costs, run)
-            arrived = np.zeros((len(run.device), int(memory.max()) + 1))
-            arrived[copies.node, memory[copies.device]] = copies.end_us
-        return Waits(*_waits(run.device, run.begin_us, run.end_us, run.order, arrived, self._what))
-
-
 @compiled
 @no_type_check
 def _tails(home, arrays):
@@ -303,43 +279,122 @@ def _tails(home, arrays):
     return tail
 
 
-@compiled
-@no_type_check
-def _waits(home, begin, end, order, copied, what):
-    arrays, use = what.arrays, what.use
-    nodes, cores = len(home), use.shape[1]
-    before = np.full(nodes, -1)  # the operation that left the cores of each one last
-    last = np.full(cores, -1)
-    final = -1
-    for node in order:
-        if not what.computed[node]:
-            continue
-        if final < 0 or end[node] > end[final]:
-            final = node
-        for core in range(cores):
-            if use[home[node], core]:
-                if last[core] >= 0 and (before[node] < 0 or end[last[core]] > end[before[node]]):
-                    before[node] = last[core]
-                last[core] = node
-    chain, cause = np.empty(nodes, np.int64), np.full(nodes, FIRST)
-    size, node = 0, final
-    while node >= 0 and size < nodes:
-        maker, arrived = -1, -1.0
-        for position in range(arrays.producer_indptr[node], arrays.producer_indptr[node + 1]):
-            producer = arrays.producers[position]
-            there = end[producer] + moved(producer, home[producer], home[node], arrays)
-            if len(copied) and home[producer] != home[node]:  # copies queue
-                there = max(there, copied[producer, arrays.memory[home[node]]])
-            if there > arrived:
-                maker, arrived = producer, there
-        chain[size] = node
-        if before[node] >= 0 and end[before[node]] > arrived:
-            cause[size] = BUSY
-            node = before[node]
-        elif maker >= 0:
-            cause[size] = CROSSING if home[maker] != home[node] else VALUE
-            node = maker
-        else:
-            node = -1
-        size += 1
-    return chain[:size], cause[:size]
+def mutate(task: Task, plan: Plan, generator: np.random.Generator) -> Plan:
+    """Return a neighbour of a plan: a stretch of the program, or a few groups, go to another device; priorities stay.
+
+    Nodes that the device cannot run stay. Where colocation is a constraint (costs without a program), groups stay
+    whole: a stretch takes along the groups that it touches.
+    """
+    device = int(generator.integers(len(task.devices)))
+    moved = np.zeros(task.num_nodes, bool)
+    if generator.random() < 0.5:
+        length = int(np.exp(generator.uniform(0, np.log(max(task.num_nodes / 2, 1)))))
+        start = int(generator.integers(task.num_nodes - length + 1))
+        moved[start : start + length] = True
+        if task.program is None:
+            moved = _of_groups(task, moved)
+    else:
+        chosen = np.zeros(task.num_groups, bool)
+        chosen[generator.integers(len(chosen), size=int(generator.integers(1, 9)))] = True
+        moved = chosen[task.colocation]
+    unable = np.isinf(task.times_us[device])
+    if unable.any():
+        moved &= ~(_of_groups(task, unable) if task.program is None else unable)
+    return task.plan(np.where(moved, device, plan.placement), plan.priority)
+
+
+def crossover(task: Task, plans: Sequence[Plan], generator: np.random.Generator) -> Plan:
+    """Return the beginning of one plan and the end of another, with the priorities of the first. Where colocation is a
+    constraint, a group goes with its first node."""
+    first, second = generator.choice(len(plans), 2)
+    early = np.arange(task.num_nodes) < generator.integers(task.num_nodes)
+    if task.program is None:
+        early = _of_groups(task, early)
+    return task.plan(np.where(early, plans[first].placement, plans[second].placement), plans[first].priority)
+
+
+def _of_groups(task: Task, nodes: Bool[np.ndarray, " nodes"]) -> Bool[np.ndarray, " nodes"]:
+    """Return all nodes of the colocation groups that `nodes` touch."""
+    touched = np.zeros(task.num_groups, bool)
+    touched[task.colocation[nodes]] = True
+    return touched[task.colocation]
+
+
+TRIES = 50  # without a new plan, before the plans end
+MAX_PIECES = 32
+MAX_MUTATIONS = 30
+
+
+def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
+    """Yield distinct plans and the kind of each, the same for the same seed; a task with few plans ends early.
+
+    First comes every baseline (`baseline`), then alternately
+
+    - `groups`: each colocation group goes to a device drawn for it, with probabilities drawn for the plan (Dirichlet);
+    - `chunks`: program order cut at random into 2 to 32 pieces, each on a device drawn for it;
+    - `mutation`: a baseline, or a crossover of two, changed 1 to 30 times (`mutate`).
+
+    Half of them leave priorities to program order, a quarter have upward ranks, and a quarter a random order.
+
+    Examples:
+        >>> from gst.placement.machines import generated_task
+        >>> next(random_plans(generated_task(0, num_nodes=60, num_devices=2)))[0]
+        'baseline'
+    """
+    generator = np.random.default_rng(seed)
+    baselines = list(portfolio(task).values())
+    longest_first = np.argsort(np.argsort(rank_us(task), kind="stable")).astype(np.int64)
+    known = set()
+    for plan in baselines:
+        if plan.key not in known:
+            known.add(plan.key)
+            yield "baseline", plan
+    draws: dict[str, Callable[[], Plan]] = {
+        "groups": lambda: _groups(task, generator),
+        "chunks": lambda: _pieces(task, generator),
+        "mutation": lambda: _mutation(task, baselines, generator),
+    }
+    in_vain = 0
+    for kind in cycle(draws):
+        plan = replace(draws[kind](), priority=_priority(longest_first, generator))
+        if plan.key not in known:
+            known.add(plan.key)
+            in_vain = 0
+            yield kind, plan
+        elif (in_vain := in_vain + 1) >= TRIES:
+            return
+
+
+def _groups(task: Task, generator: np.random.Generator) -> Plan:
+    shares = generator.dirichlet(np.ones(len(task.devices)))
+    return task.plan(generator.choice(len(task.devices), task.num_groups, p=shares)[task.colocation])
+
+
+def _pieces(task: Task, generator: np.random.Generator) -> Plan:
+    nodes = task.num_nodes
+    count = _log_uniform(2, min(MAX_PIECES, nodes), generator)
+    cuts = np.sort(generator.integers(1, nodes, count - 1)) if nodes > 1 else np.zeros(0, np.int64)
+    piece = np.searchsorted(cuts, np.arange(nodes), side="right")
+    return task.plan(generator.integers(len(task.devices), size=count)[piece])
+
+
+def _mutation(task: Task, baselines: list[Plan], generator: np.random.Generator) -> Plan:
+    plan = baselines[int(generator.integers(len(baselines)))]
+    if generator.random() < 0.3:
+        plan = crossover(task, baselines, generator)
+    for _ in range(_log_uniform(1, MAX_MUTATIONS, generator)):
+        plan = mutate(task, plan, generator)
+    return plan
+
+
+def _priority(
+    longest_first: Int64[np.ndarray, " nodes"], generator: np.random.Generator
+) -> Int64[np.ndarray, " nodes"] | None:
+    drawn = generator.random()
+    if drawn < 0.5:
+        return None
+    return longest_first if drawn < 0.75 else generator.permutation(len(longest_first))
+
+
+def _log_uniform(low: int, high: int, generator: np.random.Generator) -> int:
+    return int(np.exp(generator.uniform(np.log(low), np.log(max(high, low) + 1))))

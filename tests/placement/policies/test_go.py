@@ -15,8 +15,7 @@ from gst.lowering.plan import Plan
 from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO, GoTraining, RecurrentAttention
-from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.ppo import draw, plans_of
+from gst.placement.policies.ppo import draw, plans_of, policy_inputs
 from gst.placement.task import Task
 from tests.relabelling import relabelled_graph
 

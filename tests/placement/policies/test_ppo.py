@@ -13,8 +13,7 @@ from gst.lowering.plan import Plan
 from gst.placement.machines import generated_task
 from gst.placement.objectives import Objective
 from gst.placement.policies.go import GO
-from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.ppo import FAILED, PPO, Lesson, advantages, clipped_gain, draw, plans_of
+from gst.placement.policies.ppo import FAILED, PPO, Lesson, advantages, clipped_gain, draw, plans_of, policy_inputs
 from gst.placement.task import Task
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.reproductions.colocrl.reinforce import DrawsPlans, Reinforce
 from gst.graphs.graph import Graph
-from gst.lowering.costs import Costs, Storages
+from gst.lowering.calls import Costs, Storages
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
 from gst.placement.objectives import Budgeted, SimulatedObjective

@@ -9,7 +9,7 @@ from experiments.reproductions.go.imitation import Example, decisions_of, imitat
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.machines import generated_task
 from gst.placement.policies.go import GO
-from gst.placement.policies.inputs import policy_inputs
+from gst.placement.policies.ppo import policy_inputs
 
 
 def test_generated_tasks_are_in_topological_order_repeat_and_differ() -> None:

@@ -13,8 +13,7 @@ from experiments.reproductions.go.pretraining import examples, list_decoded, loa
 from gst.placement.machines import generated_task
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.policies.go import GO
-from gst.placement.policies.inputs import policy_inputs
-from gst.placement.policies.ppo import plans_of
+from gst.placement.policies.ppo import plans_of, policy_inputs
 from gst.placement.task import Task
 
 

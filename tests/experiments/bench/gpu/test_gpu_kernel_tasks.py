@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.worlds.kernel_task import kernel_task, lowered
-from gst.kernels.run import Run
-from gst.kernels.streams import upward_ranks
+from gst.kernels.run import Run, upward_ranks
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.objectives import SimulatedObjective
 from tests.kernels.made import by_hand, fresh_inputs, random_program

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gst.execution.lane_graphs import Stretches, inner_steps, stretches
 from gst.execution.lanes import LaneExecutor
-from gst.lowering.happens_before import Stretches, happens_before, inner_steps, stretches
-from gst.lowering.race_check import check
-from gst.lowering.stream_program import COPY, RECORD, RUN, WAIT, StreamProgram, example
+from gst.lowering.happens_before import check, happens_before
+from gst.lowering.plan import COPY, RECORD, RUN, WAIT, StreamProgram, example
 from gst.programs import Program, outputs_differ
 from tests.execution.test_lanes import eager
 from tests.lowering.test_stream_program import lanes_of, random_streams
