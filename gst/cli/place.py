@@ -99,7 +99,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     from gst.placement.api.command import place_by_options
     from gst.placement.baselines.bounds import words
     from gst.placement.planning import Settings
-    from gst.reporting.headline import headline, undercut
+    from gst.reporting.headline import conditions, headline, undercut
 
     settings = Settings(
         budget=options.budget, evaluations=options.evaluations, methods=methods,
@@ -113,6 +113,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.explain:
         print(result["explanation"])
     print(headline(result))
+    print(conditions(result))
     print(words(result["certificate"]))
     if measured_less := undercut(result):
         print(measured_less)
