@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+import pytest
+
 from gst.machine.devices import usable_cores
 from gst.machine.load import LoadGate, LoadMeter, read_busy, repeated_while_busy
 from gst.util.progress import Progress
@@ -117,3 +119,13 @@ def test_a_busy_child_is_no_neighbour() -> None:
             assert grown > 0.1
         finally:
             child.kill()
+
+
+@pytest.mark.parametrize(("share", "spent_s", "stretch"), [(0.0, 10, 1), (0.25, 7.5, 4 / 3), (0.84, 5, 2), (1.0, 5, 2)])
+def test_a_budget_lasts_longer_by_the_share_that_others_take_and_at_most_twice(
+    share: float, spent_s: float, stretch: float
+) -> None:
+    clock = Clock([share])
+    meter = LoadMeter(lambda: (clock.busy, clock.own), lambda: clock.now)
+    clock.sleep(10.0)
+    assert abs(meter.spent() - spent_s) < 1e-9 and abs(meter.stretch() - stretch) < 1e-9
