@@ -46,6 +46,7 @@ SEARCHES = "searches.jsonl"  # log of the searches in simulation
 FUSED_SEARCHES = "searches_fused.jsonl"  # log of those in which each fused group is one operation
 GROUPS = "groups_fused.json"  # measured times of the fused groups
 TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most
+TO_PROFILE = 0.2  # of the seconds, for the runs from which contention is fitted, and for waiting before them
 TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
 SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
 RUNS = 8  # of a plan in the search, with those that warm up and compare outputs
@@ -91,8 +92,9 @@ def place_measured(
         whole_variants(source, runner, program, compiling, here, progress) as found,
     ):
         variants, skip_reason = found
-        patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
-        profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
+        profile_s = TO_PROFILE * seconds
+        patience_s = 0.0 if fleet else min(settings.patience_s, profile_s)  # hosts wait by themselves
+        profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress, profile_s)
         task = cached_task(program, runner.devices, out, profile, host)
         left_s, asked = (seconds - meter.spent()) * meter.stretch(), settings.budget
         settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
