@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gst.placement.methods import METHODS, registered
-from gst.util.process import wait_briefly
 from gst.util.progress import Bars
 
 BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
@@ -95,7 +94,6 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.seconds is None and options.budget is None and here:
         options.seconds = USUAL_SECONDS
     options.budget = BUDGET if options.budget is None else options.budget
-    wait_briefly()  # read when torch is loaded: spinning OpenMP threads would steal the cores of other devices
     from gst.placement.api.command import place_by_options
     from gst.placement.baselines.bounds import words
     from gst.placement.planning import Settings

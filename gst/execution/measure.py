@@ -19,14 +19,13 @@ import numpy as np
 
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import machine_record, synchronise_accelerators
-from gst.machine.load import LoadGate, LoadMeter
+from gst.machine.load import SPOILT, LoadGate, LoadMeter
 from gst.util.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
 SPIN_S = 0.01  # for which idle OpenMP threads may go on spinning, at the cost of whatever runs next
 LONG_MS = 500.0  # of a step for which the caches and threads that it finds matter little
 LEAST_ROUNDS = 7  # that are timed, however long they take
-SPOILT = 0.25  # share of the cores that others take during a round that is repeated
 LEAST_LOOK_S = 0.1  # of a round whose load is judged: the kernel counts in ticks
 
 

@@ -18,6 +18,7 @@ from gst.util.compiled import cache_directory
 from gst.util.progress import Progress, no_progress
 
 BUSY = 0.15  # share of the cores that others take, beyond which they are waited for
+SPOILT = 0.25  # share of the cores that others take, beyond which a round is repeated and less is begun
 MOST_STRETCH = 2.0  # times as long that a budget of seconds lasts while other processes take the cores, at most
 MOST_RESULTS = 3  # of one measurement that is repeated while the cores are busy
 ReadBusy = Callable[[], tuple[float, float]]
@@ -87,6 +88,13 @@ class LoadMeter:
     def spent(self) -> float:
         """Return the seconds of a budget that are spent since `start`: those of the clock, less on busy cores."""
         return self.elapsed() / self.stretch()
+
+
+def present_load(seconds: float = 0.5) -> float:
+    """Return the share of the cores that other processes take, by one look of some seconds."""
+    meter = LoadMeter()
+    time.sleep(seconds)
+    return meter.share()
 
 
 @dataclass(frozen=True)

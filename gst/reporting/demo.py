@@ -5,19 +5,7 @@ from __future__ import annotations
 import math
 
 from gst.reporting.charts import DASH, HEIGHT, WIDTH, Axis, brief, drawing, escape, frame, mark, number, text, whole
-from gst.reporting.headline import (
-    PYTORCH,
-    again,
-    best_of,
-    busy,
-    headline,
-    plans_of,
-    pytorch_of,
-    ratio,
-    step_kind,
-    time_of,
-    winner_of,
-)
+from gst.reporting.headline import PYTORCH, again, busy, headline, plans_of, ratio, step_kind, time_of, winner_of
 from gst.reporting.page import (
     Record,
     block,
@@ -81,6 +69,8 @@ def render_demo(record: Record) -> str:
     won = [name for name, (value, _, tone) in shown.items() if name != "placement" or tone]
     heading = "GST " + ", ".join(SENTENCE[name].format(shown[name][0]) for name in won)
     eyebrow = f"{command} · {len(shown)} of {len(NEXT)} parts in {brief(record.get('seconds'))} s"
+    load = max(number(mapping(record.get(name)).get("smaller_at_load") or 0) for name in NEXT)
+    eyebrow += f", smaller ones, as other processes took {load:.0%} of the cores" if load > 0 else ""
     head = tiles(shown.values()) if shown else ""
     return page("GST demo", heading if shown else "No part of the demo has finished", eyebrow, head, body, command)
 
@@ -139,7 +129,7 @@ def _placement_gain(placement: Record) -> Gain:
     plans = {name: again(plan) for name, plan in plans_of(placement).items()}
     ran = [name for name in plans if step_kind(name) and not math.isnan(time_of(plans[name]))]
     fastest = min(ran, key=lambda name: time_of(plans[name]), default=PYTORCH)
-    shown = ratio(plans.get(fastest, pytorch_of(placement)), again(best_of(placement)))
+    shown = ratio(plans.get(fastest, {}), plans.get(str(placement.get("best")), {}))
     words = f"compared with {fastest}, the fastest step without a plan. {headline(placement)}{busy(placement)}"
     is_gain = shown[0].isdigit() and not step_kind(winner_of(placement))
     return shown, words, "good" if is_gain else ""

@@ -126,12 +126,8 @@ def conditions(record: Record) -> str:
     if runtime_of(record) == "measured":
         plans = {**plans_of(record), PYTORCH: pytorch_of(record)}
         names = dict.fromkeys((str(record.get("best")), winner_of(record), PYTORCH))
-        times = {name: again(plans.get(name, {})) for name in names}
-        parts = [
-            f"{WINNERS.get(name, name)} {brief(time_of(plan))} ms{_bracket(plan)}"
-            for name, plan in times.items()
-            if not math.isnan(time_of(plan))
-        ]
+        timed = {name: plan for name in names if time_of(plan := again(plans.get(name, {}))) > 0}
+        parts = [f"{WINNERS.get(name, name)} {brief(time_of(each))} ms{_bracket(each)}" for name, each in timed.items()]
     else:
         (name, baseline), bound = best_baseline(record), number(record.get("lower_bound"))
         parts = ["Nothing was measured", *[f"lower bound {brief(bound)} ms"] * (bound > 0)]
@@ -210,20 +206,14 @@ def _computed(record: Record) -> str:
 
 
 def lead(record: Record) -> str:
-    """Return a paragraph of the conditions, and one that compares the best plan with the best baseline."""
-    paragraphs = filter(None, (conditions(record), _worth(record)))
-    return "".join(f'<p class="lead">{escape(words, 1000)}</p>' for words in paragraphs)
-
-
-def _worth(record: Record) -> str:
-    """Compare the best plan with the best baseline in words."""
+    """Return a paragraph of the conditions, and a comparison of the best plan with the best baseline."""
     best, (name, baseline) = best_of(record), best_baseline(record)
     is_again = all("again_median_ms" in plan and plan["again_median_ms"] for plan in (best, baseline))
     if is_again:  # only alternating runs can be compared
         best, baseline = again(best), again(baseline)
     found, least = time_of(best), time_of(baseline)
     if math.isnan(found) or not name or step_kind(str(record.get("best"))):
-        return ""
+        return _paragraph(conditions(record))
     best_name, measured = str(record.get("best")), runtime_of(record) == "measured"
     searched = any(kind_of(record, other) == "method" for other in plans_of(record))
     if kind_of(record, best_name) == "baseline":
@@ -244,7 +234,11 @@ def _worth(record: Record) -> str:
         words += _faster_again(record)
     else:
         words += " No plan ran: these times are worth as much as the costs that they are computed from."
-    return words
+    return _paragraph(conditions(record)) + _paragraph(words)
+
+
+def _paragraph(words: str) -> str:
+    return f'<p class="lead">{escape(words, 1000)}</p>' * bool(words)
 
 
 def _faster_again(record: Record) -> str:
