@@ -191,15 +191,11 @@ def test_a_fork_neither_reads_nor_writes_the_rows_in_its_parents_file(tmp_path: 
 
 @given(st.sampled_from(DTYPES[:-1]), st.integers(0, 12), st.integers(1, 40), st.integers(0, 99), LAYOUTS)
 def test_finite_rows_are_those_of_torch(dtype: torch.dtype, rows: int, channels: int, seed: int, layout: str) -> None:
-    """Random bits are numbers of every size, infinities and NaN too, once the exponents are mostly ones."""
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    bits, generator = torch.iinfo(integers), torch.Generator().manual_seed(seed)
-    drawn = torch.randint(bits.min, bits.max, (rows, channels), generator=generator, dtype=integers).view(dtype)
-    special = torch.tensor([torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).max, torch.finfo(dtype).min, 0, 1])
-    drawn = torch.where(torch.rand(rows, 1, generator=generator) < 0.5, drawn, drawn.new_tensor(1.5))
-    some = special[torch.randint(len(special), drawn.shape, generator=generator)].to(dtype)
-    drawn = torch.where(torch.rand(drawn.shape, generator=generator) < 0.05, some, drawn)
-    values = laid(drawn, layout)
+    largest, generator = torch.finfo(dtype), torch.Generator().manual_seed(seed)
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, largest.max, largest.min, largest.tiny, 0], dtype=dtype)
+    chosen = special[torch.randint(len(special), (rows, channels), generator=generator)]
+    is_special = torch.rand(rows, channels, generator=generator) < 0.05
+    values = laid(torch.where(is_special, chosen, numbers((rows, channels), seed).to(dtype)), layout)
     assert finite_rows(values).equal(values.isfinite().all(1))
 
 
