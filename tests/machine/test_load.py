@@ -90,18 +90,20 @@ BUSY = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
 STARTS_IT = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-3).pid)"
 
 
-def seen_of_others() -> float:
+def seen_of_others() -> LoadMeter:
     time.sleep(0.3)
     meter = LoadMeter()
     time.sleep(0.5)
-    return meter.share()
+    return meter
 
 
 def test_a_busy_neighbour_is_seen_on_this_machine() -> None:
     """Started by a process that has ended, it is no child of this one."""
     started = subprocess.run([sys.executable, "-c", STARTS_IT, BUSY], stdout=subprocess.PIPE, text=True, check=True)
     try:
-        assert seen_of_others() > 0.4 / len(usable_cores())
+        meter = seen_of_others()
+        assert meter.share() > 0.4 / len(usable_cores())
+        assert 1 < meter.stretch() <= 2 and meter.spent() < meter.elapsed(), "a budget lasts longer"
     finally:
         os.kill(int(started.stdout), signal.SIGKILL)
 
