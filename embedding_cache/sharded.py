@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from embedding_cache.storage import OnHost
+from embedding_cache.storage import OnHost, finite_rows
 from embedding_cache.table import EmbeddingTable, KeyRanges, check_state
 
 STEP_BYTES = 4
@@ -104,7 +104,7 @@ class ShardedTable(nn.Module):
         kept = _of(owner, self.rank, sender)
         sizes = np.bincount(sender[kept], minlength=self.world_size) * self.row_bytes
         buffer, work = self._exchange("push", blocks, sizes.tolist())
-        finite = OnHost(rows.isfinite().all(1))
+        finite = OnHost(finite_rows(rows))
         self._written = Pushed(buffer, work, kept, keys[kept] // self.world_size, step, finite, refused)
         return self._written
 

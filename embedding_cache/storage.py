@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, no_type_check
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Bool, Float, Int32
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
@@ -156,6 +156,28 @@ def scatter_streaming(rows, slots, given):
         for word in range(0, words, per_line):
             _stream_line(given, i, word, rows, slot)
     _fence()
+
+
+@compiled
+@no_type_check
+def _mark_finite(words, unsigned, infinity, finite):
+    """finite[i] = all(words[i] & unsigned < infinity), of the bits of floating-point numbers."""
+    for i in range(len(words)):
+        largest = words[i, 0] & unsigned
+        for word in range(words.shape[1]):
+            largest = max(largest, words[i, word] & unsigned)
+        finite[i] = largest < infinity
+
+
+def finite_rows(rows: Float[Tensor, "rows channels"]) -> Bool[Tensor, " rows"]:
+    """Mark rows without infinities and NaN. On the host one thread looks: OpenMP's barriers spin on busy cores."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(rows.element_size())
+    if integers is None or rows.device.type != "cpu" or not rows.is_contiguous():
+        return rows.isfinite().all(1)
+    words, finite = rows.view(integers).numpy(), torch.empty(len(rows), dtype=torch.bool)
+    infinity = torch.tensor(torch.inf, dtype=rows.dtype).view(integers).numpy()[()]
+    _mark_finite(words, words.dtype.type(torch.iinfo(integers).max), infinity, finite.numpy())
+    return finite
 
 
 # Places ------------------------------------------------------------------------------------------------------------

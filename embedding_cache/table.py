@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor, nn
 
 from embedding_cache.index import DenseIndex, KeyIndex
-from embedding_cache.storage import AcceleratorRows, HostRows, OnHost, Tier, rows_for
+from embedding_cache.storage import AcceleratorRows, HostRows, OnHost, Tier, finite_rows, rows_for
 
 MOVED_ROWS = 1 << 20  # at once, while a table becomes dense
 MAX_KEYS = 2**31 - 2  # slots are int32, and slot 0 is taken
@@ -220,7 +220,7 @@ class EmbeddingTable(nn.Module):
         self._settle(now=True)
         check_push(keys, rows, step, self.channels)
         rows = rows.detach().to(self.dtype)
-        self._write(keys, rows, rows.isfinite().all(1), step)
+        self._write(keys, rows, finite_rows(rows), step)
 
     def stage(
         self,
@@ -235,7 +235,7 @@ class EmbeddingTable(nn.Module):
         check_push(keys, rows, step, self.channels)
         self._settle(now=True)
         rows = rows.detach().to(self.dtype)
-        self._staged = Staged(keys, rows, step, OnHost(rows.isfinite().all(1)), refused)
+        self._staged = Staged(keys, rows, step, OnHost(finite_rows(rows)), refused)
         return self._staged
 
     def resize(self, num_keys: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gst.util.imports import import_from_here, import_torchmetrics
-from gst.util.process import Stopped, stoppable, version
+from gst.util.process import Stopped, stoppable, version, wait_briefly
 from gst.util.progress import Verbosity, saying, verbosity
 from gst.util.writing import directory_lock, write_json
 
@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     said = {flag for flag in EVERYWHERE if flag in arguments}
     arguments = [argument for argument in arguments if argument not in said]
-    debug = "--debug" in said
+    debug, module = "--debug" in said, COMMANDS.get(next(iter(arguments), ""), "training")
+    if module != "doctor":  # which looks at the user's own environment
+        wait_briefly(shares_cores=module in ("place", "demo"))  # before anything imports torch
     level: Verbosity = "quiet" if "--quiet" in said else "verbose" if "--verbose" in said else "normal"
     try:
         arguments = _with_imports(arguments)

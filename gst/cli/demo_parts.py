@@ -32,6 +32,7 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import segment
 from gst.graphs.store import open_store, prepare
 from gst.machine.devices import usable_devices
+from gst.machine.load import LoadMeter
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
 from gst.programs import kind_for
@@ -64,6 +65,7 @@ class Sizes:
         program: that is placed, see `gst.programs.traced`.
         budget: plans that the search measures.
         compile_s: seconds for `torch.compile`.
+        seconds: limit of all parts; of one part where `gst.cli.demo.run_demo` divides them. Trainings end before.
     """
 
     nodes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -72,10 +74,11 @@ class Sizes:
     ranking_steps: int = 450
     program: str = "inception:modules=2"
     budget: int = 10
-    compile_s: float = 30.0
+    compile_s: float = 40.0
+    seconds: float = 150.0
 
 
-QUICK = Sizes((2_000, 20_000, 200_000), 10_000, 50, 250, "inception:modules=1", 6, 12.0)
+QUICK = Sizes((2_000, 20_000, 200_000), 10_000, 50, 250, "inception:modules=1", 6, 15.0)
 
 
 # 1. Training on a graph that grows -----------------------------------------------------------------------------------
@@ -94,6 +97,7 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
     tasks.append(("segments", sizes.compared, largest, MORE_STEPS * sizes.compared_steps, HELD_OUT))
     tasks.append(("whole", sizes.compared, sizes.compared, sizes.compared_steps, HELD_OUT))
     entries: list[Record] = []
+    meter = LoadMeter()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="graphs-", dir=out) as scratch:
         for number, (mode, nodes, most_nodes, steps, held_out) in enumerate(tasks):
@@ -102,7 +106,8 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
             started = time.perf_counter()
             store = prepare(programs, scratch, most_nodes)
             prepare_s = time.perf_counter() - started
-            arguments = [str(store), mode, *map(str, (steps, held_out, seed))]
+            left_s = max(sizes.seconds - meter.spent(), 0.0) / 2
+            arguments = [str(store), mode, *map(str, (steps, held_out, seed, left_s))]
             command = [sys.executable, "-m", "gst.cli.demo_parts", *arguments]
             child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             entries.append({"prepare_s": prepare_s, **json.loads(child.stdout)})
@@ -112,12 +117,13 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
     return {"segments": growing[:count], "whole": growing[count:], "compared": compared}
 
 
-def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: int) -> Record:
+def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: int, seconds: float) -> Record:
     """Train on the graph of a store in this process, which should do nothing else.
 
     Args:
         mode: `segments`, with a table and 4 fresh segments, or `whole`.
         held_out: configurations to hold out.
+        steps, seconds: limits of the training.
 
     Returns:
         `nodes`, `segments` (count), `steps`, `step_ms`, `train_s`, `peak_mib`, the most memory of this process, and
@@ -132,9 +138,9 @@ def measure_training(store: Path, mode: str, steps: int, held_out: int, seed: in
         encoder, head, "mean", max_rows=ROWS, seed=seed, **(table if mode == "segments" else {})
     )
     loader = StepLoader(training, 1, COMPARED_CONFIGS if held_out else CONFIGS, seed=seed)
-    *_, train_s = train(model, loader, steps, 5e-3)
-    entry: Record = {"nodes": graph.num_nodes, "segments": graph.num_segments, "steps": steps}
-    entry |= {"step_ms": 1e3 * train_s / steps, "train_s": train_s, "peak_mib": own_peak_mib()}
+    times = list(train(model, loader, steps, 5e-3, seconds))
+    entry: Record = {"nodes": graph.num_nodes, "segments": graph.num_segments, "steps": len(times)}
+    entry |= {"step_ms": 1e3 * times[-1] / len(times), "train_s": times[-1], "peak_mib": own_peak_mib()}
     if held_out:
         entry["wrong_pairs"] = (1 - kendall_tau(*scores_of(model, unseen[0]))) / 2
     return entry
@@ -149,20 +155,24 @@ def own_peak_mib() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def train(model: GraphSegmentTraining, loader: Any, steps: int, rate: float) -> Iterator[float]:
-    """Train by the pairwise hinge loss, the learning rate falling along a cosine; yield the seconds after each step."""
-    started, step_number, optimizer = time.perf_counter(), 0, None
+def train(model: GraphSegmentTraining, loader: Any, steps: int, rate: float, seconds: float) -> Iterator[float]:
+    """Train by the pairwise hinge loss, the learning rate falling along a cosine; yield the seconds after each step.
+
+    The training ends after so many steps, or as many seconds (`LoadMeter.spent`), whichever is reached first.
+    """
+    meter, step_number, optimizer, done = LoadMeter(), 0, None, 0.0
     while True:
         for step in loader:
             loss = pairwise_hinge(model.train()(step.graphs, step.configs), step.targets)
             optimizer = optimizer or torch.optim.AdamW(model.parameters(), rate)  # lazy layers have their widths now
-            optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step_number / steps)) / 2
+            optimizer.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * done)) / 2
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step_number += 1
-            yield time.perf_counter() - started
-            if step_number == steps:
+            yield meter.elapsed()
+            done = max(step_number / steps, meter.spent() / max(seconds, 1e-9))
+            if done >= 1:
                 return
 
 
@@ -188,7 +198,8 @@ def ranking(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress
     torch.manual_seed(seed)
     encoder, head = SAGE(channels=64, num_layers=3, config_symbols=7), Head(64)
     model = GraphSegmentTraining(encoder, head, "sum", num_fresh=3, seed=seed)
-    for done, _ in enumerate(train(model, StepLoader(training, 1, 64, seed=seed), sizes.ranking_steps, 1e-3), 1):
+    loader = StepLoader(training, 1, 64, seed=seed)
+    for done, _ in enumerate(train(model, loader, sizes.ranking_steps, 1e-3, sizes.seconds), 1):
         progress("ranking layouts of AlexNet", done, sizes.ranking_steps)
     scores, runtimes = scores_of(model, held_out)
     known, unseen = training[0][1].numpy(), held_out[1].numpy()
@@ -226,7 +237,7 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
     Returns:
         The result of `gst.placement.measured.place_measured`, with the trials of the search.
     """
-    from gst.placement.measured import place_measured
+    from gst.placement.measured import TO_COMPILE, place_measured
     from gst.placement.planning import Settings
 
     if not resume:
@@ -236,17 +247,19 @@ def placement(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progre
     program = traced(sizes.program, kind=kind_for(each.kind for each in devices))
     settings = Settings(
         budget=sizes.budget, evaluations=300, repetitions=10, seed=seed, patience_s=0.0, cost_model="gst",
-        compile_s=sizes.compile_s, finals_s=3.0,
+        compile_step=sizes.compile_s > 0,
     )  # fmt: skip
-    placed = place_measured(program, pinned(sizes.program, program), devices, out / "place", settings, progress)
+    seconds = min(sizes.seconds, sizes.compile_s / TO_COMPILE or math.inf)
+    source = pinned(sizes.program, program)
+    placed = place_measured(program, source, devices, out / "place", settings, progress, seconds=seconds)
     return {**placed.result, "name": sizes.program, "measurements": placed.drawing.get("measurements", [])}
 
 
 def main() -> None:
     """Measure one training; the arguments are those of `measure_training`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    store, mode, steps, held_out, seed = sys.argv[1:]
-    print(json.dumps(measure_training(Path(store), mode, int(steps), int(held_out), int(seed))))
+    store, mode, steps, held_out, seed, seconds = sys.argv[1:]
+    print(json.dumps(measure_training(Path(store), mode, int(steps), int(held_out), int(seed), float(seconds))))
 
 
 if __name__ == "__main__":

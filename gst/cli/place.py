@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gst.placement.methods import METHODS, registered
-from gst.util.process import wait_briefly
 from gst.util.progress import Bars
 
 BUDGET = 16  # of `gst.placement.planning`, which takes a second to import
@@ -95,11 +94,10 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.seconds is None and options.budget is None and here:
         options.seconds = USUAL_SECONDS
     options.budget = BUDGET if options.budget is None else options.budget
-    wait_briefly()  # read when torch is loaded: spinning OpenMP threads would steal the cores of other devices
     from gst.placement.api.command import place_by_options
     from gst.placement.baselines.bounds import words
     from gst.placement.planning import Settings
-    from gst.reporting.headline import headline, undercut
+    from gst.reporting.headline import conditions, headline, undercut
 
     settings = Settings(
         budget=options.budget, evaluations=options.evaluations, methods=methods,
@@ -113,6 +111,7 @@ def _place(options: argparse.Namespace) -> dict[str, Any]:
     if options.explain:
         print(result["explanation"])
     print(headline(result))
+    print(conditions(result))
     print(words(result["certificate"]))
     if measured_less := undercut(result):
         print(measured_less)

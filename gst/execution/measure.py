@@ -19,13 +19,14 @@ import numpy as np
 
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import machine_record, synchronise_accelerators
-from gst.machine.load import LoadGate, LoadMeter
+from gst.machine.load import SPOILT, LoadGate, LoadMeter
 from gst.util.untrusted import parse_json, plain, shown
 
 RESAMPLES = 1000
 SPIN_S = 0.01  # for which idle OpenMP threads may go on spinning, at the cost of whatever runs next
 LONG_MS = 500.0  # of a step for which the caches and threads that it finds matter little
 LEAST_ROUNDS = 7  # that are timed, however long they take
+LEAST_LOOK_S = 0.1  # of a round whose load is judged: the kernel counts in ticks
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def measure(
     Args:
         callables: by label; each is called `warmup + repetitions` times.
         repetitions, warmup: timed calls of each, and calls before them.
-        gate: waits for quiet cores before every round; its patience is for the whole call. No waiting if None.
+        gate: waits for quiet cores before every round, and a round during which others took more than `SPOILT` of the
+            cores is repeated; its patience is for the whole call. Neither if None.
         seed: of the order in each round, and of the bootstrap.
         progress: called with rounds done and rounds in all.
         time_of: calls one of them and returns its milliseconds; `timed` if None.
@@ -121,24 +123,20 @@ def measure(
     for number in range(warmup + repetitions):
         if number >= warmup + LEAST_ROUNDS and clock() > ends:
             break
-        if gate is not None and number >= warmup and patience > 0:
-            spent, is_quiet = gate.wait(patience)
+        looks = gate if number >= warmup and patience > 0 else None
+        if looks is not None and looks.interval_s > 0:
+            spent, is_quiet = looks.wait(patience)
             quiet = quiet and is_quiet
-            patience -= 0.0 if is_quiet and spent <= 2 * gate.interval_s else spent
+            patience -= 0.0 if is_quiet and spent <= 2 * looks.interval_s else spent
         if number == warmup:
             meter.start()
-        for label in (labels[each] for each in order.permutation(len(labels))):
-            if label in failures:
-                continue
-            try:
-                elapsed_ms = time_of(callables[label])
-            except Exception as error:
-                failures[label] = (
-                    str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
-                )
-                continue
-            if number >= warmup:
-                samples[label].append(elapsed_ms)
+        in_order = {labels[each]: callables[labels[each]] for each in order.permutation(len(labels))}
+        times_ms, spoilt_s = _round(in_order, time_of, failures, looks)
+        while 0 < spoilt_s <= patience:
+            patience -= spoilt_s
+            times_ms, spoilt_s = _round(in_order, time_of, failures, looks)
+        for label, elapsed_ms in times_ms.items() if number >= warmup else ():
+            samples[label].append(elapsed_ms)
         if progress is not None:
             progress(number + 1, warmup + repetitions)
     load, machine, now = round(meter.share(), 4), machine_record(), datetime.now(UTC).isoformat(timespec="seconds")
@@ -151,6 +149,24 @@ def measure(
             failures.get(label, ""), load, quiet, machine, now,
         )  # fmt: skip
     return result
+
+
+def _round(
+    callables: Mapping[str, Callable[[], Any]], time_of: Callable[[Callable[[], Any]], float], failures: dict[str, str],
+    gate: LoadGate | None,
+) -> tuple[dict[str, float], float]:  # fmt: skip
+    """Return the milliseconds of one call of each without a failure, and its seconds if others spoilt it."""
+    watched, times_ms = None if gate is None else LoadMeter(gate.read, gate.clock), {}
+    for label, call in callables.items():
+        if label in failures:
+            continue
+        try:
+            times_ms[label] = time_of(call)
+        except Exception as error:
+            failures[label] = str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
+    if watched is None or (elapsed := watched.elapsed()) < LEAST_LOOK_S or watched.share() <= SPOILT:
+        return times_ms, 0.0
+    return times_ms, elapsed
 
 
 def median_interval(samples: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:

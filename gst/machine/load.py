@@ -18,6 +18,8 @@ from gst.util.compiled import cache_directory
 from gst.util.progress import Progress, no_progress
 
 BUSY = 0.15  # share of the cores that others take, beyond which they are waited for
+SPOILT = 0.25  # share of the cores that others take, beyond which a round is repeated and less is begun
+MOST_STRETCH = 2.0  # times as long that a budget of seconds lasts while other processes take the cores, at most
 MOST_RESULTS = 3  # of one measurement that is repeated while the cores are busy
 ReadBusy = Callable[[], tuple[float, float]]
 
@@ -71,9 +73,28 @@ class LoadMeter:
 
     def share(self) -> float:
         """Return the share since `start`; the kernel counts in ticks (10 ms), so short intervals are coarse."""
-        elapsed, (busy, own) = self._clock() - self._since, self._read()
+        elapsed, (busy, own) = self.elapsed(), self._read()
         others = (busy - self._busy) - (own - self._own)
         return min(1.0, max(0.0, others / max(elapsed * self._cores, 1e-9)))
+
+    def stretch(self) -> float:
+        """Return how many times as long a budget lasts by the load since `start`: 1 on quiet cores."""
+        return min(MOST_STRETCH, 1 / max(1 - self.share(), 1e-9))
+
+    def elapsed(self) -> float:
+        """Return the seconds of the clock since `start`."""
+        return self._clock() - self._since
+
+    def spent(self) -> float:
+        """Return the seconds of a budget that are spent since `start`: those of the clock, less on busy cores."""
+        return self.elapsed() / self.stretch()
+
+
+def present_load(seconds: float = 0.5) -> float:
+    """Return the share of the cores that other processes take, by one look of some seconds."""
+    meter = LoadMeter()
+    time.sleep(seconds)
+    return meter.share()
 
 
 @dataclass(frozen=True)
@@ -83,7 +104,7 @@ class LoadGate:
     Args:
         threshold: share of the cores that others may take.
         patience_s: seconds of waiting in all, after which it reports that the cores are loaded.
-        interval_s: seconds of one look.
+        interval_s: seconds of one look; with 0 `measure` looks at rounds that ran, and never waits.
         read, sleep, clock: source of busy times, of pauses, and of increasing seconds.
         progress: called after each look at busy cores with a description, and the seconds that are left.
 

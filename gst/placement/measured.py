@@ -7,7 +7,6 @@ time, as the fastest of many measured medians is partly luck.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, rested
 from gst.graphs.store import prepare
 from gst.lowering.plan import Plan, in_order_of
 from gst.machine.devices import Device, supports, this_machine
-from gst.machine.load import LoadGate
+from gst.machine.load import LoadGate, LoadMeter
 from gst.placement import planning
 from gst.placement.cost_models import COST_MODELS, load_costs, save_costs
 from gst.placement.fitted import FittedSimulator
@@ -46,6 +45,7 @@ SEARCHES = "searches.jsonl"  # log of the searches in simulation
 FUSED_SEARCHES = "searches_fused.jsonl"  # log of those in which each fused group is one operation
 GROUPS = "groups_fused.json"  # measured times of the fused groups
 TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most
+TO_PROFILE = 0.2  # of the seconds, for the runs from which contention is fitted, and for waiting before them
 TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
 SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
 RUNS = 8  # of a plan in the search, with those that warm up and compare outputs
@@ -75,13 +75,14 @@ def place_measured(
         devices: for its operations; a memory limit of a device holds for the values of a run.
         fleet: workers on hosts of one kind with these devices, not entered yet; None = measure on this machine.
         here: whole-model variants in this process by name, see `gst.whole_model.choosing.Candidates`.
-        seconds: time limit, about: fewer plans are measured, and fewer variants compiled.
+        seconds: time limit, about: fewer plans are measured, and fewer variants compiled. On busy cores it lasts up to
+            twice as long.
 
     Raises:
         ValueError: the program does not run, or no plan fits the memory limit (the message has the least that would
             do), or `out` is of another program, other devices or settings.
     """
-    started = time.perf_counter()
+    meter = LoadMeter()
     host, names = fleet.kind.machine if fleet else this_machine(), [each.name for each in devices]
     learned = load_costs(Path(settings.warm_start), host, names) if settings.warm_start else {}
     compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
@@ -90,15 +91,17 @@ def place_measured(
         whole_variants(source, runner, program, compiling, here, progress) as found,
     ):
         variants, skip_reason = found
-        patience_s = 0.0 if fleet else settings.patience_s  # hosts wait by themselves
-        profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress)
+        profile_s = TO_PROFILE * seconds
+        patience_s = 0.0 if fleet else min(settings.patience_s, profile_s)  # hosts wait by themselves
+        profile = partial(profiled_task, program, runner, settings.seed, patience_s, progress, profile_s)
         task = cached_task(program, runner.devices, out, profile, host)
-        left_s = seconds - (time.perf_counter() - started)
+        left_s, asked = (seconds - meter.spent()) * meter.stretch(), settings.budget
         settings = _limited(settings, left_s, task.least_alone_us / 1e3, out)
 
-        planned = _plans(task, learned, settings, out / SEARCHES, progress)
+        simulated = replace(settings, budget=asked)  # methods have their turn, even without time to measure plans
+        planned = _plans(task, learned, simulated, out / SEARCHES, progress)
         planning.check_fits(task, planned)
-        starts, fused, extra = _fused(task, planned, runner, learned, settings, out, progress)
+        starts, fused, extra = _fused(task, planned, runner, learned, simulated, out, progress)
         search = None
         if settings.budget > 0:
             search = _search(task, fused, runner, starts, learned, out, settings, progress)
@@ -174,7 +177,7 @@ def within(settings: planning.Settings, seconds: float, run_ms: float) -> planni
         evaluations=min(settings.evaluations, 10 + 20 * plans),
         repetitions=min(settings.repetitions, max(rounds, LEAST_ROUNDS)),
         finals_s=SHARE * seconds,
-        patience_s=0.0,  # otherwise it would wait before every plan
+        patience_s=min(settings.patience_s, SHARE * seconds),
     )
 
 
@@ -211,7 +214,8 @@ def _search(
     task: Task, fused: FusedTask | None, runner: IsolatedExecutor | FleetWorkers, starts: Mapping[str, Planned],
     learned: Learned, out: Path, settings: planning.Settings, progress: Progress,
 ) -> Loop:  # fmt: skip
-    gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+    patience_s = settings.patience_s if math.isinf(settings.finals_s) else 0.0  # else it would wait before every plan
+    gate = LoadGate(patience_s=patience_s, progress=progress)
     on_fleet = isinstance(runner, FleetWorkers)
     measurer = runner if isinstance(runner, FleetWorkers) else MeasuredObjective(runner, SEARCH_RUNS, gate=gate)
     searched = task if fused is None else fused.task
@@ -359,7 +363,8 @@ def measure_finals(
         progress(words, 0, 1)
         if isinstance(runner, FleetWorkers):
             return by_name(few, runner.measure_with_steps(distinct, settings.repetitions, 2, skip_reason))
-        gate = LoadGate(patience_s=settings.patience_s, progress=progress)
+        look_s = 0.1 if math.isinf(settings.finals_s) else 0.0
+        gate = LoadGate(patience_s=settings.patience_s, interval_s=look_s, progress=progress)
         measurements = measure_plans(
             runner, distinct, settings.repetitions, 2, gate, variants, partial(progress, words), settings.finals_s
         )

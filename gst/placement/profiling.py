@@ -36,23 +36,27 @@ COSTS = "costs.json"
 MOST_ALONE = 16  # devices that are measured alone each; of more the first of each kind and number of threads
 NUM_CALIBRATION = 12  # plans from which contention is fitted
 CALIBRATION_RUNS = 5  # of each, alternating
+LEAST_CALIBRATION = 2  # plans, and runs of each, however short the time
 NO_WAIT = LoadGate(patience_s=0.0)
 NO_RUNS = RunsInTurns([], 0.0)
 
 
-def profiled_task(program: Program, runner: PlanRunner, seed: int, patience_s: float, progress: Progress) -> Task:
+def profiled_task(
+    program: Program, runner: PlanRunner, seed: int, patience_s: float, progress: Progress, seconds: float = math.inf
+) -> Task:
     """Measure the costs of a program as soon as the cores are quiet, or `patience_s` ends; see `measured_task`."""
     gate = NO_WAIT
     if patience_s > 0:
         gate = LoadGate(patience_s=patience_s, progress=progress)
         spent, _ = gate.wait()
         gate = replace(gate, patience_s=patience_s - spent)
-    return measured_task(program, runner, seed, gate, progress)
+    return measured_task(program, runner, seed, gate, progress, seconds)
 
 
 def measured_task(
-    program: Program, runner: PlanRunner, seed: int, gate: LoadGate = NO_WAIT, progress: Progress = no_progress
-) -> Task:
+    program: Program, runner: PlanRunner, seed: int, gate: LoadGate = NO_WAIT, progress: Progress = no_progress,
+    seconds: float = math.inf,
+) -> Task:  # fmt: skip
     """Measure the costs of operations, and fit contention to a few plans that use several devices at once.
 
     A machine's speed drifts between the profile and the runs of these plans, which would count as contention. So runs
@@ -64,6 +68,7 @@ def measured_task(
         seed: of the plans from which contention is fitted.
         gate: waits for quiet cores before more runs, if other processes were busy during all runs before. `load` of
             the costs is the share of the cores that they took while they took least.
+        seconds: of the runs of plans, about: fewer plans run, and less often, if these are short.
     """
     progress("profiling", 0, 1)
     profiled = runner.costs()
@@ -76,12 +81,15 @@ def measured_task(
     chosen, like = representatives(task.devices)
     alone = [single(task, device) for device in chosen]
     alone_keys = {plan.key for plan in alone}
-    plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in alone_keys), NUM_CALIBRATION))
+    num_runs = min(1e6 * seconds / task.least_alone_us, CALIBRATION_RUNS * (len(alone) + NUM_CALIBRATION))
+    repetitions = max(int(num_runs / (len(alone) + NUM_CALIBRATION)), LEAST_CALIBRATION)
+    count = min(max(int(num_runs / repetitions) - len(alone), LEAST_CALIBRATION), NUM_CALIBRATION)
+    plans = list(islice((plan for _, plan in random_plans(task, seed) if plan.key not in alone_keys), count))
 
     def measure() -> RunsInTurns:
         progress("profiling", 0, 1)
         try:
-            timelines = runner.timelines([*alone, *plans], CALIBRATION_RUNS)
+            timelines = runner.timelines([*alone, *plans], repetitions)
         except ExecutionError:
             return NO_RUNS
         return timelines if timelines.runs else NO_RUNS

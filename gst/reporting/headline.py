@@ -16,6 +16,7 @@ STEPS = {
     "one graph": "recorded as one graph",
 }  # fmt: skip
 """Kinds of steps that run without a plan, by the beginning of their name."""
+WINNERS = {PYTORCH: "plain PyTorch", COMPILED: "torch.compile"}
 RUNTIMES = ("measured", "simulated")
 
 
@@ -111,11 +112,27 @@ def device_names(record: Record, indices: Iterable[int] = ()) -> dict[int, str]:
 
 MOST_LOAD = 0.1  # share of the cores that others may take while variants are timed; beyond it the page warns
 MOST_PROFILE_LOAD = 0.5  # likewise while operations are profiled: of several runs the shortest counts
+MOST_SPREAD = 1.5  # upper end over lower end of the interval of a ratio that is shown
+TOO_NOISY = "too noisy to say"
 
 
 def headline(record: Record) -> str:
-    """Return the result in one line, whoever wins, with the times of the alternatives."""
-    return (_measured if runtime_of(record) == "measured" else _computed)(record) + busy(record)
+    """Return the result in one sentence of at most 14 words, whoever wins; `conditions` has the times behind it."""
+    return (_measured if runtime_of(record) == "measured" else _computed)(record)
+
+
+def conditions(record: Record) -> str:
+    """Return sentences for below the headline: the times with their intervals, and a warning of busy cores."""
+    if runtime_of(record) == "measured":
+        plans = {**plans_of(record), PYTORCH: pytorch_of(record)}
+        names = dict.fromkeys((str(record.get("best")), winner_of(record), PYTORCH))
+        timed = {name: plan for name in names if time_of(plan := again(plans.get(name, {}))) > 0}
+        parts = [f"{WINNERS.get(name, name)} {brief(time_of(each))} ms{_bracket(each)}" for name, each in timed.items()]
+    else:
+        (name, baseline), bound = best_baseline(record), number(record.get("lower_bound"))
+        parts = ["Nothing was measured", *[f"lower bound {brief(bound)} ms"] * (bound > 0)]
+        parts += [f"best baseline {brief(time_of(baseline))} ms"] * bool(name)
+    return f"{'; '.join(parts)}{busy(record)}." if parts else ""
 
 
 def busy(record: Record) -> str:
@@ -158,66 +175,70 @@ def undercut(record: Record) -> str:
 
 def _measured(record: Record) -> str:
     best, base = again(best_of(record)), again(pytorch_of(record))
-    found, plain, winner = time_of(best), time_of(base), winner_of(record)
+    found, winner = time_of(best), winner_of(record)
     if math.isnan(found):
-        return "No plan was measured to the end" + ("" if math.isnan(plain) else f"; plain PyTorch {brief(plain)} ms")
+        return "No plan was measured to the end"
     if step_kind(winner):
         fastest = again(plans_of(record).get(winner) or base)
-        name = {PYTORCH: "plain PyTorch", COMPILED: "torch.compile"}.get(winner, f"the whole step, {winner}")
         noise = " beyond noise" if found < time_of(fastest) else ""
-        words = f"No plan beat {name}{noise}: {brief(time_of(fastest))} ms{_bracket(fastest)}"
-        words += "" if winner == PYTORCH else f"; plain PyTorch {brief(plain)} ms{_bracket(base)}"
-        return words if step_kind(str(record.get("best"))) else f"{words}; best plan {brief(found)} ms{_bracket(best)}"
-    words = f"Best plan {brief(found)} ms{_bracket(best)}"
-    if math.isnan(plain):
+        return f"No plan beat {WINNERS.get(winner, f'the step, {winner}')}{noise}: {brief(time_of(fastest))} ms"
+    words, shown = f"Best plan {brief(found)} ms", ratio(base, best)
+    if shown == DASH:
         return f"{words}; plain PyTorch was not measured"
-    words += f"; plain PyTorch {brief(plain)} ms{_bracket(base)}, so it is {plain / found:.2f}x as fast"
+    if shown == TOO_NOISY:
+        return f"{words}; gain over plain PyTorch: {TOO_NOISY}"
     if "winner" not in record and overlaps(best, base):
-        return f"{words}, but the intervals overlap: not settled which is faster"
-    return words if found <= plain else f"{words}: plain PyTorch is faster here"
+        return f"{words}; not settled if plain PyTorch is faster"
+    if found > time_of(base):
+        return f"{words}; plain PyTorch is faster here: {brief(time_of(base))} ms"
+    return f"{words}, {shown} as fast as plain PyTorch"
 
 
 def _computed(record: Record) -> str:
     by, found, bound = runtime_of(record), time_of(best_of(record)), number(record.get("lower_bound"))
     if math.isnan(found):
         return f"No plan was found that runs ({by}); nothing was measured"
-    words = f"Best plan {brief(found)} ms ({by})"
-    if bound > 0:
-        gap = 100 * (found / bound - 1)
-        words += f", lower bound {brief(bound)} ms"
-        words += f", so at most {brief(max(gap, 0.0))} % from the optimum" if gap > -0.01 else ", which it undercuts"
-    name, baseline = best_baseline(record)
-    if name:
-        words += f"; best baseline {brief(time_of(baseline))} ms"
-    return f"{words}. Nothing was measured"
+    words, gap = f"Best plan {brief(found)} ms ({by})", 100 * (found / bound - 1) if bound > 0 else math.nan
+    if math.isnan(gap):
+        return words
+    optimal = f"at most {brief(max(gap, 0.0))} % from the optimum"
+    return f"{words}, {optimal if gap > -0.01 else 'less than the lower bound'}"
 
 
 def lead(record: Record) -> str:
-    """Return a paragraph that compares the best plan with the best baseline."""
+    """Return a paragraph of the conditions, and a comparison of the best plan with the best baseline."""
     best, (name, baseline) = best_of(record), best_baseline(record)
     is_again = all("again_median_ms" in plan and plan["again_median_ms"] for plan in (best, baseline))
     if is_again:  # only alternating runs can be compared
         best, baseline = again(best), again(baseline)
     found, least = time_of(best), time_of(baseline)
     if math.isnan(found) or not name or step_kind(str(record.get("best"))):
-        return ""
+        return _paragraph(conditions(record))
     best_name, measured = str(record.get("best")), runtime_of(record) == "measured"
+    searched = any(kind_of(record, other) == "method" for other in plans_of(record))
     if kind_of(record, best_name) == "baseline":
-        searched = any(kind_of(record, other) == "method" for other in plans_of(record))
         words = f"The best plan is the baseline {best_name}"
         words += ": no search method improved on it." if searched else "; no search method was asked."
     else:
         words = f"The best plan was found by {best_name}. The best baseline, {name}, takes {brief(least)} ms"
-        words += f"{_bracket(baseline)}, {least / found:.2f} times as long"
+        slower = ratio(baseline, best)
+        words += _bracket(baseline)
+        words += f"; the ratio is {TOO_NOISY}" if slower == TOO_NOISY else f", {slower[:-1]} times as long"
         words += " in the first set of runs." if not is_again and again(best) is not best else "."
         if overlaps(best, baseline):
             words += " The two intervals overlap: these runs do not settle that the search gained anything."
     if measured:
+        unmeasured = searched and number(mapping(record.get("cost_model")).get("num_measured")) == 0
+        words += " There was no time to measure plans during the search." * unmeasured
         words += " The best plan is the one with the least median in the first set of runs."
         words += _faster_again(record)
     else:
         words += " No plan ran: these times are worth as much as the costs that they are computed from."
-    return f'<p class="lead">{escape(words, 1000)}</p>'
+    return _paragraph(conditions(record)) + _paragraph(words)
+
+
+def _paragraph(words: str) -> str:
+    return f'<p class="lead">{escape(words, 1000)}</p>' * bool(words)
 
 
 def _faster_again(record: Record) -> str:
@@ -251,23 +272,39 @@ def facts(record: Record) -> str:
         asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
         return tiles([*entries, (whole(asked), "plans evaluated", ""), ("0", "plans measured", "")])
     base = again(pytorch_of(record))
-    ratio = time_of(base) / (time_of(best) or math.nan)
-    tone = "" if math.isnan(ratio) or overlaps(best, base) else "good" if ratio > 1 else "bad"
+    shown, is_slower = ratio(base, best), time_of(best) > time_of(base)
+    tone = "" if shown in (DASH, TOO_NOISY) or overlaps(best, base) else "bad" if is_slower else "good"
     entries[1:1] = [
         (f"{brief(time_of(base))} ms", "plain PyTorch, all threads", ""),
-        (DASH if math.isnan(ratio) else f"{ratio:.2f}x", "plain PyTorch / best plan", tone),
+        (shown, "plain PyTorch / best plan", tone),
     ]
     counts = [("num_measured", "plans measured in the search"), ("num_screened", "plans predicted to choose these")]
     return tiles([*entries, *((whole(model.get(key)), words, "") for key, words in counts)])
 
 
 def ratio_of(record: Record, plan: Record) -> str:
-    """Return the time of plain PyTorch over that of the plan, both of one set of runs; above 1 the plan is faster."""
+    """Return the `ratio` of plain PyTorch to the plan, both of one set of runs; above 1 the plan is faster."""
     base = pytorch_of(record)
     if all(number(each.get("again_median_ms")) > 0 for each in (base, plan)):
         base, plan = again(base), again(plan)
-    ratio = time_of(base) / (time_of(plan) or math.nan)
-    return DASH if math.isnan(ratio) else f"{ratio:.2f}x"
+    return ratio(base, plan)
+
+
+def ratio(one: Record, other: Record) -> str:
+    """Return the time of one plan over that of another, or words if the interval of this ratio is too wide.
+
+    Examples:
+        >>> plan = {"median_ms": 4.0, "low_ms": 3.9, "high_ms": 4.1}
+        >>> ratio({"median_ms": 6.0, "low_ms": 5.9, "high_ms": 6.2}, plan)
+        '1.50x'
+        >>> ratio({"median_ms": 6.0, "low_ms": 4.0, "high_ms": 9.0}, plan)
+        'too noisy to say'
+    """
+    value = time_of(one) / (time_of(other) or math.nan)
+    highs, lows = ([number(plan.get(key)) for plan in (one, other)] for key in ("high_ms", "low_ms"))
+    if math.isnan(value):
+        return DASH
+    return TOO_NOISY if math.prod(highs) > MOST_SPREAD * math.prod(lows) else f"{value:.2f}x"
 
 
 def _bracket(plan: Record) -> str:

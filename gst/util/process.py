@@ -101,8 +101,12 @@ milliseconds takes the core from the next operation. Without spinning, operation
 GNU's OpenMP does not spin in a process with more threads than cores, unless the policy is ACTIVE."""
 
 
-def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
+def wait_briefly(environment: MutableMapping[str, str] = os.environ, shares_cores: bool = True) -> None:
     """Set the variables of `WAITING` that are not set yet. OpenMP reads them when torch is loaded: call this before.
+
+    Args:
+        shares_cores: False if no devices share the cores; then threads do not spin, as on busy cores all would wait for
+            the one that lost its core.
 
     Examples:
         >>> environment = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -110,7 +114,7 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
         >>> environment
         {'OMP_WAIT_POLICY': 'PASSIVE', 'GOMP_SPINCOUNT': '1000'}
     """
-    for name, value in WAITING.items():
+    for name, value in (WAITING if shares_cores else {"OMP_WAIT_POLICY": "PASSIVE"}).items():
         environment.setdefault(name, value)
 
 

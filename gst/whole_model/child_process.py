@@ -1,7 +1,8 @@
 """Whole-model variants of a step or a saved program, made and timed in child processes, to be compared with plans.
 
 The process that runs plans keeps idle OpenMP threads from spinning, which slows PyTorch's own threads. So children make
-and time the variants. A child receives the name of a variant and answers with its milliseconds.
+and time the variants. On busy cores they spin as little: a barrier would wait for another process. A child receives the
+name of a variant and answers with its milliseconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gst.execution.measure import failing, timed
 from gst.lowering.calls import HOST, are_weights, module_on
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device, core_numbers
+from gst.machine.load import SPOILT, present_load
 from gst.programs import Program, Step, kind_for
 from gst.programs.step import unseeded
 from gst.programs.traces import resolve, traced
@@ -66,7 +68,8 @@ class StepProcess:
         self._arguments = [str(source), *["--saved"] * isinstance(source, Path), *settings]
 
     def __enter__(self) -> Self:
-        environment = {key: value for key, value in os.environ.items() if key not in WAITING}
+        hidden = () if present_load() > SPOILT else WAITING
+        environment = {key: value for key, value in os.environ.items() if key not in hidden}
         self._child = Child("gst.whole_model.child_process", self._arguments, environment)
         try:
             self.names, self.reasons = self._answer(None, self._limit_s)

@@ -17,6 +17,7 @@ from torch import nn
 
 from gst.execution.measure import LEAST_ROUNDS, SPIN_S, Measurement, is_faster, measure, rested
 from gst.machine.devices import machine_record
+from gst.machine.load import LoadGate, LoadMeter
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import first_line
@@ -175,19 +176,19 @@ def tried(
 
     Args:
         subject: the model or step.
-        seconds: no variant is begun after half of them.
+        seconds: no variant is begun after half of them; on busy cores they last longer (`LoadMeter.spent`).
         compiled: False if nothing is compiled.
         progress: called with the variant that is made.
         stops: True if a compilation is stopped after `seconds`, which breaks modules that are being imported: for child
             processes alone.
     """
-    started, inputs = time.perf_counter(), subject.inputs
+    meter, inputs = LoadMeter(), subject.inputs
     runs: dict[str, GuardedRun] = {}
     reasons: dict[str, str] = {}
     first_ms: dict[str, float] = {}
     try:
         for number, variant in enumerate(sorted(subject.variants, key=_promise)):
-            name, spent = variant.name, time.perf_counter() - started
+            name, spent, begun = variant.name, meter.spent(), time.perf_counter()
             late = "" if spent <= seconds / 2 else "no time to compile it"
             if reason := _left_out(variant, compiled, late, first_ms):
                 reasons[name] = reason
@@ -201,7 +202,7 @@ def tried(
                     reasons[name] = f"gives other outputs: {wrong}"
                     continue
             except TimeIsUp:
-                reasons[name] = f"left out: not compiled within {seconds - spent:.0f} s"
+                reasons[name] = f"left out: not compiled within {time.perf_counter() - begun:.0f} s"
                 continue
             except Exception as error:  # any exception of a compiler
                 if name == PYTORCH:
@@ -226,8 +227,9 @@ class TimeIsUp(KeyboardInterrupt):
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` in the body after so many seconds. It has no effect outside the main thread, without alarms, or
-    where an earlier alarm is set.
+    """Raise `TimeIsUp` in the body after so many seconds, which last longer on busy cores (`LoadMeter.spent`).
+
+    It has no effect outside the main thread, without alarms, or where an earlier alarm is set.
 
     Examples:
         >>> try:
@@ -242,11 +244,14 @@ def stopped_after(seconds: float) -> Iterator[None]:
         yield
         return
 
+    meter = LoadMeter()
+
     def stop(number: int, frame: object) -> None:
-        raise TimeIsUp
+        if meter.spent() >= seconds:
+            raise TimeIsUp
 
     begun, before = time.perf_counter(), signal.signal(signal.SIGALRM, stop)
-    # Repeated every second: Python ignores an exception that is raised while an object is destroyed.
+    # Repeated every second: cores may be busy, and Python ignores exceptions raised while an object is destroyed.
     left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
     try:
         yield
@@ -314,9 +319,10 @@ def confirmed(
     calls = {name: run.timed(inputs) for name, run in runs.items()}
     round_s = sum(2 * made.first_ms[name] / 1e3 + SPIN_S for name in runs)  # see `rested`
     rounds = int(min(max(seconds / round_s, LEAST_ROUNDS), MOST_ROUNDS))
+    gate = LoadGate(patience_s=min(seconds, LoadGate.patience_s), interval_s=0.0)
     for attempt in range(ATTEMPTS):
         progress("timing the variants", 2 * attempt, 2 * ATTEMPTS)
-        measured = partial(measure, calls, rounds << attempt, 2, time_of=rested, seconds=seconds * 2**attempt)
+        measured = partial(measure, calls, rounds << attempt, 2, gate, time_of=rested, seconds=seconds * 2**attempt)
         first = measured(seed=2 * attempt)
         progress("timing the variants once more", 2 * attempt + 1, 2 * ATTEMPTS)
         second = measured(seed=2 * attempt + 1)  # in other orders

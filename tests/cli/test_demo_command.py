@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gst.cli import demo_parts
 from gst.cli.command_line import main
 from gst.cli.demo import run_demo
-from gst.cli.demo_parts import Sizes, growth, ranking
+from gst.cli.demo_parts import Sizes, growth, ranking, train
+from gst.data.loader import StepLoader, split
+from gst.data.tpugraphs import read
+from gst.graphs.segments import segment
+from gst.machine.load import LoadMeter
+from gst.method.estimator import GraphSegmentTraining
+from gst.nn import SAGE, Head
 from gst.reporting.demo import NEXT
 from gst.util.progress import no_progress
 
@@ -68,6 +75,46 @@ def test_finished_parts_stay_after_an_interruption_and_resume(tmp_path: Path, mo
     assert calls == ["growth", "ranking", "placement", "placement"] and record["placement"]["value"] == "placement"
     run_demo(TINY, tmp_path, 1, True, "gst demo --seed 1 --resume", no_progress)
     assert calls[4:] == list(NEXT), "another seed measures anew"
+
+
+def test_parts_are_smaller_on_busy_cores_and_share_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sizes] = []
+
+    def run(sizes: Sizes, *arguments: Any) -> dict[str, Any]:
+        asked.append(sizes)
+        return {"tau": {"GST": 0.5}}
+
+    for name in NEXT:
+        monkeypatch.setattr(demo_parts, name, run)
+    for share in (0.0, 0.9):
+        monkeypatch.setattr(LoadMeter, "share", lambda meter, share=share: share)
+        run_demo(Sizes(), tmp_path, 0, False, "gst demo", no_progress)
+    assert [each.nodes for each in asked] == 3 * [Sizes().nodes] + 3 * [demo_parts.QUICK.nodes]
+    growing, ranked, placed = (each.seconds for each in asked[:3])
+    assert 0 < ranked < growing < placed <= Sizes().seconds, "seconds that a part leaves are those of the next"
+    assert "smaller ones, as other processes took 90% of the cores" in (tmp_path / "report.html").read_text()
+    run_demo(Sizes(), tmp_path, 0, True, "gst demo --resume", no_progress)
+    assert len(asked) == 6, "a smaller part is finished too"
+
+
+def test_a_training_ends_with_its_time_and_its_rate_has_fallen_by_then() -> None:
+    graph = segment(read(Path(__file__).parents[1] / "fixtures" / "alexnet_small.npz"), 128)
+    rates: list[float] = []
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            rates.append(self.param_groups[0]["lr"])
+
+    for seconds in (0.0, 0.5):
+        rates.clear()
+        model = GraphSegmentTraining(SAGE(8, 1, config_symbols=7), Head(8), "sum", num_fresh=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.optim, "AdamW", Watched)
+            loader = StepLoader(split([graph], "configs", 10, 0, 0)[0], 1, 4)
+            ended = list(train(model, loader, 100_000, 1e-3, seconds))
+        assert len(ended) == len(rates) < 100_000 and rates == sorted(rates, reverse=True) and rates[0] == 1e-3
+    assert rates[-1] < 0.5e-3
 
 
 @pytest.mark.e2e

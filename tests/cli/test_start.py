@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from gst.cli import main
 
 PROGRAM = """
 import sys
@@ -43,3 +46,27 @@ def test_a_start_imports_what_it_uses() -> None:
     assert not library & {"lightning", "wandb", "torchmetrics", "scipy.signal", "jsonargparse", "matplotlib"}
     assert {"lightning", "torchmetrics"} <= fit
     assert not fit & {"wandb", "transformers", "scipy.signal", "matplotlib", "PIL"}
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "policy"),
+    [
+        ("fit", {}, ("PASSIVE", None)),
+        ("rank", {}, ("PASSIVE", None)),
+        ("place", {}, ("ACTIVE", "1000")),
+        ("demo", {}, ("ACTIVE", "1000")),
+        ("fit", {"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+        ("place", {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "7"}, ("PASSIVE", "7")),
+        ("doctor", {}, (None, None)),
+    ],
+)
+def test_commands_set_how_threads_wait_before_any_module_of_the_user_is_imported(
+    words: str, given: dict[str, str], policy: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert main([words, "--import", "no_such_module"]) == 2
+    assert (os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT")) == policy

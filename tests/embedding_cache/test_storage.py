@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from embedding_cache import EmbeddingTable, storage
-from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, ordinary
+from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, finite_rows, ordinary
 
 HOST, DIRECTORY = torch.device("cpu"), Path(tempfile.gettempdir())
 KINDS = ["accelerator", "ordinary", "mapped"]
@@ -185,3 +187,38 @@ def test_a_fork_neither_reads_nor_writes_the_rows_in_its_parents_file(tmp_path: 
             os._exit(9)
     assert os.waitpid(child, 0)[1] == 0
     assert table.pull(key)[0].tolist() == [[1, 1]]
+
+
+@given(st.sampled_from(DTYPES[:-1]), st.integers(0, 12), st.integers(1, 40), st.integers(0, 99), LAYOUTS)
+def test_finite_rows_are_those_of_torch(dtype: torch.dtype, rows: int, channels: int, seed: int, layout: str) -> None:
+    largest, generator = torch.finfo(dtype), torch.Generator().manual_seed(seed)
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, largest.max, largest.min, largest.tiny, 0], dtype=dtype)
+    chosen = special[torch.randint(len(special), (rows, channels), generator=generator)]
+    is_special = torch.rand(rows, channels, generator=generator) < 0.05
+    values = laid(torch.where(is_special, chosen, numbers((rows, channels), seed).to(dtype)), layout)
+    assert finite_rows(values).equal(values.isfinite().all(1))
+
+
+NO_THREADS = """
+import os, torch
+from embedding_cache import EmbeddingTable
+def threads(): return len(os.listdir("/proc/self/task"))
+table, rows, keys = EmbeddingTable(2_000, 128), torch.empty(1_024, 128), torch.arange(1_024)
+rows.numpy()[:] = 1
+table.push(keys[:1], rows[:1], 0)  # loads compiled code
+before = threads()
+for step in range(3):
+    table.push(keys, rows, step)
+    assert table.pull(keys)[2].numpy().all()
+assert threads() == before, (threads(), before)
+torch.ones(1 << 20).add_(1)
+assert threads() > before, "OpenMP starts its threads when it is asked"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_small_pushes_and_pulls_need_no_second_thread() -> None:
+    """Threads of OpenMP wait for each other: beside a busy process a push of 1 ms then takes 40."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", NO_THREADS], check=True, env=environment)

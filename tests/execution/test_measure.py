@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gst.execution.measure import LEAST_ROUNDS, Log, Measurement, measure, median_interval
+from gst.machine.devices import usable_cores
 from gst.machine.load import LoadGate
 
 
@@ -68,6 +69,36 @@ def test_a_measurement_survives_the_log(tmp_path: Path) -> None:
         log.append(each.to_dict())
     bad, good = (Measurement.from_dict(record) for record in log.read())
     assert good == found["good"] and np.isnan(bad.median_ms) and bad.reason == found["bad"].reason
+
+
+class Machine:
+    """A clock, and cores of which others take a share while a round runs."""
+
+    def __init__(self) -> None:
+        self.now = self.busy = 0.0
+
+    def run(self, seconds: float, share: float) -> float:
+        self.now += seconds
+        self.busy += seconds * share * len(usable_cores())
+        return 1e3 * seconds * (1 + share)
+
+    def gate(self, patience_s: float) -> LoadGate:
+        return LoadGate(0.15, patience_s, 0.0, lambda: (self.busy, 0.0), pytest.fail, lambda: self.now)
+
+
+def test_a_round_that_others_spoil_is_repeated_up_to_the_patience() -> None:
+    def samples(shares: list[float], patience_s: float, seconds: float = 0.5) -> tuple[float, ...]:
+        machine, loads = Machine(), iter([0.0, *shares])
+        gate = machine.gate(patience_s)
+        run = {"a": lambda: machine.run(seconds, next(loads)), "b": lambda: 1.0}
+        measured = measure(run, 3, 1, gate, time_of=lambda call: call())
+        assert len(measured["b"].samples_ms) == 3, "rounds are whole"
+        return measured["a"].samples_ms
+
+    assert samples([0.0, 0.9, 0.9, 0.2, 0.0], 1.0) == (500.0, 600.0, 500.0), "the spoilt ones are dropped"
+    assert samples([0.9, 0.9, 0.9, 0.9], 0.5) == (950.0, 950.0, 950.0), "patience ends after one"
+    assert samples([0.9, 0.9, 0.9], 0.0) == (950.0, 950.0, 950.0), "without any"
+    assert samples([0.9, 0.9, 0.9], 1.0, seconds=0.01) == (19.0, 19.0, 19.0), "too short to be judged"
 
 
 def test_the_gate_is_asked_before_every_round_and_its_patience_is_for_all() -> None:

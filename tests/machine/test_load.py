@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+import pytest
+
 from gst.machine.devices import usable_cores
 from gst.machine.load import LoadGate, LoadMeter, read_busy, repeated_while_busy
 from gst.util.progress import Progress
@@ -75,18 +77,20 @@ BUSY = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
 STARTS_IT = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-3).pid)"
 
 
-def seen_of_others() -> float:
+def seen_of_others() -> LoadMeter:
     time.sleep(0.3)
     meter = LoadMeter()
     time.sleep(0.5)
-    return meter.share()
+    return meter
 
 
 def test_a_busy_neighbour_is_seen_on_this_machine() -> None:
     """Started by a process that has ended, it is no child of this one."""
     started = subprocess.run([sys.executable, "-c", STARTS_IT, BUSY], stdout=subprocess.PIPE, text=True, check=True)
     try:
-        assert seen_of_others() > 0.4 / len(usable_cores())
+        meter = seen_of_others()
+        assert meter.share() > 0.4 / len(usable_cores())
+        assert 1 < meter.stretch() <= 2 and meter.spent() < meter.elapsed(), "a budget lasts longer"
     finally:
         os.kill(int(started.stdout), signal.SIGKILL)
 
@@ -104,3 +108,13 @@ def test_a_busy_child_is_no_neighbour() -> None:
             assert grown > 0.1
         finally:
             child.kill()
+
+
+@pytest.mark.parametrize(("share", "spent_s", "stretch"), [(0.0, 10, 1), (0.25, 7.5, 4 / 3), (0.84, 5, 2), (1.0, 5, 2)])
+def test_a_budget_lasts_longer_by_the_share_that_others_take_and_at_most_twice(
+    share: float, spent_s: float, stretch: float
+) -> None:
+    clock = Clock([share])
+    meter = LoadMeter(lambda: (clock.busy, clock.own), lambda: clock.now)
+    clock.sleep(10.0)
+    assert abs(meter.spent() - spent_s) < 1e-9 and abs(meter.stretch() - stretch) < 1e-9

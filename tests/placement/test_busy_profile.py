@@ -77,6 +77,22 @@ def test_a_busy_profile_is_made_again_on_quiet_cores(
         assert cached_task(task.program, task.devices, tmp_path, make).costs.load == measured.costs.load  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("seconds", "runs"), [(np.inf, 5 * 14), (0.0, 2 * 4), (0.5, None)])
+def test_a_profile_in_short_time_runs_fewer_plans(task: Task, seconds: float, runs: int | None) -> None:
+    asked: list[int] = []
+
+    class Counted(Runner):
+        def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:
+            asked.append(len(plans) * repetitions)
+            return super().timelines(plans, repetitions)
+
+    assert task.program is not None
+    limit_s = seconds * 40 * task.least_alone_us / 1e6
+    measured = measured_task(task.program, Counted(task, [QUIET, QUIET]), 0, NO_WAIT, seconds=limit_s)
+    assert np.allclose(measured.times_us, task.times_us)
+    assert asked == [runs] if runs else 8 <= asked[0] <= 28, "a run may take longer than on the fastest device alone"
+
+
 def test_a_profile_that_cannot_be_made_again_leaves_the_one_before(task: Task, tmp_path: Path) -> None:
     class Failing(Runner):
         def timelines(self, plans: Sequence[Plan], repetitions: int = 3) -> RunsInTurns:

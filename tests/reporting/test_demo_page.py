@@ -15,7 +15,8 @@ def test_first_screen_names_three_gains_in_order() -> None:
     page = Html(render_demo(make_demo()))
     assert [words for tag, words in page.words if tag == "b"][:3] == ["506 MiB", "tau 0.80", "1.20x"]
     assert (
-        "GST trained on a giant graph in 506 MiB, ranked layouts of a real program with tau 0.80, planned" in page.text
+        "GST trained on a giant graph in 506 MiB, ranked layouts of a real program with tau 0.80, planned a step 1.20x"
+        in page.text
     )
     for words in (
         "504 MiB on 10,000", "about 10.3 GiB", "11.5", "10.2", "compared with compiled, the fastest step without",
@@ -34,6 +35,20 @@ def test_a_page_without_a_gain_says_so() -> None:
     assert shown["placement"][0] == "0.80x" and "compiled, the fastest step without a plan" in shown["placement"][1]
     assert "No plan beat torch.compile" in shown["placement"][1]
     assert shown["ranking"][2] == shown["placement"][2] == "" and shown["growth"][2] == "good"
+    heading = "GST trained on a giant graph in 506 MiB, ranked layouts of a real program with tau 0.30"
+    assert [words for tag, words in Html(render_demo(record)).words if tag == "h1"] == [heading]
+
+
+def test_a_part_that_was_not_measured_soundly_says_so_instead_of_a_number() -> None:
+    record = make_demo()
+    for plan in record["placement"]["plans"].values():
+        plan |= {"again_low_ms": 5.0, "again_high_ms": 50.0}
+    record["placement"]["load"] = 0.8
+    value, words, tone = gains(record)["placement"]
+    assert (value, tone) == ("too noisy to say", "") and "Other processes took 80% of the cores" in words
+    page = Html(render_demo(record))
+    (heading,) = (words for tag, words in page.words if tag == "h1")
+    assert "506 MiB" in heading and "tau 0.80" in heading and "planned" not in heading
 
 
 def test_parts_that_have_not_finished_have_no_section() -> None:

@@ -9,7 +9,7 @@ import pytest
 from made_records import make_record
 from report_html import Html as Page
 
-from gst.reporting.headline import best_baseline, headline, undercut
+from gst.reporting.headline import best_baseline, conditions, headline, undercut
 from gst.reporting.placement import render
 from tests.choices import with_rest
 
@@ -28,16 +28,17 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("runtime", ["measured", "simulated"])
-def test_the_headline_says_that_other_processes_were_busy_during_the_profile(runtime: str) -> None:
+def test_conditions_say_that_other_processes_were_busy_during_the_profile(runtime: str) -> None:
     record = make_record() | {"runtime": runtime}
     for little in ({"profile_load": 0.4}, {"load": 0.05}, {"load": None}):
-        assert headline(record | little) == headline(record)
-    now = ". Other processes took 40% of the cores meanwhile: place it again when they are done"
-    assert headline(record | {"load": 0.4}) == headline(record) + now
-    one, both = headline(record | {"profile_load": 0.58}), headline(record | {"profile_load": 0.58, "load": 0.4})
-    again = "58% of the cores while operations were profiled: place it again from the beginning when they are done"
+        assert conditions(record | little) == conditions(record)
+    now = " Other processes took 40% of the cores meanwhile: place it again when they are done."
+    assert conditions(record | {"load": 0.4}) == conditions(record) + now
+    one, both = conditions(record | {"profile_load": 0.58}), conditions(record | {"profile_load": 0.58, "load": 0.4})
+    again = "58% of the cores while operations were profiled: place it again from the beginning when they are done."
     assert one.endswith(f". Other processes took {again}")
     assert both.endswith(f". Other processes took 40% of the cores meanwhile and {again}")
+    assert headline(record | {"profile_load": 0.58, "load": 0.4}) == headline(record)
 
 
 def test_all_figures_of_a_plan_that_was_measured_again_are_of_the_second_set(record: dict[str, Any]) -> None:
@@ -104,29 +105,56 @@ def test_a_page_without_measurements_claims_none() -> None:
 @pytest.mark.parametrize(
     ("base", "found", "says"),
     [
-        (61.8, 41.2, "so it is 1.50x as fast"),
-        (38.0, 41.2, "so it is 0.92x as fast: plain PyTorch is faster here"),
-        (41.0, 41.2, "so it is 1.00x as fast, but the intervals overlap: not settled which is faster"),
+        (61.8, 41.2, ", 1.50x as fast as plain PyTorch"),
+        (38.0, 41.2, "; plain PyTorch is faster here: 38.0 ms"),
+        (41.0, 41.2, "; not settled if plain PyTorch is faster"),
     ],
 )
 def test_the_headline_is_honest(record: dict[str, Any], base: float, found: float, says: str) -> None:
     for name, time in (("pytorch", base), ("hdp", found)):
         record["plans"][name] |= {"median_ms": time, "low_ms": time - 1, "high_ms": time + 1}
-    assert headline(record).startswith("Best plan 41.2 ms (40.2\u201342.2); plain PyTorch ")
-    assert headline(record).endswith(says)
+    assert headline(record) == f"Best plan 41.2 ms{says}"
+    assert conditions(record).startswith("hdp 41.2 ms (40.2\u201342.2); plain PyTorch ")
+
+
+def test_a_ratio_is_shown_only_if_its_interval_is_narrow(record: dict[str, Any]) -> None:
+    """The whole page agrees: headline, tiles, table and paragraph."""
+    assert "1.50x" in Page(render(record)).text and "too noisy" not in Page(render(record)).text
+    record["plans"]["pytorch"] |= {"low_ms": 40.0, "high_ms": 90.0}
+    record["winner"] = "hdp"
+    assert headline(record) == "Best plan 41.2 ms; gain over plain PyTorch: too noisy to say"
+    page = Page(render(record)).text
+    assert not re.search(r"\d\.\d\dx", page) and page.count("too noisy to say") == 2 + 1 + 5
+    record["plans"]["single:cpu:0"] |= {"low_ms": 40.0, "high_ms": 90.0}
+    assert "takes 70.3 ms (40.0\u201390.0); the ratio is too noisy to say." in Page(render(record)).text
+
+
+NAMES = ["pytorch", "compiled", "ahead of time, 1 thread", "compiled, max-autotune, 16 threads", "hdp"]
+
+
+@pytest.mark.parametrize("winner", NAMES)
+def test_a_headline_is_one_sentence_of_fourteen_words(record: dict[str, Any], winner: str) -> None:
+    for name in (each for each in NAMES if each not in record["plans"]):
+        record["plans"][name] = record["plans"]["pytorch"] | {"median_ms": 1234.5}
+    record |= {"winner": winner, "load": 0.9, "profile_load": 0.9}
+    wide = {"pytorch": record["plans"]["pytorch"] | {"high_ms": 900.0}}
+    for each in (record, record | {"plans": record["plans"] | wide}, record | {"plans": {}}, {"runtime": "simulated"}):
+        assert len(headline(each).split()) <= 14 and ". " not in headline(each), headline(each)
 
 
 @pytest.mark.parametrize(
     ("runtime", "bound", "says"),
     [
-        ("simulated", 38.5, "Best plan 41.2 ms (simulated), lower bound 38.5 ms, so at most 7.01 % from the optimum"),
-        ("simulated", 45.0, "Best plan 41.2 ms (simulated), lower bound 45.0 ms, which it undercuts; best baseline"),
-        ("simulated", None, "Best plan 41.2 ms (simulated); best baseline 70.3 ms. Nothing was measured"),
+        ("simulated", 38.5, "Best plan 41.2 ms (simulated), at most 7.01 % from the optimum"),
+        ("simulated", 45.0, "Best plan 41.2 ms (simulated), less than the lower bound"),
+        ("simulated", None, "Best plan 41.2 ms (simulated)"),
     ],
 )
 def test_the_headline_of_costs(runtime: str, bound: float | None, says: str) -> None:
-    words = headline(make_record(runtime=runtime) | {"lower_bound": bound})
-    assert words.startswith(says) and words.endswith("; best baseline 70.3 ms. Nothing was measured")
+    record = make_record(runtime=runtime) | {"lower_bound": bound}
+    assert headline(record) == says
+    bounded = "" if bound is None else f" lower bound {bound} ms;"
+    assert conditions(record) == f"Nothing was measured;{bounded} best baseline 70.3 ms."
 
 
 def test_the_page_says_what_the_search_was_worth(record: dict[str, Any]) -> None:
@@ -136,6 +164,9 @@ def test_the_page_says_what_the_search_was_worth(record: dict[str, Any]) -> None
     assert "do not settle that the search gained anything" in render(record)
     record["best"] = "chunks"
     assert "is the baseline chunks: no search method improved on it" in render(record)
+    assert "There was no time" not in render(record)
+    record["cost_model"]["num_measured"] = 0
+    assert "There was no time to measure plans during the search." in render(record)
 
 
 def test_the_worth_of_a_search_is_told_by_runs_that_took_turns(record: dict[str, Any]) -> None:
@@ -155,23 +186,21 @@ def test_the_fused_plan_of_a_method_is_no_baseline(record: dict[str, Any]) -> No
 def test_the_headline_names_what_is_to_run(record: dict[str, Any]) -> None:
     record["plans"]["compiled"] = record["plans"]["pytorch"] | {"median_ms": 39.0, "low_ms": 38.0, "high_ms": 40.0}
     record["winner"] = "compiled"
-    assert headline(record) == (
-        "No plan beat torch.compile: 39.0 ms (38.0\u201340.0); plain PyTorch 61.8 ms (60.8\u201363.0); best plan "
-        "41.2 ms (40.2\u201342.4)"
-    )
+    assert headline(record) == "No plan beat torch.compile: 39.0 ms"
+    times = "hdp 41.2 ms (40.2\u201342.4); torch.compile 39.0 ms (38.0\u201340.0); plain PyTorch 61.8 ms"
+    assert conditions(record) == f"{times} (60.8\u201363.0)."
     record["plans"]["frozen, 1 thread"] = record["plans"]["compiled"]
     record["winner"] = "frozen, 1 thread"
-    assert headline(record).startswith("No plan beat the whole step, frozen, 1 thread: 39.0 ms")
+    assert headline(record) == "No plan beat the step, frozen, 1 thread: 39.0 ms"
     assert best_baseline(record)[0] == "single:cpu:0", "no way without a plan is a baseline"
     record["winner"] = "hdp"
     again = {"again_median_ms": 43.0, "again_low_ms": 42.0, "again_high_ms": 44.0}
     second = record | {"plans": record["plans"] | {"hdp": record["plans"]["hdp"] | again}}
-    assert headline(second).startswith("Best plan 43.0 ms (42.0\u201344.0); plain PyTorch 61.8 ms")
+    assert headline(second) == "Best plan 43.0 ms, 1.44x as fast as plain PyTorch"
+    assert conditions(second).startswith("hdp 43.0 ms (42.0\u201344.0); plain PyTorch 61.8 ms")
     record["winner"] = "pytorch"
-    assert headline(record | {"best": "pytorch"}) == "No plan beat plain PyTorch: 61.8 ms (60.8\u201363.0)"
-    assert headline(record).startswith(
-        "No plan beat plain PyTorch beyond noise: 61.8 ms (60.8\u201363.0); best plan 41.2 ms"
-    )
+    assert headline(record | {"best": "pytorch"}) == "No plan beat plain PyTorch: 61.8 ms"
+    assert headline(record) == "No plan beat plain PyTorch beyond noise: 61.8 ms"
     assert "as written" in Page(render(record)).text and "compiled" in Page(render(record)).text
 
 

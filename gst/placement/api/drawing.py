@@ -13,7 +13,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
-from gst.reporting.headline import LOOP
+from gst.reporting.headline import LOOP, best_of, ratio_of
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
 NUM_NAMED = 3
@@ -115,7 +115,7 @@ def _part(name: str, methods: Collection[str]) -> str:
 def _outcome(result: dict[str, Any]) -> str:
     words = f"{result['objective']:.2f} ms {result['runtime']}"
     plain = result.get("pytorch_ms")
-    return words if not plain else f"{words}, plain PyTorch {plain:.2f} ms ({plain / result['objective']:.2f}x)"
+    return words if not plain else f"{words}, plain PyTorch {plain:.2f} ms ({ratio_of(result, best_of(result))})"
 
 
 def _opcodes(task: Task) -> list[str]:

@@ -8,7 +8,6 @@ import math
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from gst.execution.measure import failing
 from gst.machine.devices import Device, core_numbers, discover, shared_domains, usable_devices, with_core_sets
+from gst.machine.load import LoadMeter
 from gst.placement.api.arguments import Arguments
 from gst.placement.api.placed import Placed, PlacedModule, unused_words
 from gst.placement.measured import SHARE, no_headroom, place_measured
@@ -85,7 +85,7 @@ def place(
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds is {seconds:g}; want more than 0, or None for as long as it takes")
-    started = time.perf_counter()
+    meter = LoadMeter()
     model, arguments, inputs = _by_position(model, example_inputs)
     parameters = {} if isinstance(model, Step) else dict(model.named_parameters()) | dict(model.named_buffers())
     where: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def place(
         whole, entries = _whole(call, captured)
         where |= entries
         runs, reasons = whole.serious()
-        left_s = limit_s - (time.perf_counter() - started)
+        left_s = limit_s - meter.spent()
         if not math.isinf(limit_s) and memory_limit is None and not no_plan:
             no_plan = no_headroom(whole, chosen, call.cores, settings, left_s / limit_s, program)
         variants = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})
