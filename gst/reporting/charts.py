@@ -216,7 +216,8 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
 
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
     """Draw a line for each course, with its own colour, dashes and marks, and the names of several."""
-    x = Axis(0, max(points[-1][0] for _, points in courses), 62, WIDTH - 14, is_count=True)
+    first, last = min(points[0][0] for _, points in courses), max(points[-1][0] for _, points in courses)
+    x = Axis(first - (first == last), last, 62, WIDTH - 14, is_count=True)  # a single epoch is at the right end
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
     out = [frame(x, y, "epochs", y_label)]
     for index, (name, points) in enumerate(courses):

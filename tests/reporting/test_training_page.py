@@ -53,6 +53,14 @@ def test_courses_stand_where_their_values_are() -> None:
     assert "low: 0 after epoch 1, 1.00 after epoch 2" in svg
 
 
+@pytest.mark.parametrize("epochs, ticks", [([1, 2, 3], [1, 2, 3]), ([4, 5], [4, 5]), ([1], [0, 1])])
+def test_the_axis_of_epochs_begins_at_the_first(epochs: list[int], ticks: list[int]) -> None:
+    svg = over_epochs([("loss", [(epoch, 1.0) for epoch in epochs])], "loss", "loss")
+    across = dict(re.findall(r'<text class="tick" x="([\d.]+)" y="288" [^>]*>(\d+)</text>', svg))
+    assert [*map(int, across.values())] == ticks
+    assert min(map(float, across)) == 62, "at the left end"
+
+
 def test_sections_without_content_are_left_out() -> None:
     record = make_training()
     for entry in record["epochs"]:
