@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from gst.data.columns import OPCODE_NAMES
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph, chunks, groups_of_equals
 from gst.util.progress import notice
@@ -131,6 +132,7 @@ class TpuGraphs(GraphSource):
     """
 
     files: Sequence[str]
+    opcode_names = OPCODE_NAMES
 
     def paths(self) -> list[Path]:
         """Return the files that match, in the order of their patterns; ValueError for one without a match."""
