@@ -144,9 +144,26 @@ def _go(task: Task, seed: int, tasks: Sequence[str]) -> Proposer:
 
 METHODS: dict[str, Method] = {
     "annealing": Method(lambda task, seed, tasks: Annealing(seed), "small changes of the fastest plans", is_local=True),
-    "go": Method(_go, "a policy that learns by PPO"),
+    "go": Method(_go, "a policy that learns by PPO: GO of Zhou et al. 2020"),
 }
 """All methods. Add one by `METHODS["mine"] = Method(...)`, before it is named."""
+
+
+def words_of(name: str) -> str:
+    """Return a description of the method behind the name of a plan, with its source: its entry in `METHODS`, or the
+    docstring of the baseline; empty for other variants.
+
+    Examples:
+        >>> words_of("single:cpu:0-1"), words_of("pytorch")
+        ('Place everything on one device.', '')
+    """
+    from gst.placement.baselines import portfolio
+
+    kind = name.partition(":")[0]
+    if kind in METHODS:
+        return METHODS[kind].words
+    paragraph = (getattr(getattr(portfolio, kind, None), "__doc__", None) or "").partition("\n\n")[0]
+    return " ".join(paragraph.replace("`", "").split())
 
 
 def registered(names: Iterable[str]) -> tuple[str, ...]:
