@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+
+import numpy as np
 
 from gst.reporting import charts
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
@@ -31,10 +34,12 @@ from gst.reporting.page import (
     command_line,
     command_of,
     definitions,
+    details,
     figure,
     kind_legend,
     mapping,
     mappings,
+    next_steps,
     page,
     pair,
     rows,
@@ -45,13 +50,12 @@ from gst.reporting.timeline import timeline
 TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
 TOLD = {
-    "measured": "Operations were profiled on each device. From these costs the simulator judged the plans of all "
-    "baselines and methods, and the search measured the most promising ones for real. At the end all plans ran in "
-    "turns, plain PyTorch in a process of its own, so that a busy moment of the machine hits them alike; the fastest "
-    "ran again, in a second set of runs, which gives the times of the headline and of the order here: luck did not "
-    "choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
-    "plan's, of the second set where the plan has it: above 1 the plan is faster. Simulated is what the simulator "
-    "expects, measured how many plans the search ran. The times hold for this program on this machine.",
+    "measured": "Operations were profiled on each device; by these costs the simulator judged plans, and the search "
+    "measured the most promising ones. At the end all plans ran in turns, plain PyTorch in a process of its own; the "
+    "fastest ran again, in a second set of runs, which gives the times of the headline and the order here: luck did "
+    "not choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
+    "plan's, of the second set where the plan has it. Simulated is what the simulator expects, measured how many plans "
+    "the search ran.",
     "simulated": "No plan was run. A simulator of the devices starts each operation when its device is free and its "
     "inputs have arrived; operations and transfers take what the costs say. Above the bound is by how much a plan "
     "exceeds what no plan can beat by these costs. A real machine has other times, and may put the plans in another "
@@ -77,7 +81,17 @@ def render(record: Record) -> str:
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = predictions(record) if measured else ""
     body = f"{plans(record)}{timeline(record)}{middle}{setting(record)}"
-    return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
+    head = lead(record) + next_steps(_next(record)) + facts(record)
+    return page(f"{program}: {title}", title, eyebrow, head, body, command)
+
+
+def _next(record: Record) -> dict[str, str]:
+    """Return the command of a longer search, or of one that measures where plans were only simulated."""
+    command = str(record.get("command") or "")
+    if runtime_of(record) == "measured" and "--workers" not in command:
+        return {"search for longer": f"{command.replace(' --resume', '')} --resume --seconds 300"}
+    simulated = re.sub(r" --(machine|runtime)[ =]\S+", "", command)
+    return {"measure on this machine": f"{simulated} --out runs/measured"} if simulated != command else {}
 
 
 def plans(record: Record) -> str:
@@ -92,11 +106,12 @@ def plans(record: Record) -> str:
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
     searched = {name: "baseline" if kind_of(record, name) == "baseline" else "search" for name in names}
     kinds = {name: step_kind(name) or kind for name, kind in searched.items()}
-    lines = [[name, *(value(known[name]) for value in columns.values()), kinds[name]] for name in names]
-    table = rows("All plans", ["plan", *columns, "kind"], lines, best)
+    lines = [[name, kinds[name], *(value(known[name]) for value in columns.values())] for name in names]
+    table, words = rows("All plans", ["plan", "kind", *columns], lines, best, words=2), mapping(record.get("words"))
+    methods = details(definitions((name, words[name]) for name in names if name in words), "Methods and their sources")
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
     told = f"<p>{TOLD[runtime]}</p>"
-    return section("plans", title, told, table, _failures(known), _bound(record), chart)
+    return section("plans", title, told, table, methods, _failures(known), _bound(record), chart)
 
 
 def _bound(record: Record) -> str:
@@ -185,13 +200,13 @@ def predictions(record: Record) -> str:
     agree = (
         "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
     )
-    shown = [
-        (a, b, kind_of(record, origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
+    marks = [
+        (kind_of(record, origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
         for a, b, origin, label in points
     ]
-    svg = charts.scatter(
-        shown, "predicted ms", "measured ms", f"Measured against predicted time of {len(points)} plans"
-    )
+    predicted, measured = (np.array([each[place] for each in points]) for place in (0, 1))
+    name = f"Measured against predicted time of {len(points)} plans"
+    svg = charts.compared(predicted, measured, "predicted ms", "measured ms", name, marks)
     lines = [(label, origin, brief(said), brief(found)) for said, found, origin, label in points]
     table = rows("Predicted and measured", ("plan", "origin", "predicted ms", "measured ms"), lines, words=2)
     told = (
@@ -200,7 +215,7 @@ def predictions(record: Record) -> str:
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
     title = "Predicted before, measured after"
-    return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
+    return section("predictions", title, told, figure(svg, caption, table, kind_legend({kind for kind, _ in marks})))
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------

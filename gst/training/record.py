@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embedding_cache.storage import Arrivals
 from gst.cost.controls import control_metrics
+from gst.cost.explain import explain
 from gst.cost.metrics import METRICS, kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
@@ -201,6 +202,7 @@ class ReportPage(L.Callback):
         record = {
             "name": path.parent.resolve().name, "command": self.command,
             "seconds": seconds, "epochs": self._epochs, "control": self.control,
+            "explained": _explained(trainer, pl_module),
             "machine": machine_record() | {"code": code_version()},
             "held_out": self._held_out | {"unit": getattr(trainer.datamodule.source, "unit", "")},  # type: ignore[attr-defined]
             "model": _model(trainer, pl_module), "data": _data(trainer),
@@ -240,6 +242,18 @@ def _control(trainer: L.Trainer, module: SegmentTrainingModule, seconds: float) 
     """Return the metrics of ridge regression on the validation part, unless they take long compared with a training."""
     parts: dict[int, list[Selection]] = trainer.datamodule.parts  # type: ignore[attr-defined]
     return control_metrics(module.loss, parts[TRAIN], parts[VALID], max(LEAST_CONTROL_S, CONTROL_SHARE * seconds))
+
+
+def _explained(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
+    """Return an explanation for the held-out graph of most configurations; empty where there can be none."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    graph, configs = max(data.parts[VALID], key=lambda each: len(each[1]))
+    times = np.full(graph.num_configs, np.nan)
+    try:
+        times[configs] = graph.targets[configs]
+        return explain(module.estimator, graph, times, getattr(data.source, "opcode_names", ()))
+    except ValueError:
+        return {}
 
 
 def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:

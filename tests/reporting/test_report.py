@@ -52,6 +52,14 @@ def test_all_figures_of_a_plan_that_was_measured_again_are_of_the_second_set(rec
     assert "In the second set annealing took less, 42.7 ms (41.7\u201343.7)." in page.text
 
 
+def test_the_head_has_a_command_to_go_on_with(record: dict[str, Any]) -> None:
+    for more in ("", " --resume"):
+        page = Page(render(record | {"command": f"gst place rnnlm --out here{more}"}))
+        code = [words for tag, words in page.words if tag == "code"]
+        assert code[0] == "gst place rnnlm --out here --resume --seconds 300  # search for longer"
+    assert "search for longer" not in render(record | {"command": "gst place rnnlm --workers ray --out here"})
+
+
 def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict[str, Any]) -> None:
     assert "which is less: these costs" not in Page(render(record)).text
     record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
