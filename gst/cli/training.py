@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import shlex
 import warnings
 from collections.abc import Callable
@@ -86,7 +85,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
     if why:
         print(why["words"])
         for name, value in (*why["segments"], *why["operations"]):
-            print(f"{name:<40} {value:>10.4g}  {value / (why['difference'] or math.nan):>7.1%}")
+            print(f"{name:<40} {value:>10.4g}  {value / (why['difference'] or float('nan')):>7.1%}")
     result = {"file": options.file, "num_configs": len(scores), "top": order[: options.top].tolist()}
     return result | ({"explained": why} if why else {})
 

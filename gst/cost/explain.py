@@ -23,7 +23,6 @@ from gst.method.estimator import GraphSegmentTraining
 
 MOST_PAIRS, MOST_SHOWN = 5, 10
 MOST_NUMBERS = 1 << 25  # configuration features of the operations that are compared
-
 Configs = Int64[np.ndarray, " pairs"]
 
 

@@ -150,8 +150,7 @@ METHODS: dict[str, Method] = {
 
 
 def words_of(name: str) -> str:
-    """Return a description of the method behind the name of a plan, with its source: its entry in `METHODS`, or the
-    docstring of the baseline; empty for other variants.
+    """Return the words of `METHODS`, or of a docstring, on what makes the plan of a name; empty for other variants.
 
     Examples:
         >>> words_of("single:cpu:0-1"), words_of("pytorch")

@@ -172,15 +172,15 @@ def compared(
     cloud = f'<path class="cloud c0{" many" * (len(places) > 300)}" d="{path}"/>'
     dots = "".join(mark(kind, *place, title) for place, (kind, title) in zip(places, marks, strict=False)) or cloud
     diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
-    off = float(np.median(abs(predicted - measured)))
-    seen = f"Half of the {len(places):,} points are within {brief(off)} of the diagonal."
+    seen = (
+        f"Half of the {len(places):,} points are within {brief(np.median(abs(predicted - measured)))} of the diagonal."
+    )
     return drawing(label, frame(x, y, x_label, y_label) + dots + diagonal, description=seen)
 
 
 def intervals(
-    rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str,
-    x_label: str = "milliseconds of one step", unit: str = " ms",
-) -> str:  # fmt: skip
+    rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str, unit: str = "ms of one step"
+) -> str:
     """Draw rows (name, low, middle, high, kind of "best" or "pytorch" or ""), one below the other, on one axis."""
     bottom = 12 + 26 * len(rows)
     x = Axis.fit([*(value for row in rows for value in row[1:4]), reference], 152, WIDTH - 14)
@@ -192,7 +192,7 @@ def intervals(
     if not math.isnan(reference):
         out.append(f'<path class="reference" d="M{x(reference)} 8V{bottom}"/>')
     for row, (name, low, middle, high, kind) in enumerate(rows):
-        at, words = y(row + 0.5), f"{name}: {brief(middle)}{unit}"
+        at, words = y(row + 0.5), f"{name}: {brief(middle)} {unit}"
         words += f" ({span(low, high)})" if low < middle < high else ""
         out.append(f'<g class="interval {kind}"><title>{escape(words)}</title>')
         out.append(text(144, at + 4, name if len(name) < 20 else name[:18] + "\u2026", "end"))
@@ -200,9 +200,9 @@ def intervals(
             out.append(f'<path d="M{x(low)} {at - 5:g}v10M{x(low)} {at}H{x(high)}M{x(high)} {at - 5:g}v10"/>')
         out.append(f'<circle cx="{x(middle)}" cy="{at}" r="4.5"/></g>')
     out.append(f'<path class="axis" d="M{x.start} {bottom}H{x.end}"/>')
-    out.append(text((x.start + x.end) / 2, bottom + 40, x_label))
+    out.append(text((x.start + x.end) / 2, bottom + 40, unit))
     (first, _, least, *_), (last, _, most, *_) = rows[0], rows[-1]
-    seen = f"From {first}, {brief(least)}{unit}, at the top to {last}, {brief(most)}{unit}, at the bottom."
+    seen = f"From {first}, {brief(least)} {unit}, at the top to {last}, {brief(most)} {unit}, at the bottom."
     return drawing(label, "".join(out), height=bottom + 48, description=seen)
 
 

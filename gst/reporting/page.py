@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from gst.reporting.charts import DASH, SHAPES, escape, mark
+from gst.reporting.charts import DASH, escape
 
 Record = Mapping[str, Any]
 """Result of a command, as JSON holds it."""
-
-KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation"}
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -147,11 +145,6 @@ def legend(items: Iterable[tuple[str, str, str]]) -> str:
         for css, shape, words in items
     )
     return f'<ul class="legend">{"".join(cells)}</ul>'
-
-
-def kind_legend(kinds: set[str]) -> str:
-    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`."""
-    return legend(("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds)
 
 
 def details(table: str, summary: str = "The same in numbers") -> str:

@@ -36,7 +36,7 @@ from gst.reporting.page import (
     definitions,
     details,
     figure,
-    kind_legend,
+    legend,
     mapping,
     mappings,
     next_steps,
@@ -47,6 +47,7 @@ from gst.reporting.page import (
 )
 from gst.reporting.timeline import timeline
 
+KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation"}
 TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
 TOLD = {
@@ -110,8 +111,7 @@ def plans(record: Record) -> str:
     table, words = rows("All plans", ["plan", "kind", *columns], lines, best, words=2), mapping(record.get("words"))
     methods = details(definitions((name, words[name]) for name in names if name in words), "Methods and their sources")
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
-    told = f"<p>{TOLD[runtime]}</p>"
-    return section("plans", title, told, table, methods, _failures(known), _bound(record), chart)
+    return section("plans", title, f"<p>{TOLD[runtime]}</p>", table, methods, _failures(known), _bound(record), chart)
 
 
 def _bound(record: Record) -> str:
@@ -215,7 +215,9 @@ def predictions(record: Record) -> str:
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
     title = "Predicted before, measured after"
-    return section("predictions", title, told, figure(svg, caption, table, kind_legend({kind for kind, _ in marks})))
+    kinds = {kind for kind, _ in marks}
+    shapes = legend(("", charts.mark(kind, 0, 0), words) for kind, words in KINDS.items() if kind in kinds)
+    return section("predictions", title, told, figure(svg, caption, table, shapes))
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------

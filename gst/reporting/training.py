@@ -47,13 +47,13 @@ def render_training(record: Record) -> str:
 
 
 def _next(record: Record) -> dict[str, str]:
-    """Return the commands of a next step: a longer training if the control is as good, else uses of the best checkpoint."""
+    """Return the command of a longer training if the control is as good, else those that use the best checkpoint."""
     command, checkpoint = str(record.get("command") or ""), next(iter(listed(record.get("checkpoints"))), "")
-    path, epochs = shlex.quote(str(checkpoint)), len(listed(record.get("epochs")))
     if not command.startswith("gst fit ") or not checkpoint:
         return {}
     if is_beaten(record):
-        return {"train for longer": f"{command} --trainer.max_epochs={2 * epochs}"}
+        return {"train for longer": f"{command} --trainer.max_epochs={2 * len(listed(record.get('epochs')))}"}
+    path = shlex.quote(str(checkpoint))
     test = f"{command.replace('fit', 'test', 1)} --ckpt_path={path}"
     return {"score on the test part": test, "order configurations": f"gst rank {path} PROGRAM.npz --explain"}
 
@@ -122,8 +122,8 @@ def training_lead(record: Record) -> str:
         words = f"Kendall's tau is 1 where the predicted order is the measured one, 0 for chance. {words}"
         graphs = [(tau, len(measured)) for _, _, measured, tau in _graphs(mapping(record.get("held_out")))]
         variance = sum(2 * (1 - tau**2) / count for tau, count in graphs)  # a bound: Kendall 1948
-        if half := brief(1.96 * variance**0.5 / len(graphs) if graphs else math.nan, ""):
-            words = f"With other held-out configurations it would be the same \u00b1{half} (95 %). {words}"
+        if not math.isnan(half := number(1.96 * variance**0.5 / len(graphs) if graphs else None)):
+            words += f" With other held-out configurations it would be the same \u00b1{half:.2f} (95 %)."
     if is_beaten(record):
         words += " The control needs no network. Other remedies: another learning rate, fewer configurations a step."
     return f'<p class="lead">{words}</p>'
@@ -267,7 +267,7 @@ def explained(record: Record) -> str:
     for key in ("segments", "operations"):
         shares = [(str(each[0]), number(each[1]) / unit) for each in listed(why.get(key)) if len(listed(each)) == 2]
         bars = [(name, min(share, 0.0), share, max(share, 0.0), "best") for name, share in shares if share == share]
-        svg = intervals(bars, 0.0, f"Contributions of {key}", "% of the difference", " %") if bars else ""
+        svg = intervals(bars, 0.0, f"Contributions of {key}", "% of the difference") if bars else ""
         table = page.rows(key, (key, "% of the difference"), [(name, brief(share)) for name, share in shares])
         figures.append(page.figure(svg, f"The {key} that contribute most.", table, heading=key.capitalize()))
     told = f"<p>{escape(why.get('words') or '')} The model is that of the last epoch.</p>"
@@ -342,16 +342,15 @@ def trained(record: Record) -> str:
     ]
     heads = ("part", "graphs", "nodes", "segments", "configurations")
     table = page.rows("Parts of the data", heads, parts) if parts else ""
-    files = ", ".join(str(path) for path in listed(record.get("checkpoints"))) or DASH
+    files = escape(", ".join(str(path) for path in listed(record.get("checkpoints"))) or DASH, 2000)
     model, data, machine = (_facts(record, key) for key in ("model", "data", "machine"))
-    checkpoints = f'<p class="files">{escape(files, 2000)}</p>'
     return page.section(
         "trained",
         "What was trained, on what",
         page.pair(page.block("Model", model), page.block("Data", data)),
         table,
         page.command_line(record),
-        page.pair(page.block("Machine", machine), page.block("Checkpoints", checkpoints)),
+        page.pair(page.block("Machine", machine), page.block("Checkpoints", f'<p class="files">{files}</p>')),
     )
 
 

@@ -20,8 +20,6 @@ from gst.training.module import SegmentTrainingModule
 from gst.util.progress import Bars
 from gst.util.untrusted import DAMAGE, plain, read_tensors
 
-CONFIGS_AT_ONCE = 256
-
 
 def load(
     checkpoint: Path, trusted: Sequence[str] = ()
@@ -77,5 +75,5 @@ def opened(
 def score(model: SegmentTrainingModule, graph: SegmentedGraph) -> Float[np.ndarray, " configs"]:
     """Return scores of all configurations; the lower, the faster."""
     with Bars() as bars:
-        scores = model.estimator.scores(graph, configs_at_once=CONFIGS_AT_ONCE, progress=bars.show)
+        scores = model.estimator.scores(graph, configs_at_once=256, progress=bars.show)
     return (scores + model.offset.float()).cpu().numpy()

@@ -84,7 +84,7 @@ def test_what_was_left_out_did_not_fail(record: dict[str, Any]) -> None:
         ("no memory", "failed"),
     ):
         record["plans"]["go"]["reason"] = reason
-        assert f"go {shown} " in Page(render(record)).text
+        assert f"go search {shown} " in Page(render(record)).text
 
 
 def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]) -> None:
