@@ -55,12 +55,10 @@ TOLD = {
     "measured the most promising ones. At the end all plans ran in turns, plain PyTorch in a process of its own; the "
     "fastest ran again, in a second set of runs, which gives the times of the headline and the order here: luck did "
     "not choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
-    "plan's, of the second set where the plan has it. Simulated is what the simulator expects, measured how many plans "
-    "the search ran.",
+    "plan's, above 1 if the plan is faster. Simulated is what the simulator expects, measured how many plans ran.",
     "simulated": "No plan was run. A simulator of the devices starts each operation when its device is free and its "
     "inputs have arrived; operations and transfers take what the costs say. Above the bound is by how much a plan "
-    "exceeds what no plan can beat by these costs. A real machine has other times, and may put the plans in another "
-    "order: measure before you rely on them.",
+    "exceeds what no plan can beat by these costs. A real machine may put plans in another order: measure them.",
 }
 
 

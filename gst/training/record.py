@@ -202,8 +202,7 @@ class ReportPage(L.Callback):
         record = {
             "name": path.parent.resolve().name, "command": self.command,
             "seconds": seconds, "epochs": self._epochs, "control": self.control,
-            "explained": _explained(trainer, pl_module),
-            "machine": machine_record() | {"code": code_version()},
+            "explained": _explained(trainer, pl_module), "machine": machine_record() | {"code": code_version()},
             "held_out": self._held_out | {"unit": getattr(trainer.datamodule.source, "unit", "")},  # type: ignore[attr-defined]
             "model": _model(trainer, pl_module), "data": _data(trainer),
             "parts": _parts(trainer), "checkpoints": checkpoints_of(trainer),
