@@ -86,8 +86,7 @@ def _operations(
     of_slow: Float[Tensor, " pairs"], opcode_names: Mapping[int, str],
 ) -> list[tuple[str, float]]:  # fmt: skip
     """Return names and contributions of own operations of `segments` whose features differ, the greatest first."""
-    every = np.arange(graph.config_features.shape[1])
-    unchanged, changed = (np.asarray(graph.config_features[each[:, None], every[None]]) for each in (slow, fast))
+    unchanged, changed = (np.asarray(graph.config_features[each]) for each in (slow, fast))
     owners = np.repeat(np.arange(graph.num_segments), np.diff(graph.config_ptr))
     is_own = graph.config_rows < graph.owned_counts[owners]
     is_own &= (unchanged != changed).any((0, 2))[graph.config_columns]

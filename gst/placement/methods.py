@@ -143,8 +143,10 @@ def _go(task: Task, seed: int, tasks: Sequence[str]) -> Proposer:
 
 
 METHODS: dict[str, Method] = {
-    "annealing": Method(lambda task, seed, tasks: Annealing(seed), "small changes of the fastest plans", is_local=True),
-    "go": Method(_go, "a policy that learns by PPO: GO of Zhou et al. 2020"),
+    "annealing": Method(
+        lambda task, seed, tasks: Annealing(seed), "small changes of fast plans, Kirkpatrick et al. 1983", is_local=True
+    ),
+    "go": Method(_go, "a policy that learns by PPO, Zhou et al. 2020"),
 }
 """All methods. Add one by `METHODS["mine"] = Method(...)`, before it is named."""
 

@@ -85,7 +85,6 @@ def render(record: Record) -> str:
 
 
 def _next(record: Record) -> dict[str, str]:
-    """Return the command of a longer search, or of one that measures where plans were only simulated."""
     command = str(record.get("command") or "")
     if runtime_of(record) == "measured" and "--workers" not in command:
         return {"search for longer": f"{command.replace(' --resume', '')} --resume --seconds 300"}
