@@ -11,6 +11,7 @@ import numpy as np
 from gst.reporting import charts
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.headline import (
+    MOST_PROFILE_LOAD,
     PYTORCH,
     again,
     device_names,
@@ -51,14 +52,12 @@ KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutatio
 TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
 TOLD = {
-    "measured": "Operations were profiled on each device; by these costs the simulator judged plans, and the search "
-    "measured the most promising ones. At the end all plans ran in turns, plain PyTorch in a process of its own; the "
-    "fastest ran again, in a second set of runs, which gives the times of the headline and the order here: luck did "
-    "not choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
-    "plan's, above 1 if the plan is faster. Simulated is what the simulator expects, measured how many plans ran.",
-    "simulated": "No plan was run. A simulator of the devices starts each operation when its device is free and its "
-    "inputs have arrived; operations and transfers take what the costs say. Above the bound is by how much a plan "
-    "exceeds what no plan can beat by these costs. A real machine may put plans in another order: measure them.",
+    "measured": "Operations were profiled on each device; by these costs the simulator judged plans, the search ran "
+    "some. At the end all ran in turns, plain PyTorch in a process of its own, and the fastest in a second set, "
+    "which gives the times of the headline and the order here. Intervals are 95 % bootstrap intervals of the median. "
+    "Simulated is what the simulator expects, measured how many plans ran.",
+    "simulated": "No plan was run. A device of the simulator starts each operation when it is free and the inputs have "
+    "arrived. Above the bound is by how much a plan exceeds what no plan can beat by these costs.",
 }
 
 
@@ -85,11 +84,13 @@ def render(record: Record) -> str:
 
 
 def _next(record: Record) -> dict[str, str]:
-    command = str(record.get("command") or "")
-    if runtime_of(record) == "measured" and "--workers" not in command:
-        return {"search for longer": f"{command.replace(' --resume', '')} --resume --seconds 300"}
+    command = str(record.get("command") or "").replace(" --resume", "")
     simulated = re.sub(r" --(machine|runtime)[ =]\S+", "", command)
-    return {"measure on this machine": f"{simulated} --out runs/measured"} if simulated != command else {}
+    if simulated != command:
+        return {"measure on this machine": f"{simulated} --out runs/measured"}
+    if number(record.get("profile_load")) > MOST_PROFILE_LOAD:
+        return {"place it again when the cores are free": f"{command} --out runs/again"}
+    return {} if not command or "--workers" in command else {"search for longer": f"{command} --resume --seconds 300"}
 
 
 def plans(record: Record) -> str:
@@ -212,8 +213,7 @@ def predictions(record: Record) -> str:
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
     title = "Predicted before, measured after"
-    kinds = {kind for kind, _ in marks}
-    shapes = legend(("", charts.mark(kind, 0, 0), words) for kind, words in KINDS.items() if kind in kinds)
+    shapes = legend(("", charts.mark(kind, 0, 0), words) for kind, words in KINDS.items() if kind in dict(marks))
     return section("predictions", title, told, figure(svg, caption, table, shapes))
 
 

@@ -58,6 +58,7 @@ def test_the_head_has_a_command_to_go_on_with(record: dict[str, Any]) -> None:
         code = [words for tag, words in page.words if tag == "code"]
         assert code[0] == "gst place rnnlm --out here --resume --seconds 300  # search for longer"
     assert "search for longer" not in render(record | {"command": "gst place rnnlm --workers ray --out here"})
+    assert "search for longer" not in render(record | {"profile_load": 0.6})
 
 
 def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict[str, Any]) -> None:
