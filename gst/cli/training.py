@@ -31,7 +31,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     rank = command(
         commands, "rank", _rank, "order the configurations of a program with a trained model",
         "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv\n"
-        "gst rank runs/giant_synthetic/checkpoints/best.ckpt synthetic:50000",
+        "gst rank runs/giant_synthetic/checkpoints/best.ckpt synthetic:50000 --explain",
     )  # fmt: skip
     rank.add_argument("checkpoint", type=Path, help="what gst fit wrote, such as best.ckpt")
     rank.add_argument("file", help="a TpuGraphs npz file, or synthetic:NODES")
@@ -39,6 +39,8 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     rank.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trust)
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
     rank.add_argument("--out", type=Path, help="CSV with config,score for every configuration of the file")
+    explain = "print the segments and operations whose configuration separates the slowest from the fastest"
+    rank.add_argument("--explain", action="store_true", help=explain)
     sweep = command(
         commands, "sweep", _sweep,
         "run the trials of a W&B sweep file here, without the service and without an account",
@@ -61,12 +63,16 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
 
     import_torchmetrics()
     from gst.cli.data import dataset
-    from gst.training.rank import rank
+    from gst.cost.explain import explain
+    from gst.data.tpugraphs import OPCODE_NAMES
+    from gst.training.rank import opened, score
 
     for expected in AS_IT_SHOULD_BE:
         warnings.filterwarnings("ignore", expected, module=r"lightning\.pytorch")
     made = next(iter(dataset([options.file]))) if options.file.startswith("synthetic:") else None
-    scores = rank(options.checkpoint, made or Path(options.file), trusted=options.trust)
+    with opened(options.checkpoint, made or Path(options.file), options.trust) as (model, graph):
+        scores = score(model, graph)
+        why = explain(model.estimator, graph, scores, () if made else OPCODE_NAMES) if options.explain else None
     order = scores.argsort(kind="stable")
     print(f"{'config':>8}  score (lower = faster)")
     for config in order[: options.top]:
@@ -76,7 +82,12 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             writer = csv.writer(file)
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
-    return {"file": options.file, "num_configs": len(scores), "top": order[: options.top].tolist()}
+    if why:
+        print(why["words"])
+        for name, value in (*why["segments"], *why["operations"]):
+            print(f"{name:<40} {value:>10.4g}  {value / (why['difference'] or float('nan')):>7.1%}")
+    result = {"file": options.file, "num_configs": len(scores), "top": order[: options.top].tolist()}
+    return result | ({"explained": why} if why else {})
 
 
 def _sweep(options: argparse.Namespace) -> dict[str, Any]:

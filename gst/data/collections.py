@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gst.data.source import GraphSource, fingerprint_of_files
-from gst.data.tpugraphs import VERSION, FileRows, read, rows_of_file
+from gst.data.tpugraphs import OPCODE_NAMES, VERSION, FileRows, read, rows_of_file
 from gst.graphs.graph import Graph
 from gst.util.untrusted import parse_json, plain
 
@@ -47,6 +47,7 @@ class TpuGraphsCollection(GraphSource):
     part: Literal["train", "valid", "test"] = "train"
     eval_indices: str | None = None
     merge: bool = True
+    opcode_names = OPCODE_NAMES
 
     def __post_init__(self) -> None:
         _check_names(self.collection, self.part)

@@ -16,7 +16,7 @@ class GraphSource(ABC):
     them; `__len__`, an approximate number for progress bars; `classes`, names by number, and `skipped`, reasons by item
     left out or a `Counter` of reasons, which `gst prepare` prints; `file_rows(name)`, the
     `gst.data.tpugraphs.FileRows` of a graph, by which `gst predict` numbers configurations as the file does;
-    `unit`, of the targets, for the report.
+    `unit`, of the targets, and `opcode_names`, by number, for the report.
 
     Examples:
         >>> import numpy as np

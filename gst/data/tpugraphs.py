@@ -28,6 +28,24 @@ LARGEST_EXACT = 2**53  # above it float64 no longer holds every integer
 ROWS_AT_ONCE = 1024
 IS_ROOT = 0  # column of the 140 node features that marks the root of a computation; the kernel's own comes last
 
+_IN_ORDER = """
+    unknown abs add add-dependency after-all all-reduce all-to-all atan2 batch-norm-grad batch-norm-inference
+    batch-norm-training bitcast bitcast-convert broadcast call ceil cholesky clamp collective-permute
+    count-leading-zeros compare complex concatenate conditional constant convert convolution copy copy-done copy-start
+    cosine custom-call divide domain dot dynamic-slice dynamic-update-slice exponential exponential-minus-one fft floor
+    fusion gather get-dimension-size set-dimension-size get-tuple-element imag infeed iota is-finite log log-plus-one
+    and not or xor map maximum minimum multiply negate outfeed pad parameter partition-id popcnt power real recv
+    recv-done reduce reduce-precision reduce-window remainder replica-id reshape reverse rng rng-get-and-update-state
+    rng-bit-generator round-nearest-afz rsqrt scatter select select-and-scatter send send-done shift-left
+    shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tanh trace transpose triangular-solve
+    tuple tuple-select while cbrt all-gather collective-permute-start collective-permute-done logistic dynamic-reshape
+    all-reduce-start all-reduce-done reduce-scatter all-gather-start all-gather-done opt-barrier async-start
+    async-update async-done round-nearest-even stochastic-convert tan
+"""
+OPCODE_NAMES = tuple(_IN_ORDER.split())
+"""Name of each opcode number (`LEARNED_HLO_OPCODE_LIST` in hlo_opcode.h of google-research-datasets/tpu_graphs); 0
+stands for every opcode that is not in the list (`erf`, `topk`, ...)."""
+
 
 def merge_repeats(graph: Graph) -> Graph:
     """Merge equal configurations, in order of first appearance.
@@ -131,6 +149,7 @@ class TpuGraphs(GraphSource):
     """
 
     files: Sequence[str]
+    opcode_names = OPCODE_NAMES
 
     def paths(self) -> list[Path]:
         """Return the files that match, in the order of their patterns; ValueError for one without a match."""
@@ -292,24 +311,6 @@ NODE_FEATURES = (
 )
 """Names of the columns, as in the README of google-research-datasets/tpu_graphs. A list of numbers fills columns with
 its first few numbers, padded with 0, and some lists with their sum and product (1 for an empty list). Column 1 is 0."""
-
-_IN_ORDER = """
-    unknown abs add add-dependency after-all all-reduce all-to-all atan2 batch-norm-grad batch-norm-inference
-    batch-norm-training bitcast bitcast-convert broadcast call ceil cholesky clamp collective-permute
-    count-leading-zeros compare complex concatenate conditional constant convert convolution copy copy-done copy-start
-    cosine custom-call divide domain dot dynamic-slice dynamic-update-slice exponential exponential-minus-one fft floor
-    fusion gather get-dimension-size set-dimension-size get-tuple-element imag infeed iota is-finite log log-plus-one
-    and not or xor map maximum minimum multiply negate outfeed pad parameter partition-id popcnt power real recv
-    recv-done reduce reduce-precision reduce-window remainder replica-id reshape reverse rng rng-get-and-update-state
-    rng-bit-generator round-nearest-afz rsqrt scatter select select-and-scatter send send-done shift-left
-    shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tanh trace transpose triangular-solve
-    tuple tuple-select while cbrt all-gather collective-permute-start collective-permute-done logistic dynamic-reshape
-    all-reduce-start all-reduce-done reduce-scatter all-gather-start all-gather-done opt-barrier async-start
-    async-update async-done round-nearest-even stochastic-convert tan
-"""
-OPCODE_NAMES = tuple(_IN_ORDER.split())
-"""Name of each opcode number (`LEARNED_HLO_OPCODE_LIST` in hlo_opcode.h of google-research-datasets/tpu_graphs); 0
-stands for every opcode that is not in the list (`erf`, `topk`, ...)."""
 
 _NUMBERS = {name: number for number, name in enumerate(OPCODE_NAMES)}
 CONFIGURABLE = frozenset(_NUMBERS[name] for name in ("convolution", "dot", "reshape"))

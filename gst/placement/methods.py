@@ -142,10 +142,28 @@ def _go(task: Task, seed: int, tasks: Sequence[str]) -> Proposer:
 
 
 METHODS: dict[str, Method] = {
-    "annealing": Method(lambda task, seed, tasks: Annealing(seed), "small changes of the fastest plans", is_local=True),
-    "go": Method(_go, "a policy that learns by PPO"),
+    "annealing": Method(
+        lambda task, seed, tasks: Annealing(seed), "small changes of fast plans, Kirkpatrick et al. 1983", is_local=True
+    ),
+    "go": Method(_go, "a policy that learns by PPO, Zhou et al. 2020"),
 }
 """All methods. Add one by `METHODS["mine"] = Method(...)`, before it is named."""
+
+
+def words_of(name: str) -> str:
+    """Return the words of `METHODS`, or of a docstring, on what makes the plan of a name; empty for other variants.
+
+    Examples:
+        >>> words_of("single:cpu:0-1"), words_of("pytorch")
+        ('Place everything on one device.', '')
+    """
+    from gst.placement.baselines import portfolio
+
+    kind = name.partition(":")[0]
+    if kind in METHODS:
+        return METHODS[kind].words
+    paragraph = (getattr(getattr(portfolio, kind, None), "__doc__", None) or "").partition("\n\n")[0]
+    return " ".join(paragraph.replace("`", "").split())
 
 
 def registered(names: Iterable[str]) -> tuple[str, ...]:

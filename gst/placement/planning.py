@@ -17,7 +17,7 @@ from gst.machine.devices import machine_record
 from gst.placement.baselines.bounds import lower_bound_us
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import COST_MODELS
-from gst.placement.methods import METHODS
+from gst.placement.methods import METHODS, words_of
 from gst.placement.objectives import (
     InProgramOrder,
     Objective,
@@ -256,7 +256,8 @@ def placed_result(
     task: Task, settings: Settings, runtime: str, best: str, objective: float, plans: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the entries that all results have: `program`, `num_nodes`, `devices`, `runtime` ('measured' or
-    'simulated'), `objective` and `lower_bound` (ms), `best`, `plans`, `methods` that searched, and `machine`.
+    'simulated'), `objective` and `lower_bound` (ms), `best`, `plans`, `words` (on what makes each), `methods` that
+    searched, and `machine`.
 
     Where costs were measured there is `profile_load`, the share of the cores that other processes took meanwhile.
     Measured results add `cost_model` and the `figures` of `gst.placement.measured.Finals`, above all `winner`, which
@@ -272,5 +273,6 @@ def placed_result(
     return {
         "program": task.name, "num_nodes": task.num_nodes, "devices": list(task.names), "runtime": runtime,
         "objective": objective, "lower_bound": lower_bound_us(task) / 1e3, "best": best, "plans": plans,
+        "words": {name: told for name in plans if (told := words_of(name))},
         "methods": list(settings.methods), "machine": machine_record(), **profiled,
     }  # fmt: skip

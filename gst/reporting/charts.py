@@ -161,35 +161,26 @@ def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
     return "".join(out)
 
 
-def square(values: Sequence[float], left: float, x_label: str, y_label: str) -> tuple[Axis, Axis, str, str]:
-    """Return two equal axes, their frame, and the diagonal where x = y."""
-    x, y = Axis.fit(values, left, WIDTH - 14), Axis.fit(values, HEIGHT - 50, 12)
+def compared(
+    predicted: Floats, measured: Floats, x_label: str, y_label: str, label: str, marks: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Draw points on two equal axes with the diagonal where x = y: thousands, or few with `marks` (kind, title)."""
+    values = [*predicted.tolist(), *measured.tolist()]
+    x, y = Axis.fit(values, 62, WIDTH - 14), Axis.fit(values, HEIGHT - 50, 12)
+    places = [(x(a), y(b)) for a, b in zip(predicted.tolist(), measured.tolist(), strict=True)]
+    path = "".join(f"M{across} {up}h.01" for across, up in places)
+    cloud = f'<path class="cloud c0{" many" * (len(places) > 300)}" d="{path}"/>'
+    dots = "".join(mark(kind, *place, title) for place, (kind, title) in zip(places, marks, strict=False)) or cloud
     diagonal = f'<path class="reference" d="M{x.start} {y.start}L{x.end} {y.end}"/>'
-    return x, y, frame(x, y, x_label, y_label), diagonal
+    seen = (
+        f"Half of the {len(places):,} points are within {brief(np.median(abs(predicted - measured)))} of the diagonal."
+    )
+    return drawing(label, frame(x, y, x_label, y_label) + dots + diagonal, description=seen)
 
 
-def scatter(points: Sequence[tuple[float, float, str, str]], x_label: str, y_label: str, label: str) -> str:
-    """Draw points (x, y, kind, title) on two equal axes with the diagonal where x = y."""
-    across, up = [point[0] for point in points], [point[1] for point in points]
-    x, y, axes, diagonal = square([*across, *up], 58, x_label, y_label)
-    dots = "".join(mark(kind, x(a), y(b), title) for a, b, kind, title in points)
-    seen = f"{x_label} from {brief(min(across))} to {brief(max(across))}, "
-    seen += f"{y_label} from {brief(min(up))} to {brief(max(up))}."
-    return drawing(label, axes + diagonal + dots, description=seen)
-
-
-def cloud(predicted: Floats, measured: Floats, x_label: str, y_label: str, label: str) -> str:
-    """Draw thousands of points without titles on two equal axes with the diagonal where x = y."""
-    pairs = list(zip(predicted.tolist(), measured.tolist(), strict=True))
-    x, y, axes, diagonal = square([*predicted.tolist(), *measured.tolist()], 62, x_label, y_label)
-    dots = "".join(f"M{x(a)} {y(b)}h.01" for a, b in pairs)
-    points = f'<path class="cloud c0{" many" * (len(pairs) > 300)}" d="{dots}"/>'
-    off = float(np.median(abs(predicted - measured)))
-    seen = f"Half of the {len(pairs):,} points are within {brief(off)} of the diagonal."
-    return drawing(label, axes + points + diagonal, description=seen)
-
-
-def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str) -> str:
+def intervals(
+    rows: Sequence[tuple[str, float, float, float, str]], reference: float, label: str, unit: str = "ms of one step"
+) -> str:
     """Draw rows (name, low, middle, high, kind of "best" or "pytorch" or ""), one below the other, on one axis."""
     bottom = 12 + 26 * len(rows)
     x = Axis.fit([*(value for row in rows for value in row[1:4]), reference], 152, WIDTH - 14)
@@ -201,22 +192,24 @@ def intervals(rows: Sequence[tuple[str, float, float, float, str]], reference: f
     if not math.isnan(reference):
         out.append(f'<path class="reference" d="M{x(reference)} 8V{bottom}"/>')
     for row, (name, low, middle, high, kind) in enumerate(rows):
-        at, words = y(row + 0.5), f"{name}: {brief(middle)} ms ({span(low, high)})"
+        at, words = y(row + 0.5), f"{name}: {brief(middle)} {unit}"
+        words += f" ({span(low, high)})" if low < middle < high else ""
         out.append(f'<g class="interval {kind}"><title>{escape(words)}</title>')
         out.append(text(144, at + 4, name if len(name) < 20 else name[:18] + "\u2026", "end"))
         if not (math.isnan(low) or math.isnan(high)):
             out.append(f'<path d="M{x(low)} {at - 5:g}v10M{x(low)} {at}H{x(high)}M{x(high)} {at - 5:g}v10"/>')
         out.append(f'<circle cx="{x(middle)}" cy="{at}" r="4.5"/></g>')
     out.append(f'<path class="axis" d="M{x.start} {bottom}H{x.end}"/>')
-    out.append(text((x.start + x.end) / 2, bottom + 40, "milliseconds of one step"))
+    out.append(text((x.start + x.end) / 2, bottom + 40, unit))
     (first, _, least, *_), (last, _, most, *_) = rows[0], rows[-1]
-    seen = f"From {first}, {brief(least)} ms, at the top to {last}, {brief(most)} ms, at the bottom."
+    seen = f"From {first}, {brief(least)} {unit}, at the top to {last}, {brief(most)} {unit}, at the bottom."
     return drawing(label, "".join(out), height=bottom + 48, description=seen)
 
 
 def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool = False) -> str:
     """Draw a line for each course, with its own colour, dashes and marks, and the names of several."""
-    x = Axis(0, max(points[-1][0] for _, points in courses), 62, WIDTH - 14, is_count=True)
+    first, last = min(points[0][0] for _, points in courses), max(points[-1][0] for _, points in courses)
+    x = Axis(first - (first == last), last, 62, WIDTH - 14, is_count=True)  # a single epoch is at the right end
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
     out = [frame(x, y, "epochs", y_label)]
     for index, (name, points) in enumerate(courses):

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import math
 
-from gst.reporting.charts import DASH, HEIGHT, WIDTH, Axis, brief, drawing, escape, frame, mark, number, text, whole
+from gst.reporting import page
+from gst.reporting.charts import DASH, HEIGHT, WIDTH, Axis, brief, drawing, frame, mark, number, text, whole
 from gst.reporting.headline import PYTORCH, again, busy, headline, plans_of, ratio, step_kind, time_of, winner_of
-from gst.reporting.page import (
-    Record,
-    block,
-    command_line,
-    command_of,
-    definitions,
-    figure,
-    mapping,
-    mappings,
-    page,
-    pair,
-    rows,
-    section,
-    tiles,
-)
+from gst.reporting.page import Record, command_of, mapping, mappings
 from gst.reporting.placement import plans, predictions
 from gst.reporting.training import scores
 
@@ -50,19 +37,17 @@ def render_demo(record: Record) -> str:
     """
     growth, ranking, placement = (mapping(record.get(name)) for name in NEXT)
     taus = [(name, f"{number(tau):.2f}".replace("nan", DASH)) for name, tau in mapping(ranking.get("tau")).items()]
-    table = rows("Kendall's tau", ("learned from the same layouts", "Kendall's tau"), taus) if taus else ""
+    table = page.rows("Kendall's tau", ("learned from the same layouts", "Kendall's tau"), taus) if taus else ""
     seconds = [(f"{name}, s", brief(mapping(record.get(name)).get("seconds"))) for name in NEXT]
-    go_on = "\n".join(f"{command:<70}# {title}" for title, command in NEXT.values())
     body = (
-        (section("growth", NEXT["growth"][0], _growth(growth)) if growth else "")
+        (page.section("growth", NEXT["growth"][0], _growth(growth)) if growth else "")
         + scores(ranking, table)
         + (plans(placement) + predictions(placement) if placement else "")
-        + section(
+        + page.section(
             "setting",
             "Machine and command",
-            block("Machine", definitions([*mapping(record.get("machine")).items(), *seconds])),
-            command_line(record),
-            f"<h3>Go on with</h3><pre><code>{escape(go_on, 1000)}</code></pre>",
+            page.block("Machine", page.definitions([*mapping(record.get("machine")).items(), *seconds])),
+            page.command_line(record),
         )
     )
     shown, command = gains(record), command_of(record)
@@ -71,8 +56,8 @@ def render_demo(record: Record) -> str:
     eyebrow = f"{command} · {len(shown)} of {len(NEXT)} parts in {brief(record.get('seconds'))} s"
     load = max(number(mapping(record.get(name)).get("smaller_at_load") or 0) for name in NEXT)
     eyebrow += f", smaller ones, as other processes took {load:.0%} of the cores" if load > 0 else ""
-    head = tiles(shown.values()) if shown else ""
-    return page("GST demo", heading if shown else "No part of the demo has finished", eyebrow, head, body, command)
+    head = (page.tiles(shown.values()) if shown else "") + page.next_steps(dict(NEXT.values()))
+    return page.page("GST demo", heading if shown else "No part of the demo has finished", eyebrow, head, body, command)
 
 
 def gains(record: Record) -> dict[str, Gain]:
@@ -141,7 +126,7 @@ def _growth(growth: Record) -> str:
         for key, name in TRAINED_ON.items()
         for each in mappings(growth.get(key))
     ]
-    table = rows("Memory", ("training on", "nodes", "prepare, s", "step, ms", "peak, MiB"), lines)
+    table = page.rows("Memory", ("training on", "nodes", "prepare, s", "step, ms", "peak, MiB"), lines)
     compared = {name: mapping(mapping(growth.get("compared")).get(key)) for key, name in TRAINED_ON.items()}
     errors = [
         (
@@ -161,8 +146,10 @@ def _growth(growth: Record) -> str:
     )
     caption = "Most memory of the process that trains, its libraries included. Both axes are logarithmic."
     heads = ("training on", "steps", "wrong pairs, %", "seconds", "MiB")
-    chart = figure(_memory_chart(growth), caption, table, heading="Memory of training")
-    return lead + pair(chart, block("Error compared with whole graphs", words + rows("Errors", heads, errors)))
+    chart = page.figure(_memory_chart(growth), caption, table, heading="Memory of training")
+    return lead + page.pair(
+        chart, page.block("Error compared with whole graphs", words + page.rows("Errors", heads, errors))
+    )
 
 
 def _memory_chart(growth: Record) -> str:

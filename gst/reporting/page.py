@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from gst.reporting.charts import DASH, SHAPES, escape, mark
+from gst.reporting.charts import DASH, escape
 
 Record = Mapping[str, Any]
 """Result of a command, as JSON holds it."""
-
-KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation"}
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -93,6 +91,12 @@ def command_line(record: Record) -> str:
     return f"<h3>Command</h3><pre><code>{escape(record.get('command') or 'not recorded', 4000)}</code></pre>"
 
 
+def next_steps(commands: Mapping[str, str]) -> str:
+    """Return commands to go on with, by their purposes, for the head of a page; nothing without any."""
+    lines = "\n".join(f"{command}  # {words}" for words, command in commands.items())
+    return f'<p class="next">Next</p><pre><code>{escape(lines, 4000)}</code></pre>' if commands else ""
+
+
 def pair(*parts: str) -> str:
     """Return parts in two columns, or one below the other on a narrow screen; nothing without content."""
     return f'<div class="pair">{"".join(parts)}</div>' if any(parts) else ""
@@ -143,11 +147,6 @@ def legend(items: Iterable[tuple[str, str, str]]) -> str:
     return f'<ul class="legend">{"".join(cells)}</ul>'
 
 
-def kind_legend(kinds: set[str]) -> str:
-    """Return a legend of these kinds of plans, see `gst.reporting.headline.kind_of`."""
-    return legend(("", mark(kind, 0, 0), KINDS[kind]) for kind in SHAPES if kind in kinds)
-
-
-def details(table: str) -> str:
+def details(table: str, summary: str = "The same in numbers") -> str:
     """Return a table that opens on demand; nothing without a table."""
-    return f"<details><summary>The same in numbers</summary>{table}</details>" if table else ""
+    return f"<details><summary>{summary}</summary>{table}</details>" if table else ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+
+import numpy as np
 
 from gst.reporting import charts
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.headline import (
+    MOST_PROFILE_LOAD,
     PYTORCH,
     again,
     device_names,
@@ -31,10 +35,12 @@ from gst.reporting.page import (
     command_line,
     command_of,
     definitions,
+    details,
     figure,
-    kind_legend,
+    legend,
     mapping,
     mappings,
+    next_steps,
     page,
     pair,
     rows,
@@ -42,20 +48,16 @@ from gst.reporting.page import (
 )
 from gst.reporting.timeline import timeline
 
+KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation"}
 TITLE = {"measured": "Plans, measured again at the end", "simulated": "Plans, simulated"}
 
 TOLD = {
-    "measured": "Operations were profiled on each device. From these costs the simulator judged the plans of all "
-    "baselines and methods, and the search measured the most promising ones for real. At the end all plans ran in "
-    "turns, plain PyTorch in a process of its own, so that a busy moment of the machine hits them alike; the fastest "
-    "ran again, in a second set of runs, which gives the times of the headline and of the order here: luck did not "
-    "choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
-    "plan's, of the second set where the plan has it: above 1 the plan is faster. Simulated is what the simulator "
-    "expects, measured how many plans the search ran. The times hold for this program on this machine.",
-    "simulated": "No plan was run. A simulator of the devices starts each operation when its device is free and its "
-    "inputs have arrived; operations and transfers take what the costs say. Above the bound is by how much a plan "
-    "exceeds what no plan can beat by these costs. A real machine has other times, and may put the plans in another "
-    "order: measure before you rely on them.",
+    "measured": "Operations were profiled on each device; by these costs the simulator judged plans, the search ran "
+    "some. At the end all ran in turns, plain PyTorch in a process of its own, and the fastest in a second set, "
+    "which gives the times of the headline and the order here. Intervals are 95 % bootstrap intervals of the median. "
+    "Simulated is what the simulator expects, measured how many plans ran.",
+    "simulated": "No plan was run. A device of the simulator starts each operation when it is free and the inputs have "
+    "arrived. Above the bound is by how much a plan exceeds what no plan can beat by these costs.",
 }
 
 
@@ -77,7 +79,18 @@ def render(record: Record) -> str:
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = predictions(record) if measured else ""
     body = f"{plans(record)}{timeline(record)}{middle}{setting(record)}"
-    return page(f"{program}: {title}", title, eyebrow, lead(record) + facts(record), body, command)
+    head = lead(record) + next_steps(_next(record)) + facts(record)
+    return page(f"{program}: {title}", title, eyebrow, head, body, command)
+
+
+def _next(record: Record) -> dict[str, str]:
+    command = str(record.get("command") or "").replace(" --resume", "")
+    simulated = re.sub(r" --(machine|runtime)[ =]\S+", "", command)
+    if simulated != command:
+        return {"measure on this machine": f"{simulated} --out runs/measured"}
+    if number(record.get("profile_load")) > MOST_PROFILE_LOAD:
+        return {"place it again when the cores are free": f"{command} --out runs/again"}
+    return {} if not command or "--workers" in command else {"search for longer": f"{command} --resume --seconds 300"}
 
 
 def plans(record: Record) -> str:
@@ -92,11 +105,11 @@ def plans(record: Record) -> str:
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
     searched = {name: "baseline" if kind_of(record, name) == "baseline" else "search" for name in names}
     kinds = {name: step_kind(name) or kind for name, kind in searched.items()}
-    lines = [[name, *(value(known[name]) for value in columns.values()), kinds[name]] for name in names]
-    table = rows("All plans", ["plan", *columns, "kind"], lines, best)
+    lines = [[name, kinds[name], *(value(known[name]) for value in columns.values())] for name in names]
+    table, words = rows("All plans", ["plan", "kind", *columns], lines, best, words=2), mapping(record.get("words"))
+    methods = details(definitions((name, words[name]) for name in names if name in words), "Methods and their sources")
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
-    told = f"<p>{TOLD[runtime]}</p>"
-    return section("plans", title, told, table, _failures(known), _bound(record), chart)
+    return section("plans", title, f"<p>{TOLD[runtime]}</p>", table, methods, _failures(known), _bound(record), chart)
 
 
 def _bound(record: Record) -> str:
@@ -185,13 +198,13 @@ def predictions(record: Record) -> str:
     agree = (
         "was not computed" if math.isnan(tau) else f"is <b>{tau:.2f}</b> (1: same order, 0: none, \u22121: reversed)"
     )
-    shown = [
-        (a, b, kind_of(record, origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
+    marks = [
+        (kind_of(record, origin), f"{label} ({origin}): predicted {brief(a)} ms, measured {brief(b)} ms")
         for a, b, origin, label in points
     ]
-    svg = charts.scatter(
-        shown, "predicted ms", "measured ms", f"Measured against predicted time of {len(points)} plans"
-    )
+    predicted, measured = (np.array([each[place] for each in points]) for place in (0, 1))
+    name = f"Measured against predicted time of {len(points)} plans"
+    svg = charts.compared(predicted, measured, "predicted ms", "measured ms", name, marks)
     lines = [(label, origin, brief(said), brief(found)) for said, found, origin, label in points]
     table = rows("Predicted and measured", ("plan", "origin", "predicted ms", "measured ms"), lines, words=2)
     told = (
@@ -200,7 +213,8 @@ def predictions(record: Record) -> str:
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
     title = "Predicted before, measured after"
-    return section("predictions", title, told, figure(svg, caption, table, kind_legend({each[2] for each in shown})))
+    shapes = legend(("", charts.mark(kind, 0, 0), words) for kind, words in KINDS.items() if kind in dict(marks))
+    return section("predictions", title, told, figure(svg, caption, table, shapes))
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------

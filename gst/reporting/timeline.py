@@ -38,19 +38,13 @@ def timeline(record: Record) -> str:
     used = np.unique(bars.kind).tolist()
     shares = {index: busy_ms(bars.of(bars.device == index)) / bars.span_ms for index in names}
     over = [(index, f"{name[:60]}: busy {100 * shares[index]:.0f} %") for index, name in names.items()]
-    svg, shapes = _drawn(bars, kinds, over, f"What each of {len(over)} devices does")
+    ranked = Bars(bars.device, bars.begin_ms, bars.end_ms, np.searchsorted(used, bars.kind))
+    svg = lanes(ranked, over, used, f"What each of {len(over)} devices does in {brief(bars.span_ms)} simulated ms")
+    shapes = legend((f"c{kind % NUM_COLOURS}", swatch(at, used), kinds[kind]) for at, kind in enumerate(used))
     table = _device_table(bars, names) + _kind_table(bars, kinds, used)
     more = f" The first {MOST_DEVICES} of {len(every):,} devices are shown." if len(every) > MOST_DEVICES else ""
     told = f"<p>{_told(record, bars)}{more}</p>"
     return section("timeline", title, told, wide_figure("Lanes of the devices", svg, _caption(names), table, shapes))
-
-
-def _drawn(bars: Bars, kinds: Sequence[str], over: Sequence[tuple[int, str]], what: str) -> tuple[str, str]:
-    """Return the lanes and their legend."""
-    used = np.unique(bars.kind).tolist()
-    ranked = Bars(bars.device, bars.begin_ms, bars.end_ms, np.searchsorted(used, bars.kind))
-    shapes = legend((f"c{kind % NUM_COLOURS}", swatch(at, used), kinds[kind]) for at, kind in enumerate(used))
-    return lanes(ranked, over, used, f"{what} in {brief(bars.span_ms)} simulated ms"), shapes
 
 
 def _bars(drawn: Record) -> tuple[list[str], Bars]:

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float64
 
-from gst.reporting.charts import DASH, Course, brief, cloud, escape, number, over_epochs, whole
-from gst.reporting.page import (
-    Record,
-    block,
-    command_line,
-    command_of,
-    definitions,
-    details,
-    figure,
-    listed,
-    mapping,
-    mappings,
-    page,
-    pair,
-    rows,
-    section,
-    tiles,
-)
+from gst.reporting import page
+from gst.reporting.charts import DASH, Course, brief, compared, escape, intervals, number, over_epochs, whole
+from gst.reporting.page import Record, command_of, listed, mapping, mappings
 
 MAX_POINTS, MAX_GRAPHS, MAX_CLASSES = 2_000, 200, 30
 
@@ -54,10 +40,22 @@ def render_training(record: Record) -> str:
     title, command = summary(record), command_of(record)
     model = mapping(record.get("model"))
     name, variant = escape(record.get("name") or "training"), escape(model.get("variant") or "GST")
-    eyebrow = f"{command} · <strong>{name}</strong> · {variant}"
-    body = f"{courses(record)}{scores(record)}{table_courses(record)}{trained(record)}"
-    head = training_lead(record) + training_facts(record)
-    return page(f"{record.get('name') or 'training'}: {title}", title, eyebrow, head, body, command)
+    eyebrow = f"{command} · <strong>{name}</strong> · {variant} · {brief(record.get('seconds'))} s"
+    body = f"{courses(record)}{scores(record)}{explained(record)}{table_courses(record)}{trained(record)}"
+    head = training_lead(record) + page.next_steps(_next(record)) + training_facts(record)
+    return page.page(f"{record.get('name') or 'training'}: {title}", title, eyebrow, head, body, command)
+
+
+def _next(record: Record) -> dict[str, str]:
+    """Return the command of a longer training if the control is as good, else those that use the best checkpoint."""
+    command, checkpoint = str(record.get("command") or ""), next(iter(listed(record.get("checkpoints"))), "")
+    if not command.startswith("gst fit ") or not checkpoint:
+        return {}
+    if is_beaten(record):
+        return {"train for longer": f"{command} --trainer.max_epochs={2 * len(listed(record.get('epochs')))}"}
+    path = shlex.quote(str(checkpoint))
+    test = f"{command.replace('fit', 'test', 1)} --ckpt_path={path}"
+    return {"score on the test part": test, "order configurations": f"gst rank {path} PROGRAM.npz --explain"}
 
 
 def summary(record: Record) -> str:
@@ -114,7 +112,7 @@ def _held_out(record: Record) -> tuple[int, str]:
 
 
 def training_lead(record: Record) -> str:
-    """Return a paragraph on the meaning of the number in the headline."""
+    """Return a paragraph on the meaning of the number in the headline, and on how sure it is."""
     key = metric_of(record)
     if not key:
         return ""
@@ -122,9 +120,12 @@ def training_lead(record: Record) -> str:
     words += "test says what a checkpoint is worth on the part that no epoch was chosen by."
     if key == "tau":
         words = f"Kendall's tau is 1 where the predicted order is the measured one, 0 for chance. {words}"
+        graphs = [(tau, len(measured)) for _, _, measured, tau in _graphs(mapping(record.get("held_out")))]
+        variance = sum(2 * (1 - tau**2) / count for tau, count in graphs)  # a bound: Kendall 1948
+        if not math.isnan(half := number(1.96 * variance**0.5 / len(graphs) if graphs else None)):
+            words += f" With other held-out configurations it would be the same \u00b1{half:.2f} (95 %)."
     if is_beaten(record):
-        words += " The control needs no network. Try more epochs, another learning rate, fewer configurations a step, "
-        words += "or other features of nodes."
+        words += " The control needs no network. Other remedies: another learning rate, fewer configurations a step."
     return f'<p class="lead">{words}</p>'
 
 
@@ -141,13 +142,7 @@ def training_facts(record: Record) -> str:
     if loss:
         first, last = loss[0][1][0][1], loss[0][1][-1][1]
         entries.append((f"{brief(first)}\u00a0\u2192\u00a0{brief(last)}", "mean loss, first and last epoch", ""))
-    for part in (part for part in mappings(record.get("parts")) if part.get("part") == "training"):
-        graphs = f"configurations to learn from, graphs: {whole(part.get('graphs'))}"
-        entries.append((whole(part.get("configurations")), graphs, ""))
-        entries.append((whole(part.get("nodes")), f"nodes, segments: {whole(part.get('segments'))}", ""))
-    entries.append((whole(mapping(record.get("model")).get("parameters")), "parameters", ""))
-    entries.append((f"{brief(record.get('seconds'))} s", "this run, from start to end", ""))
-    return tiles(entries)
+    return page.tiles(entries)
 
 
 def course(record: Record, key: str, name: str) -> list[Course]:
@@ -177,8 +172,8 @@ def courses(record: Record) -> str:
     title = escape(f"Loss and {name}")
     if not loss:
         return ""
-    table = details(_table(record, {"steps": "steps", "loss": "mean loss", **metrics_of(record)}, "Epochs"))
-    left = figure(
+    table = page.details(_table(record, {"steps": "steps", "loss": "mean loss", **metrics_of(record)}, "Epochs"))
+    left = page.figure(
         over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
         "The mean loss of each epoch's training steps, train/loss_mean in the log and in W&B.",
         heading="Loss",
@@ -190,12 +185,12 @@ def courses(record: Record) -> str:
         if not math.isnan(value := number(control_of(record).get(key))):
             held += [("ridge on sums", [(epoch, value) for epoch, _ in held[0][1]])]
             more = " The control is ridge regression on features summed over each graph."
-        right = figure(
+        right = page.figure(
             over_epochs(held, name, f"{capital} on what was held out, over {len(held[0][1])} epochs"),
             f"On the validation part, after each epoch. The axis need not start at zero.{more}",
             heading=escape(f"{capital}, held out"),
         )
-    return section("courses", title, pair(left, right), table)
+    return page.section("courses", title, page.pair(left, right), table)
 
 
 def table_courses(record: Record) -> str:
@@ -211,13 +206,13 @@ def table_courses(record: Record) -> str:
         f"{brief(100 * last.get('share_unknown', math.nan))} % of all keys had "
         "never been written, and count as unknown, not as zero.</p>"
     )
-    chart = figure(
+    chart = page.figure(
         over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
         "Steps since a row was written: mean (solid) and greatest (dashed).",
         heading="Ages",
     )
-    table = details(_table(record, TABLE, "The table by epochs"))
-    return section("table", "The embedding table", told, chart, table)
+    table = page.details(_table(record, TABLE, "The table by epochs"))
+    return page.section("table", "The embedding table", told, chart, table)
 
 
 def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
@@ -226,7 +221,7 @@ def _table(record: Record, names: Mapping[str, str], caption: str) -> str:
     lines = []
     for entry in mappings(record.get("epochs")):
         lines.append([whole(number(entry.get("epoch")) + 1), *(_value(record, key, entry) for key in known)])
-    return rows(caption, ["epoch", *(names[key] for key in known)], lines)
+    return page.rows(caption, ["epoch", *(names[key] for key in known)], lines)
 
 
 def _value(record: Record, key: str, entry: Record) -> str:
@@ -245,24 +240,40 @@ def scores(record: Record, more: str = "") -> str:
     title, held = "Predicted against measured, held out", mapping(record.get("held_out"))
     graphs = _graphs(held)
     if not graphs:
-        return section("scores", title, more)
+        return page.section("scores", title, more)
     kind = str(held.get("kind"))
     count = sum(len(measured) for _, _, measured, _ in graphs)
     epoch = number(held.get("epoch")) + 1
     when = f"<p>{count:,} targets that were held out{'' if math.isnan(epoch) else f', after epoch {epoch:.0f}'}.</p>"
     if kind == "class":
         told = "<p>A row for each true class, a column for each predicted one; right are those on the diagonal.</p>"
-        return section("scores", title, when + told, _classes(graphs))
+        return page.section("scores", title, when + told, _classes(graphs))
     kind = kind if kind in AXES else "order"
     predicted, measured = _points(graphs, kind)
     shown = np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(np.int64))
     shown = np.argsort(measured, kind="stable")[shown]
     x_label, y_label = AXES[kind]
     label = f"{y_label[0].upper()}{y_label[1:]} against {x_label} of {count:,} held-out configurations"
-    svg = cloud(predicted[shown], measured[shown], x_label, y_label, label)
+    svg = compared(predicted[shown], measured[shown], x_label, y_label, label)
     fewer = f" {len(shown):,} of {count:,} points are drawn." if len(shown) < count else ""
-    chart = figure(svg, TOLD[kind] + fewer, heading="All of them")
-    return section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")), more)
+    chart = page.figure(svg, TOLD[kind] + fewer, heading="All of them")
+    return page.section("scores", title, when, chart, _by_graph(graphs, str(held.get("unit") or "")), more)
+
+
+def explained(record: Record) -> str:
+    """Return charts of the segments and operations that separate slow from fast configurations."""
+    why, figures = mapping(record.get("explained")), []
+    unit = number(why.get("difference")) / 100 or math.nan
+    for key in ("segments", "operations"):
+        shares = [(str(each[0]), number(each[1]) / unit) for each in listed(why.get(key)) if len(listed(each)) == 2]
+        bars = [(name, min(share, 0.0), share, max(share, 0.0), "best") for name, share in shares if share == share]
+        svg = intervals(bars, 0.0, f"Contributions of {key}", "% of the difference") if bars else ""
+        table = page.rows(key, (key, "% of the difference"), [(name, brief(share)) for name, share in shares])
+        figures.append(page.figure(svg, f"The {key} that contribute most.", table, heading=key.capitalize()))
+    told = f"<p>{escape(why.get('words') or '')} The model is that of the last epoch.</p>"
+    return (
+        page.section("explained", "Slow against fast configurations", told, page.pair(*figures)) if any(figures) else ""
+    )
 
 
 def _graphs(held: Record) -> list[tuple[str, PerConfig, PerConfig, float]]:
@@ -301,7 +312,7 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]], unit: str) 
         first, best = float(measured[predicted.argmin()]), float(measured.min())
         slower = f"{100 * (first / best - 1):.1f} %" if best > 0 else DASH
         order = DASH if math.isnan(tau) else f"{tau:.3f}"
-        lines.append((name, f"{len(measured):,}", order, _target(best), _target(first), slower))
+        lines.append((name, f"{len(measured):,}", order, brief(best), brief(first), slower))
     of = unit or "unit of targets"
     heads = ("graph", "held out", "tau", f"least, {of}", f"first, {of}", "slower")
     more = f" The first {MAX_GRAPHS} of {len(graphs):,}." if len(graphs) > MAX_GRAPHS else ""
@@ -309,12 +320,7 @@ def _by_graph(graphs: list[tuple[str, PerConfig, PerConfig, float]], unit: str) 
         '<p class="note-line">Least is the least that was measured, first what was measured of the configuration with '
         f"the lowest score, in {escape(unit or 'the unit of the targets')}.{more}</p>"
     )
-    return block("Graph by graph", rows("Graphs", heads, lines) + told)
-
-
-def _target(value: float) -> str:
-    """Return a target for a narrow column: four digits of a runtime in nanoseconds."""
-    return brief(value) if abs(value) < 1e6 else f"{value:.3e}"
+    return page.block("Graph by graph", page.rows("Graphs", heads, lines) + told)
 
 
 def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
@@ -325,7 +331,7 @@ def _classes(graphs: list[tuple[str, PerConfig, PerConfig, float]]) -> str:
         counts = [int(((measured == true) & (predicted == said)).sum()) for said in classes]
         right = counts[classes.index(true)] / max(int((measured == true).sum()), 1)
         lines.append((f"true {true}", *counts, f"{100 * right:.1f} %"))
-    return rows("Classes", ["", *(f"as {escape(said)}" for said in classes), "right"], lines)
+    return page.rows("Classes", ["", *(f"as {escape(said)}" for said in classes), "right"], lines)
 
 
 def trained(record: Record) -> str:
@@ -335,20 +341,20 @@ def trained(record: Record) -> str:
         for part in mappings(record.get("parts"))
     ]
     heads = ("part", "graphs", "nodes", "segments", "configurations")
-    table = rows("Parts of the data", heads, parts) if parts else ""
-    files = ", ".join(str(path) for path in listed(record.get("checkpoints"))) or DASH
+    table = page.rows("Parts of the data", heads, parts) if parts else ""
+    files = escape(", ".join(str(path) for path in listed(record.get("checkpoints"))) or DASH, 2000)
     model, data, machine = (_facts(record, key) for key in ("model", "data", "machine"))
-    return section(
+    return page.section(
         "trained",
         "What was trained, on what",
-        pair(block("Model", model), block("Data", data)),
+        page.pair(page.block("Model", model), page.block("Data", data)),
         table,
-        command_line(record),
-        pair(block("Machine", machine), block("Checkpoints", f'<p class="files">{escape(files, 2000)}</p>')),
+        page.command_line(record),
+        page.pair(page.block("Machine", machine), page.block("Checkpoints", f'<p class="files">{files}</p>')),
     )
 
 
 def _facts(record: Record, key: str) -> str:
     known = mapping(record.get(key))
     told = ((name, whole(value) if isinstance(value, int) else value) for name, value in known.items())
-    return definitions(told)
+    return page.definitions(told)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -46,10 +47,11 @@ def load(
     return model.eval(), partial(segment, **segmentation)
 
 
-def rank(
-    checkpoint: Path, program: Path | Graph, configs_at_once: int = 256, trusted: Sequence[str] = ()
-) -> Float[np.ndarray, " configs"]:
-    """Return scores of all configurations of a graph, or of a TpuGraphs file; the lower, the faster.
+@contextmanager
+def opened(
+    checkpoint: Path, program: Path | Graph, trusted: Sequence[str] = ()
+) -> Iterator[tuple[SegmentTrainingModule, SegmentedGraph]]:
+    """Load the model of a checkpoint, and cut a graph, or that of a TpuGraphs file, as its training did.
 
     Raises:
         ValueError: a file is wrong, the checkpoint tells classes apart or is of graphs with other features.
@@ -61,7 +63,7 @@ def rank(
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     model = model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)  # mps: no float64
     try:
-        return score(model, graph, configs_at_once)
+        yield model, graph
     except torch.OutOfMemoryError as error:
         raise ValueError(f"the accelerator is full ({plain(error)}); CUDA_VISIBLE_DEVICES= uses the CPU") from error
     except (AssertionError, RuntimeError) as error:  # widths of lazy layers
@@ -70,7 +72,8 @@ def rank(
         ) from error
 
 
-def score(model: SegmentTrainingModule, graph: SegmentedGraph, configs_at_once: int) -> Float[np.ndarray, " configs"]:
+def score(model: SegmentTrainingModule, graph: SegmentedGraph) -> Float[np.ndarray, " configs"]:
+    """Return scores of all configurations; the lower, the faster."""
     with Bars() as bars:
-        scores = model.estimator.scores(graph, configs_at_once=configs_at_once, progress=bars.show)
+        scores = model.estimator.scores(graph, configs_at_once=256, progress=bars.show)
     return (scores + model.offset.float()).cpu().numpy()

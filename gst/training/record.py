@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embedding_cache.storage import Arrivals
 from gst.cost.controls import control_metrics
+from gst.cost.explain import explain
 from gst.cost.metrics import METRICS, kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
@@ -202,7 +203,7 @@ class ReportPage(L.Callback):
         record = {
             "name": path.parent.resolve().name, "command": self.command,
             "seconds": seconds, "epochs": self._epochs, "control": self.control,
-            "machine": machine_record() | {"code": code_version()},
+            "explained": _explained(trainer, pl_module), "machine": machine_record() | {"code": code_version()},
             "held_out": self._held_out | {"unit": getattr(trainer.datamodule.source, "unit", "")},  # type: ignore[attr-defined]
             "model": _model(trainer, pl_module), "data": _data(trainer),
             "parts": _parts(trainer), "checkpoints": checkpoints_of(trainer),
@@ -235,6 +236,18 @@ def folder_of_run(trainer: L.Trainer) -> Path | None:
     directories = [str(each.dirpath) for each in checkpoint_callbacks(trainer)]
     local = [Path(path) for path in directories if "://" not in path]
     return local[0].parent if local and not getattr(trainer, "fast_dev_run", False) else None
+
+
+def _explained(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
+    """Return an explanation for the held-out graph of most configurations; empty where there can be none."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    graph, configs = max(data.parts[VALID], key=lambda each: len(each[1]))
+    times = np.full(graph.num_configs, np.nan)
+    try:
+        times[configs] = graph.targets[configs]
+        return explain(module.estimator, graph, times, getattr(data.source, "opcode_names", ()))
+    except ValueError:
+        return {}
 
 
 def _held_out(scored: dict[str, tuple[Tensor, Tensor]], epoch: int, loss: str) -> dict[str, Any]:

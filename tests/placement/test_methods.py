@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,11 @@ def test_a_method_of_a_users_module_is_a_method_everywhere(
     assert "search in simulation: mine" in result["explanation"]
     page = Path("out/report.html").read_text()
     assert "no search method was asked" not in page
+    assert [name for name in result["plans"] if not result["words"][name]] == []
+    for words in ("Methods and their sources", "m-TOPO of Baechi (Jeon et al., SoCC 2020)", "a hill climber of my own"):
+        assert words in page
+    again = result["command"].replace(" --machine cores:2", "")
+    assert f"{again} --out runs/measured  # measure on this machine" in html.unescape(page)
     assert "The best plan was found by mine." in lead(result | {"best": "mine"})
     baseline = lead(result | {"best": "heft"})
     assert "The best plan is the baseline heft: no search method improved on it." in baseline

@@ -47,7 +47,7 @@ def test_the_page_shows_what_was_logged_and_goes_on_after_a_resume(capsys: pytes
     assert [row[0] for row in rows] == ["1", "2"]
     last = dict(zip(heads, rows[-1], strict=True))
     assert last["Kendall's tau"] == f"{metrics['val/tau']:.4f}"
-    for words in ("GST+E, difference", "SyntheticPrograms(", "SAGE", "made", "gst fit --config"):
+    for words in ("GST+E, difference", "SyntheticPrograms(", "SAGE", "made", "gst fit --config", "slowest"):
         assert words in text, words
     assert f"{100 * metrics['table/share_unknown']:.2f} %" in page.read_text()
     assert f"{control:.3f} Kendall's tau of the control" in text

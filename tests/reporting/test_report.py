@@ -53,6 +53,15 @@ def test_all_figures_of_a_plan_that_was_measured_again_are_of_the_second_set(rec
     assert "In the second set annealing took less, 42.7 ms (41.7\u201343.7)." in page.text
 
 
+def test_the_head_has_a_command_to_go_on_with(record: dict[str, Any]) -> None:
+    for more in ("", " --resume"):
+        page = Page(render(record | {"command": f"gst place rnnlm --out here{more}"}))
+        code = [words for tag, words in page.words if tag == "code"]
+        assert code[0] == "gst place rnnlm --out here --resume --seconds 300  # search for longer"
+    assert "search for longer" not in render(record | {"command": "gst place rnnlm --workers ray --out here"})
+    assert "search for longer" not in render(record | {"profile_load": 0.6})
+
+
 def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict[str, Any]) -> None:
     assert "which is less: these costs" not in Page(render(record)).text
     record["lower_bound"] = record["certificate"]["lower_bound"] = 69.5
@@ -77,7 +86,7 @@ def test_what_was_left_out_did_not_fail(record: dict[str, Any]) -> None:
         ("no memory", "failed"),
     ):
         record["plans"]["go"]["reason"] = reason
-        assert f"go {shown} " in Page(render(record)).text
+        assert f"go search {shown} " in Page(render(record)).text
 
 
 def test_the_page_is_well_formed_and_says_the_key_numbers(record: dict[str, Any]) -> None:

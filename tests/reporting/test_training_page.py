@@ -53,6 +53,14 @@ def test_courses_stand_where_their_values_are() -> None:
     assert "low: 0 after epoch 1, 1.00 after epoch 2" in svg
 
 
+@pytest.mark.parametrize("epochs, ticks", [([1, 2, 3], [1, 2, 3]), ([4, 5], [4, 5]), ([1], [0, 1])])
+def test_the_axis_of_epochs_begins_at_the_first(epochs: list[int], ticks: list[int]) -> None:
+    svg = over_epochs([("loss", [(epoch, 1.0) for epoch in epochs])], "loss", "loss")
+    across = dict(re.findall(r'<text class="tick" x="([\d.]+)" y="288" [^>]*>(\d+)</text>', svg))
+    assert [*map(int, across.values())] == ticks
+    assert min(map(float, across)) == 62, "at the left end"
+
+
 def test_sections_without_content_are_left_out() -> None:
     record = make_training()
     for entry in record["epochs"]:
@@ -82,3 +90,23 @@ def test_the_headline_says_if_ridge_regression_on_sums_is_as_good(control: float
     assert (f"{control:.3f} by ridge regression on sums" in page.text) is beats
     assert ("The control needs no network" in page.text) is beats
     assert f"{control:.3f} Kendall's tau of the control" in page.text
+
+
+def test_segments_and_operations_have_charts_of_their_shares() -> None:
+    parts = {"segments": [["segment 1", 1.0], ["segment 0", -0.5], ["bad"]], "operations": [["dot 3", 0.2]]}
+    made = render_training(make_training() | {"explained": {"words": "a < b", "difference": 2.0} | parts})
+    page = Html(made)
+    assert faults(made) == [] and "a < b" in page.text and "segment 0: -25.0 % of the difference" in page.text
+    assert [words for tag, words in page.words if tag == "title" and words.startswith("dot")] == [
+        "dot 3: 10.0 % of the difference"
+    ]
+    for broken in ({"segments": 3}, parts | {"difference": None}, parts | {"difference": 0}):
+        assert faults(render_training(make_training() | {"explained": broken})) == []
+
+
+@pytest.mark.parametrize("control, command", [(0.5, "gst test --config"), (0.9, "--trainer.max_epochs=12")])
+def test_the_head_has_a_command_to_go_on_with_and_says_how_sure_it_is(control: float, command: str) -> None:
+    page = Html(render_training(make_training() | {"control": {"tau": control}}))
+    first = next(words for tag, words in page.words if tag == "code")
+    assert command in first and ("gst rank runs/alexnet_layout/checkpoints/best.ckpt" in first) == (control < 0.7)
+    assert "the same \u00b10.08 (95 %)" in page.text, "1.96 sqrt(2 (1 - 0.812^2) / 400)"

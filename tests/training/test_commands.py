@@ -14,7 +14,7 @@ import torch
 import wandb
 
 from gst.cli import main
-from gst.data.tpugraphs import read
+from gst.data.tpugraphs import OPCODE_NAMES, read
 from gst.training.checkpoints import check_readable
 from tests.choices import with_rest
 from tests.outcomes import same
@@ -141,13 +141,18 @@ def test_fit_then_rank_then_predict(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(Path("runs/alexnet_layout").glob("wandb/offline-run-*")), "W&B logged nothing"
     checkpoint = "runs/alexnet_layout/checkpoints/best.ckpt"
     file = FIXTURES / "alexnet_small.npz"
-    assert main(["rank", checkpoint, str(file), "--top", "3", "--out", "scores.csv", "--json", "rank.json"]) == 0
+    arguments = ["rank", checkpoint, str(file), "--top", "3", "--explain", "--out", "scores.csv", "--json", "rank.json"]
+    assert main(arguments) == 0
     with Path("scores.csv").open() as lines:
         rows = list(csv.DictReader(lines))
     assert [int(row["config"]) for row in rows] == list(range(read(file, merge=False).num_configs))
     scores = np.array([float(row["score"]) for row in rows])
     assert json.loads(Path("rank.json").read_text())["top"] == np.argsort(scores, kind="stable")[:3].tolist()
     assert len(set(scores)) > 100
+    why, printed = json.loads(Path("rank.json").read_text())["explained"], capsys.readouterr().out
+    assert why["difference"] == pytest.approx(scores[why["slow"]].mean() - scores[why["fast"]].mean(), rel=1e-3)
+    assert all(name in printed for name, _ in why["segments"] + why["operations"])
+    assert {name.split()[0] for name, _ in why["operations"]} <= set(OPCODE_NAMES)
 
     assert main(command("test", "alexnet_layout", f"--ckpt_path={checkpoint}", "--json", "test.json")) == 0
     assert "test/tau" in json.loads(Path("test.json").read_text())["metrics"]

@@ -302,8 +302,9 @@ MOST_EDGES = 10_000  # of the linear program
 
 
 def sct(task: Task) -> Plan | None:
-    """Place by `etf` with favourite children (see `favourite_children`): the m-SCT of Baechi. None for a task of more
-    than `MOST_EDGES` edges, or if no plan keeps the memory limits."""
+    """Place by earliest time first with favourite children: the m-SCT of Baechi (Jeon et al., SoCC 2020).
+
+    See `favourite_children`. None for a task of more than `MOST_EDGES` edges, or if no plan keeps the memory limits."""
     pairs = task.costs.edges[:, task.costs.computed[task.costs.edges[0]]]
     if pairs.shape[1] > MOST_EDGES:
         return None
