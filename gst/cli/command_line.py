@@ -95,6 +95,8 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     options = parser.parse_args(arguments)
     options.command = shlex.join([*parser.prog.split(), *arguments])
     run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
+    if getattr(options, "usual_out", None) and options.out is None:
+        options.out = options.usual_out(options)
     locks = hasattr(options, "resume") and options.out
     with directory_lock(options.out) if locks else nullcontext():
         result = run(options)

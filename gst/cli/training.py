@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gst.util.progress import Bars
-from gst.util.writing import atomic_write, directory_lock
+from gst.util.writing import atomic_write
 
 if TYPE_CHECKING:
     from gst.training.sweeps import Sweep, Trial
@@ -52,8 +52,8 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument("--trials", type=int, metavar="N", help=trials)
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
-    # Not `resume`: for that name the directory would be taken before its default is known.
-    sweep.add_argument("--resume", dest="go_on", action="store_true", help="go on with what is in --out")
+    sweep.add_argument("--resume", action="store_true", help="go on with what is in --out")
+    sweep.set_defaults(usual_out=lambda options: Path("runs/sweeps") / options.file.stem)
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
@@ -88,11 +88,13 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
 
     sweep = read_sweep(options.file)
-    out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)
+    out, most = options.out, _number(sweep, options.trials)
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
-    with directory_lock(out), Bars() as bars:
-        trials = run_sweep(sweep, out, most, options.seed, options.go_on, lambda ended: _tell(bars, ended, most, sweep))
+    with Bars() as bars:
+        trials = run_sweep(
+            sweep, out, most, options.seed, options.resume, lambda ended: _tell(bars, ended, most, sweep)
+        )
     best = best_of(trials, sweep.goal)
     if not best:
         last = trials[-1]

@@ -31,9 +31,9 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.machines import machine
 from gst.placement.objectives import MeasuredObjective, Planned, SimulatedObjective
-from gst.placement.profiling import FusedTask, cached_task, chains, fused_task, profiled_task, whole_step
+from gst.placement.profiling import FusedTask, cached_task, chains, check_costs, fused_task, profiled_task, whole_step
 from gst.placement.reward import Learned
-from gst.placement.task import Task
+from gst.placement.task import Task, check_same
 from gst.programs import Program
 from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
@@ -85,6 +85,7 @@ def place_measured(
     started = time.perf_counter()
     host, names = fleet.kind.machine if fleet else this_machine(), [each.name for each in devices]
     learned = load_costs(Path(settings.warm_start), host, names) if settings.warm_start else {}
+    _check_goes_on(program, devices, out, host, settings)
     compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
     with (
         fleet or IsolatedExecutor(source, devices) as runner,
@@ -119,6 +120,16 @@ def place_measured(
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
     drawing = {"measurements": [] if search is None else report_rows(search.trials)}
     return planning.PlacementResult(task, plans[finals.best], result, drawing)
+
+
+def _check_goes_on(
+    program: Program, devices: Sequence[Device], out: Path, host: Mapping[str, Any], settings: planning.Settings
+) -> None:
+    """Refuse a directory of another search before anything is compiled; ValueError."""
+    check_costs(program, devices, out, host)
+    now = {"seed": settings.seed, "tasks": [name for name in settings.tasks if name != "fusion"]}
+    for record in Log(out / SEARCHES).read():
+        check_same(out / SEARCHES, record, now)
 
 
 def _fused(
@@ -275,9 +286,11 @@ class Finals:
 
     @property
     def best(self) -> str:
-        """Name of the fastest plan of the first set among those that ran in the second."""
-        in_order, again = fastest(self.first), set(fastest(self.second))
-        return next((name for name in in_order if name in again), in_order[0])
+        """Name of the plan with the least geometric mean of both medians, of the first if none ran twice."""
+        again = fastest(self.second)
+        in_both = [name for name in fastest(self.first) if name in again]
+        ms = {name: self.first[name].median_ms * self.second[name].median_ms for name in in_both}
+        return min(in_both, key=lambda name: ms[name]) if in_both else fastest(self.first)[0]
 
     @property
     def winner(self) -> str:

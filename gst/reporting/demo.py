@@ -33,7 +33,12 @@ NEXT = {
 SENTENCE = {
     "growth": "trained on a giant graph in {}",
     "ranking": "ranked layouts of a real program with {}",
-    "placement": "planned a step at {} the speed of PyTorch",
+    "placement": "planned a step at {} the speed of the fastest without a plan",
+}
+NO_GAIN = {
+    "growth": "took {} to train on a giant graph",
+    "ranking": "ranked layouts of a real program no better than linear regression ({})",
+    "placement": "found no plan faster than the step without one ({})",
 }
 SUMS = "linear regression on sums"
 TRAINED_ON = {"segments": "segments", "whole": "whole graph"}
@@ -66,7 +71,8 @@ def render_demo(record: Record) -> str:
         )
     )
     shown, command = gains(record), command_of(record)
-    heading = "GST " + ", ".join(SENTENCE[name].format(value) for name, (value, _, _) in shown.items())
+    sentences = ((SENTENCE if tone else NO_GAIN)[name].format(value) for name, (value, _, tone) in shown.items())
+    heading = "GST " + ", ".join(sentences)
     eyebrow = f"{command} · {len(shown)} of {len(NEXT)} parts in {brief(record.get('seconds'))} s"
     head = tiles(shown.values()) if shown else ""
     return page("GST demo", heading if shown else "No part of the demo has finished", eyebrow, head, body, command)

@@ -58,7 +58,7 @@ def best_of(record: Record) -> Record:
 
 
 def again(plan: Record) -> Record:
-    """Return a plan with the times of its second set of runs, if it has one; these did not choose it."""
+    """Return a plan with the times of its second set of runs, if it has one."""
     times = {key: plan.get(f"again_{key}") for key in ("median_ms", "low_ms", "high_ms")}
     return plan if math.isnan(number(times["median_ms"])) else {**plan, **times}
 
@@ -213,7 +213,7 @@ def lead(record: Record) -> str:
         if overlaps(best, baseline):
             words += " The two intervals overlap: these runs do not settle that the search gained anything."
     if measured:
-        words += " The best plan is the one with the least median in the first set of runs."
+        words += " The best plan is the one with the least time in both sets of runs together."
         words += _faster_again(record)
     else:
         words += " No plan ran: these times are worth as much as the costs that they are computed from."
@@ -262,11 +262,14 @@ def facts(record: Record) -> str:
 
 
 def ratio_of(record: Record, plan: Record) -> str:
-    """Return the time of plain PyTorch over that of the plan, both of one set of runs; above 1 the plan is faster."""
+    """Return the time of plain PyTorch over that of the plan, above 1 if the plan is faster.
+
+    If there is a second set of runs, it is a dash for a plan that is not in it: ratios of two sets cannot be compared.
+    """
     base = pytorch_of(record)
-    if all(number(each.get("again_median_ms")) > 0 for each in (base, plan)):
-        base, plan = again(base), again(plan)
-    ratio = time_of(base) / (time_of(plan) or math.nan)
+    if number(base.get("again_median_ms")) > 0:
+        plan = again(plan) if number(plan.get("again_median_ms")) > 0 else {}
+    ratio = time_of(again(base)) / (time_of(plan) or math.nan)
     return DASH if math.isnan(ratio) else f"{ratio:.2f}x"
 
 

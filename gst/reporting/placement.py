@@ -48,9 +48,9 @@ TOLD = {
     "measured": "Operations were profiled on each device. From these costs the simulator judged the plans of all "
     "baselines and methods, and the search measured the most promising ones for real. At the end all plans ran in "
     "turns, plain PyTorch in a process of its own, so that a busy moment of the machine hits them alike; the fastest "
-    "ran again, in a second set of runs, which gives the times of the headline and of the order here: luck did not "
-    "choose them. Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the "
-    "plan's, of the second set where the plan has it: above 1 the plan is faster. Simulated is what the simulator "
+    "ran again, in a second set of runs, which gives the times of the headline; its plans come first here. "
+    "Intervals are 95 % bootstrap intervals of the median. The ratio is plain PyTorch's time over the plan's in the "
+    "second set: above 1 the plan is faster. Simulated is what the simulator "
     "expects, measured how many plans the search ran. The times hold for this program on this machine.",
     "simulated": "No plan was run. A simulator of the devices starts each operation when its device is free and its "
     "inputs have arrived; operations and transfers take what the costs say. Above the bound is by how much a plan "
@@ -87,7 +87,8 @@ def plans(record: Record) -> str:
     if not known:
         return ""
     times = {name: time_of(again(plan)) for name, plan in known.items()}
-    names = sorted(known, key=lambda name: math.inf if math.isnan(times[name]) else times[name])
+    twice = {name: not math.isnan(number(plan.get("again_median_ms"))) for name, plan in known.items()}
+    names = sorted(known, key=lambda name: (not twice[name], math.inf if math.isnan(times[name]) else times[name]))
     best = names.index(winner_of(record)) if winner_of(record) in names else None
     columns = _measured_columns(record) if runtime == "measured" else _computed_columns(record)
     searched = {name: "baseline" if kind_of(record, name) == "baseline" else "search" for name in names}
