@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -68,6 +70,43 @@ def handlers_kept() -> Iterator[None]:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """Ends a computation that takes too long, as Ctrl-C does."""
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` in the body after so many seconds. It has no effect outside the main thread, without alarms, or
+    where an earlier alarm is set.
+
+    Examples:
+        >>> try:
+        ...     with stopped_after(0.01):
+        ...         time.sleep(10)
+        ... except TimeIsUp:
+        ...     print("stopped")
+        stopped
+    """
+    can_stop = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if math.isinf(seconds) or not can_stop or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeIsUp
+
+    begun, before = time.perf_counter(), signal.signal(signal.SIGALRM, stop)
+    # Repeated every second: Python ignores an exception that is raised while an object is destroyed.
+    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.perf_counter() - begun), 1e-3))
 
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
