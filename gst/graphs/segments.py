@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -19,6 +20,7 @@ from gst.util.arrays import Mapped, PackedArray, as_bytes
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
+MOST_CUT = 0.5  # of the edges, before a warning
 CONFIG_BYTES = 1 << 24  # of configuration features rearranged at once, a single configuration being the least
 
 Assignment = Int64[np.ndarray, " nodes"]
@@ -305,6 +307,12 @@ class Cutting:
             yield name, getattr(self.graph, name)
         links = sum(int((ends[0] != ends[1]).sum()) for ends in self._edges())
         self.edge_cut = float((links - inside) / links) if links else 0.0
+        if self.edge_cut > MOST_CUT and not self.halo:
+            warnings.warn(
+                "over half of the edges of a graph (its edge_cut) are between segments, where no message passes: "
+                "larger segments (max_nodes) cut fewer, and a halo keeps messages",
+                stacklevel=2,
+            )
 
     def _edges(self) -> Iterator[np.ndarray]:
         return (self.graph.edges[:, part] for part in chunks(self.graph.num_edges, self.chunk))
