@@ -250,7 +250,11 @@ def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
             embedded = embedded.to(dtype)
     with torch.autocast(embedded.device.type, enabled=False):
         try:
-            return head(embedded)
+            prediction = head(embedded)
+            if not isinstance(prediction, Tensor):
+                kind = type(prediction).__name__
+                raise ValueError(f"the head returns a {kind}; want one tensor, with an axis of outputs at the end")
+            return prediction
         except RuntimeError as error:
             if "shapes cannot be multiplied" not in str(error):
                 raise
