@@ -50,6 +50,9 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
     trials = f"number of trials (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})"
     sweep.add_argument("--trials", type=int, metavar="N", help=trials)
+    sweep.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="trainings that share the cores (default: 1)"
+    )
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
     sweep.add_argument("--resume", action="store_true", help="go on with what is in --out")
@@ -76,6 +79,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             writer = csv.writer(file)
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
+        print(f"Look at {options.out}")
     return {"file": options.file, "num_configs": len(scores), "top": order[: options.top].tolist()}
 
 
@@ -87,14 +91,17 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
         )
     from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
 
+    if options.at_once < 1:
+        raise ValueError(f"--at-once is {options.at_once}; want 1 or more")
     sweep = read_sweep(options.file)
     out, most = options.out, _number(sweep, options.trials)
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
     with Bars() as bars:
         trials = run_sweep(
-            sweep, out, most, options.seed, options.resume, lambda ended: _tell(bars, ended, most, sweep)
-        )
+            sweep, out, most, options.seed, options.resume, lambda ended: _tell(bars, ended, most, sweep),
+            options.at_once,
+        )  # fmt: skip
     best = best_of(trials, sweep.goal)
     if not best:
         last = trials[-1]
