@@ -56,9 +56,8 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
         is_of_wandb = type(error).__module__.startswith("wandb.")
         if debug or not (is_of_wandb or isinstance(error, ValueError | OSError | subprocess.CalledProcessError)):
             raise
-        words = _reason(error, arguments)
         more = "; log in to W&B by `wandb login`, or set WANDB_MODE=offline" if is_of_wandb else ""
-        print(f"gst: error: {words}{more}", file=sys.stderr)
+        print(f"gst: error: {_reason(error, arguments)}{more}", file=sys.stderr)
         return 2
     except Stopped as stop:
         print(f"gst: {stop}; every file is as it was last saved; {stop.advice or _advice(arguments)}", file=sys.stderr)

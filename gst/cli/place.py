@@ -60,7 +60,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     add("--out", type=Path, metavar="DIR", help="directory of results (default: runs/place/PROGRAM)")
     add("--resume", action="store_true", help="go on with the files in --out")
     add("--wandb", action="store_true", help="log to W&B, offline unless you are logged in (or by WANDB_MODE)")
-    place.set_defaults(anew=False, usual_out=lambda options: folder_of("place", options.program))
+    place.set_defaults(anew=False, usual_out=lambda options: _folder_of("place", options.program))
     measure = command(
         commands, "measure", _measure, "run plans of a program in a child process, and make a dataset of them",
         "gst measure rnnlm --devices cpu:0,cpu:1,cpu:0-1 --random 500 --out runs/measured/rnnlm\n"
@@ -83,16 +83,10 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     add("--workers", metavar="ADDRESS", help=workers)
     add("--out", type=Path, metavar="DIR", help="directory of results (default: runs/measured/PROGRAM)")
     add("--resume", action="store_true", help="go on with the measurements in --out")
-    measure.set_defaults(usual_out=lambda options: folder_of("measured", options.program))
+    measure.set_defaults(usual_out=lambda options: _folder_of("measured", options.program))
 
 
-def folder_of(command: str, program: str) -> Path:
-    """Return the usual directory of results of a program.
-
-    Examples:
-        >>> folder_of("place", "rnnlm:layers=2,hidden=8").as_posix()
-        'runs/place/rnnlm-layers-2-hidden-8'
-    """
+def _folder_of(command: str, program: str) -> Path:
     return Path("runs", command, re.sub(r"[^\w.]+", "-", program))
 
 

@@ -8,6 +8,7 @@ import shlex
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
     trials = f"number of trials (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})"
     sweep.add_argument("--trials", type=int, metavar="N", help=trials)
-    sweep.add_argument(
-        "--at-once", type=int, default=1, metavar="N", help="trainings that share the cores (default: 1)"
-    )
+    sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="trials at a time (default: %(default)s)")
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
     sweep.add_argument("--resume", action="store_true", help="go on with what is in --out")
@@ -98,10 +97,8 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
     with Bars() as bars:
-        trials = run_sweep(
-            sweep, out, most, options.seed, options.resume, lambda ended: _tell(bars, ended, most, sweep),
-            options.at_once,
-        )  # fmt: skip
+        told = partial(_tell, bars, most, sweep)
+        trials = run_sweep(sweep, out, most, options.seed, options.resume, told, options.at_once)
     best = best_of(trials, sweep.goal)
     if not best:
         last = trials[-1]
@@ -126,7 +123,7 @@ def _number(sweep: Sweep, asked: int | None) -> int:
     return min(wanted, everything or wanted)
 
 
-def _tell(bars: Bars, ended: list[Trial], most: int, sweep: Sweep) -> None:
+def _tell(bars: Bars, most: int, sweep: Sweep, ended: list[Trial]) -> None:
     from gst.training.sweeps import best_of
 
     best = best_of(ended, sweep.goal)

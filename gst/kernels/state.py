@@ -256,7 +256,8 @@ class StepInPlace:
     def _call(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
         try:
             kernels = kernel_program(module, inputs, self._step.name).without_inputs()
-            return Run(kernels, given=inputs) if self._plan is None else self._planned(kernels, inputs, self._plan)
+            with self._undone():  # a plan takes steps to time them
+                return Run(kernels, given=inputs) if self._plan is None else self._plan(kernels, inputs)
         except NotUnderstoodError as error:
             self.reason = str(error)
             return _compiled_whole(module, inputs)
@@ -301,11 +302,6 @@ class StepInPlace:
             yield
         finally:
             self.load_state_dict(before)
-
-    def _planned(self, kernels: KernelProgram, inputs: Sequence[Tensor], plan: Plan) -> Call:
-        """Make a plan, which takes steps to time them."""
-        with self._undone():
-            return plan(kernels, inputs)
 
 
 def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:

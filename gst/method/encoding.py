@@ -252,8 +252,9 @@ def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
         try:
             prediction = head(embedded)
             if not isinstance(prediction, Tensor):
-                kind = type(prediction).__name__
-                raise ValueError(f"the head returns a {kind}; want one tensor, with an axis of outputs at the end")
+                raise ValueError(
+                    f"the head returns a {type(prediction).__name__}; want one tensor, outputs its last axis"
+                )
             return prediction
         except RuntimeError as error:
             if "shapes cannot be multiplied" not in str(error):

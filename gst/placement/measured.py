@@ -85,7 +85,10 @@ def place_measured(
     started = time.perf_counter()
     host, names = fleet.kind.machine if fleet else this_machine(), [each.name for each in devices]
     learned = load_costs(Path(settings.warm_start), host, names) if settings.warm_start else {}
-    _check_goes_on(program, devices, out, host, settings)
+    check_costs(program, devices, out, host)  # before anything is compiled
+    asked = {"seed": settings.seed, "tasks": [name for name in settings.tasks if name != "fusion"]}
+    for record in Log(out / SEARCHES).read():
+        check_same(out / SEARCHES, record, asked)
     compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
     with (
         fleet or IsolatedExecutor(source, devices) as runner,
@@ -120,16 +123,6 @@ def place_measured(
         prepare([dataset], out / "dataset", max_nodes=512, method=usual_method())
     drawing = {"measurements": [] if search is None else report_rows(search.trials)}
     return planning.PlacementResult(task, plans[finals.best], result, drawing)
-
-
-def _check_goes_on(
-    program: Program, devices: Sequence[Device], out: Path, host: Mapping[str, Any], settings: planning.Settings
-) -> None:
-    """Refuse a directory of another search before anything is compiled; ValueError."""
-    check_costs(program, devices, out, host)
-    now = {"seed": settings.seed, "tasks": [name for name in settings.tasks if name != "fusion"]}
-    for record in Log(out / SEARCHES).read():
-        check_same(out / SEARCHES, record, now)
 
 
 def _fused(

@@ -262,10 +262,7 @@ def facts(record: Record) -> str:
 
 
 def ratio_of(record: Record, plan: Record) -> str:
-    """Return the time of plain PyTorch over that of the plan, above 1 if the plan is faster.
-
-    If there is a second set of runs, it is a dash for a plan that is not in it: ratios of two sets cannot be compared.
-    """
+    """Return the time of plain PyTorch over that of the plan, of the second set of runs alone if there is one."""
     base = pytorch_of(record)
     if number(base.get("again_median_ms")) > 0:
         plan = again(plan) if number(plan.get("again_median_ms")) > 0 else {}

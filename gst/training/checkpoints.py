@@ -148,9 +148,7 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in OF_DAMAGE):
             raise ValueError(f"{path} cannot be read: {plain(error)}") from error
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise ValueError(
-                f"{path} holds a {named[1]}; only tensors and plain values are read: save its state"
-            ) from None
+            raise ValueError(f"{path} holds a {named[1]}; only tensors and plain values are read") from None
         raise ValueError(f"{path} is not a checkpoint of `gst fit`, or damaged; take an earlier one") from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds a {type(checkpoint).__name__}")
