@@ -164,8 +164,7 @@ class Metric:
         return {"words": self.words, "direction": self.direction, "is_share": self.is_share}
 
 
-OF_RUNTIMES = (*WITHIN_A_GRAPH, "log_runtime")
-"""Losses of runtimes: with `squared_error` targets may be anything, of which the least is not the best."""
+OF_RUNTIMES = (*WITHIN_A_GRAPH, "log_runtime")  # losses whose least target is the best
 METRICS: dict[str, Metric] = {
     "mae": Metric(mean_absolute_error, "min", "mean absolute error", ["squared_error"], of_all=True),
     "tau": Metric(tau, "max", "Kendall's tau"),

@@ -20,7 +20,6 @@ from gst.util.arrays import Mapped, PackedArray, as_bytes
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
-MOST_CUT = 0.5  # of the edges, before a warning
 CONFIG_BYTES = 1 << 24  # of configuration features rearranged at once, a single configuration being the least
 
 Assignment = Int64[np.ndarray, " nodes"]
@@ -307,12 +306,9 @@ class Cutting:
             yield name, getattr(self.graph, name)
         links = sum(int((ends[0] != ends[1]).sum()) for ends in self._edges())
         self.edge_cut = float((links - inside) / links) if links else 0.0
-        if self.edge_cut > MOST_CUT and not self.halo:
-            warnings.warn(
-                "over half of the edges of a graph (its edge_cut) are between segments, where no message passes: "
-                "larger segments (max_nodes) cut fewer, and a halo keeps messages",
-                stacklevel=2,
-            )
+        if self.edge_cut > 0.5 and not self.halo:
+            words = "no message passes them; larger segments (max_nodes) cut fewer, a halo keeps messages"
+            warnings.warn(f"over half of the edges of a graph are cut: {words}", stacklevel=2)
 
     def _edges(self) -> Iterator[np.ndarray]:
         return (self.graph.edges[:, part] for part in chunks(self.graph.num_edges, self.chunk))

@@ -155,9 +155,7 @@ def cached_task(
 
 
 def check_costs(program: Program, devices: Sequence[Device], out: Path, machine: Mapping[str, Any]) -> None:
-    """Raises:
-    ValueError: `out` has costs of another program, other devices or another machine.
-    """
+    """Raise ValueError if `out` has costs of another program, other devices or another machine."""
     if (path := out / COSTS).exists():
         now = {"program": program.key, "devices": [device.name for device in devices], "machine": machine}
         check_same(path, read_object(path), now)

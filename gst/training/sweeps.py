@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -112,8 +112,8 @@ def metric_of(result: Mapping[str, Any], name: str) -> float:
     for each in places:
         if isinstance(value := each.get(name), int | float) and math.isfinite(value):
             return float(value)
-    there = {key for each in places for key, value in each.items() if isinstance(value, int | float)}
-    there = sorted(there, key=lambda key: (key.partition("/")[0] != name.partition("/")[0], key))  # those alike first
+    numbers = {key for each in places for key, value in each.items() if isinstance(value, int | float)}
+    there = sorted(numbers, key=lambda key: (key.partition("/")[0] != name.partition("/")[0], key))  # those alike first
     raise ValueError(f"the result has no finite {name!r}; it has {', '.join(there) or 'no numbers'}")
 
 
@@ -262,9 +262,8 @@ def run_sweep(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study, failed_in_a_row = _opened(sweep, out, seed, resume), 0
-    with ExitStack() as stack:
-        running: dict[Any, tuple[subprocess.Popen[bytes], float]] = {}
-        stack.callback(lambda: [child.terminate() or child.wait() for child, _ in running.values()])
+    running: dict[Any, tuple[subprocess.Popen[bytes], float]] = {}
+    try:
         while True:
             ended = _ended(study)
             told(ended)
@@ -291,6 +290,10 @@ def run_sweep(
             if failed_in_a_row == PATIENCE:
                 words = f"{PATIENCE} trials in a row failed, the last one with: {error}"
                 raise ValueError(f"{words}; see {folder}/output.log")
+    finally:
+        for child, _ in running.values():
+            child.terminate()
+            child.wait()
 
 
 def _drawn(sweep: Sweep, study: Any, seed: int) -> Any:

@@ -82,12 +82,9 @@ def stopped_after(seconds: float) -> Iterator[None]:
     where an earlier alarm is set.
 
     Examples:
-        >>> try:
-        ...     with stopped_after(0.01):
-        ...         time.sleep(10)
-        ... except TimeIsUp:
-        ...     print("stopped")
-        stopped
+        >>> import contextlib
+        >>> with contextlib.suppress(TimeIsUp), stopped_after(0.01):
+        ...     time.sleep(10)
     """
     can_stop = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if math.isinf(seconds) or not can_stop or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
