@@ -54,10 +54,12 @@ def main(arguments: Sequence[str] | None = None, parser: Callable[[], argparse.A
             if parser is None and arguments and arguments[0] in TRAINING:
                 return _train(arguments)
             return _run(arguments, _parser(arguments) if parser is None else parser())
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        if debug:
+    except Exception as error:
+        is_of_wandb = type(error).__module__.startswith("wandb.")
+        if debug or not (is_of_wandb or isinstance(error, ValueError | OSError | subprocess.CalledProcessError)):
             raise
-        print(f"gst: error: {_reason(error, arguments)}", file=sys.stderr)
+        more = "; log in to W&B by `wandb login`, or set WANDB_MODE=offline" if is_of_wandb else ""
+        print(f"gst: error: {_reason(error, arguments)}{more}", file=sys.stderr)
         return 2
     except Stopped as stop:
         print(f"gst: {stop}; every file is as it was last saved; {stop.advice or _advice(arguments)}", file=sys.stderr)
@@ -97,6 +99,8 @@ def _run(arguments: list[str], parser: argparse.ArgumentParser) -> int:
     options = parser.parse_args(arguments)
     options.command = shlex.join([*parser.prog.split(), *arguments])
     run: Callable[[argparse.Namespace], dict[str, Any]] = options.run
+    if getattr(options, "usual_out", None) and options.out is None:
+        options.out = options.usual_out(options)
     locks = hasattr(options, "resume") and options.out
     with directory_lock(options.out) if locks else nullcontext():
         result = run(options)
@@ -173,14 +177,7 @@ def _train(arguments: list[str]) -> int:
             logging.getLogger(name).setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
         os.environ.setdefault("WANDB_SILENT", "true")
-    try:
-        result = run(rest)
-    except RuntimeError as error:
-        if "loading state_dict" not in str(error):
-            raise
-        raise ValueError(
-            f"the file of --ckpt_path is of another model; give the configuration it was trained with ({error})"
-        ) from error
+    result = run(rest)
     if ours.json:
         write_json(ours.json, result)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,10 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     seconds = f"time for compiling, searching and measuring, about (default: {USUAL_SECONDS:g}; none with --budget)"
     add("--seconds", type=float, metavar="S", help=seconds)
     add("--explain", action="store_true", help="print what each part of the loop contributed, and why")
-    add("--out", type=Path, metavar="DIR", required=True, help="directory of results")
+    add("--out", type=Path, metavar="DIR", help="directory of results (default: runs/place/PROGRAM)")
     add("--resume", action="store_true", help="go on with the files in --out")
     add("--wandb", action="store_true", help="log to W&B, offline unless you are logged in (or by WANDB_MODE)")
-    place.set_defaults(anew=False)
+    place.set_defaults(anew=False, usual_out=lambda options: _folder_of("place", options.program))
     measure = command(
         commands, "measure", _measure, "run plans of a program in a child process, and make a dataset of them",
         "gst measure rnnlm --devices cpu:0,cpu:1,cpu:0-1 --random 500 --out runs/measured/rnnlm\n"
@@ -79,13 +80,18 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     add("--patience", type=float, default=20.0, metavar="S", help=patience)
     workers = "measure on each kind of host of a Ray cluster, into DIR/KIND: ray or ray://HOST:PORT"
     add("--workers", metavar="ADDRESS", help=workers)
-    add("--out", type=Path, required=True, metavar="DIR", help="directory of results")
+    add("--out", type=Path, metavar="DIR", help="directory of results (default: runs/measured/PROGRAM)")
     add("--resume", action="store_true", help="go on with the measurements in --out")
+    measure.set_defaults(usual_out=lambda options: _folder_of("measured", options.program))
+
+
+def _folder_of(command: str, program: str) -> Path:
+    return Path("runs", command, re.sub(r"[^\w.]+", "-", program))
 
 
 def _place(options: argparse.Namespace) -> dict[str, Any]:
-    if options.seconds is not None and options.seconds < 0:
-        raise ValueError(f"--seconds is {options.seconds}, want 0 or more")
+    if options.seconds is not None and not options.seconds > 0:
+        raise ValueError(f"--seconds is {options.seconds:g}, want more than 0")
     measured = options.runtime == "measured" and options.machine is None
     here = measured and not options.workers
     if options.seconds is not None and not here:
@@ -131,7 +137,7 @@ def _print_plans(result: dict[str, Any]) -> None:
     ran = {name: plan for name, plan in plans.items() if plan["feasible"]}
     times = {name: plan.get("again_median_ms") or plan[key] for name, plan in ran.items()}
     print(f"{'plan':<{width}}  {'median ms  95 % interval  once more' if measured else result['runtime'] + ' ms'}")
-    for name, plan in sorted(ran.items(), key=lambda item: times[item[0]]):
+    for name, plan in sorted(ran.items(), key=lambda item: (not item[1].get("again_median_ms"), times[item[0]])):
         words = f"{name:<{width}}  {plan[key]:9.2f}"
         if measured:
             words += f"  {plan['low_ms']:.2f} .. {plan['high_ms']:.2f}"

@@ -8,11 +8,12 @@ import shlex
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gst.util.progress import Bars
-from gst.util.writing import atomic_write, directory_lock
+from gst.util.writing import atomic_write
 
 if TYPE_CHECKING:
     from gst.training.sweeps import Sweep, Trial
@@ -52,10 +53,11 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
     trials = f"number of trials (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})"
     sweep.add_argument("--trials", type=int, metavar="N", help=trials)
+    sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="trials at a time (default: %(default)s)")
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
-    # Not `resume`: for that name the directory would be taken before its default is known.
-    sweep.add_argument("--resume", dest="go_on", action="store_true", help="go on with what is in --out")
+    sweep.add_argument("--resume", action="store_true", help="go on with what is in --out")
+    sweep.set_defaults(usual_out=lambda options: Path("runs/sweeps") / options.file.stem)
 
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
@@ -82,6 +84,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             writer = csv.writer(file)
             writer.writerow(["config", "score"])
             writer.writerows((config, repr(float(score))) for config, score in enumerate(scores))
+        print(f"Look at {options.out}")
     if why:
         print(why["words"])
         for name, value in (*why["segments"], *why["operations"]):
@@ -98,12 +101,15 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
         )
     from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
 
+    if options.at_once < 1:
+        raise ValueError(f"--at-once is {options.at_once}; want 1 or more")
     sweep = read_sweep(options.file)
-    out, most = options.out or Path("runs/sweeps") / options.file.stem, _number(sweep, options.trials)
+    out, most = options.out, _number(sweep, options.trials)
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
-    with directory_lock(out), Bars() as bars:
-        trials = run_sweep(sweep, out, most, options.seed, options.go_on, lambda ended: _tell(bars, ended, most, sweep))
+    with Bars() as bars:
+        told = partial(_tell, bars, most, sweep)
+        trials = run_sweep(sweep, out, most, options.seed, options.resume, told, options.at_once)
     best = best_of(trials, sweep.goal)
     if not best:
         last = trials[-1]
@@ -128,7 +134,7 @@ def _number(sweep: Sweep, asked: int | None) -> int:
     return min(wanted, everything or wanted)
 
 
-def _tell(bars: Bars, ended: list[Trial], most: int, sweep: Sweep) -> None:
+def _tell(bars: Bars, most: int, sweep: Sweep, ended: list[Trial]) -> None:
     from gst.training.sweeps import best_of
 
     best = best_of(ended, sweep.goal)

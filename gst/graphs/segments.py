@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -304,6 +305,9 @@ class Cutting:
             yield name, getattr(self.graph, name)
         links = sum(int((ends[0] != ends[1]).sum()) for ends in self._edges())
         self.edge_cut = float((links - inside) / links) if links else 0.0
+        if self.edge_cut > 0.5 and not self.halo:
+            words = "no message passes them; larger segments (max_nodes) cut fewer, a halo keeps messages"
+            warnings.warn(f"over half of the edges of a graph are cut: {words}", stacklevel=2)
 
     def _edges(self) -> Iterator[np.ndarray]:
         return (self.graph.edges[:, part] for part in chunks(self.graph.num_edges, self.chunk))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gst.graphs.graph import Graph, trouble_with
+from gst.graphs.graph import Graph, from_pyg, is_pyg, trouble_with
 from gst.graphs.preparation import Preparation
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
 from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
@@ -37,7 +37,7 @@ are of int8 or float32."""
 
 
 def prepare(
-    graphs: Iterable[Graph],
+    graphs: Iterable[Graph | Any],
     root: Path | str,
     max_nodes: int = 1000,
     method: str = "metis",
@@ -54,8 +54,8 @@ def prepare(
     cut and written in pieces, so that memory does not grow with it if its own arrays are memory-mapped.
 
     Args:
-        graphs: read until they differ from all stores that are there. If they have a method `fingerprint() -> str`,
-            which changes with any graph ("" if unknown), graphs of a known store are not read.
+        graphs: `Graph`s, or PyG's `Data`; read until they differ from all stores that are there. If they have a method
+            `fingerprint() -> str`, which changes with any graph ("" if unknown), graphs of a known store are not read.
         max_nodes, method, halo, seed, block_nodes: see `gst.segment`.
         progress: called with the name of each graph once it is written.
         workers: processes that partition, one per core if not given. They do not change the result.
@@ -100,9 +100,12 @@ def prepare(
     return final
 
 
-def _named(graphs: Iterable[Graph]) -> Iterator[Graph]:
+def _named(graphs: Iterable[Graph | Any]) -> Iterator[Graph]:
     names: set[str] = set()
-    for graph in graphs:
+    for each in graphs:
+        graph = from_pyg(each) if is_pyg(each) else each
+        if not isinstance(graph, Graph):
+            raise ValueError(f"a {type(graph).__name__} cannot be prepared; want graphs as gst.Graph, or PyG's Data")
         if graph.name in names:
             raise ValueError(f"two graphs are named {graph.name!r}; names must be unique within a dataset")
         if graph.targets.ndim > 1:
@@ -121,7 +124,7 @@ def _digest(settings: dict[str, Any], contents: Iterable[str]) -> str:
     return shortened(digest)
 
 
-def _compare(root: Path, settings: dict[str, Any], graphs: Iterable[Graph]) -> tuple[str, str]:
+def _compare(root: Path, settings: dict[str, Any], graphs: Iterable[Graph | Any]) -> tuple[str, str]:
     """A key made from the first graph, and the name of the store that holds just these graphs, if there is one."""
     alike = dict(_stores(root, settings))
     read: list[str] = []

@@ -7,6 +7,7 @@ Inductor drops copies that it holds needless. Each compiled step is compared wit
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +17,19 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from gst.execution.measure import measure, rested
 from gst.kernels.inductor import NotUnderstoodError, kernel_program
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
 from gst.lowering.calls import HOST, module_on
+from gst.machine.load import TimeIsUp, stopped_after
 from gst.programs import Program, Reference, Step, differ_beyond_rounding, kind_for
 from gst.programs.operation import opened
 from gst.programs.tracing import capture
 from gst.programs.watcher import Watcher
+from gst.util.progress import notice
 
+TIMED = 3  # steps, of which the shortest counts
 COMPARED = 4  # calls in which compiled code has to compute what the step as written computes
 Call = Callable[[], list[Any]]
 Plan = Callable[[KernelProgram, Sequence[Tensor]], Call]
@@ -125,12 +130,14 @@ class StepInPlace:
 
     Each size of batch is compiled at its first call, and compared with the step as written. A step whose kernels cannot
     be recorded runs as `torch.compile` runs it, in place too; one that computes something else so has its state written
-    after it, or runs as written, with a warning. `reason` says why.
+    after it, or runs as written, with a warning. On CPUs it also runs as written if that is faster, or if nothing is
+    compiled within `seconds`. `reason` says why.
 
     Args:
         step: `function(state, *batch) -> (loss, new_state)`, with its first state and a batch.
         device: of the state; that of the first state if None.
         plan: takes the kernels and the memory of their inputs, and returns a function that runs them; `Run` if None.
+        seconds: of compiling for one size of batch, at most.
 
     Attributes:
         state: tensors by name, which each call renews in place.
@@ -148,14 +155,16 @@ class StepInPlace:
         True
     """
 
-    def __init__(self, step: Step, device: torch.device | None = None, plan: Plan | None = None) -> None:
+    def __init__(
+        self, step: Step, device: torch.device | None = None, plan: Plan | None = None, seconds: float = math.inf
+    ) -> None:
         first = step.inputs[0] if step.inputs else None
         if not isinstance(first, Mapping) or not all(isinstance(each, Tensor) for each in first.values()):
             raise ValueError(f"step {step.name!r} has no state: its first input has to be a dictionary of tensors")
         tensors = pytree.tree_leaves(step.inputs)
         home = next((each.device for each in tensors if isinstance(each, Tensor)), HOST)
         self.device = home if device is None else device
-        self._step, self._plan = step, plan
+        self._step, self._plan, self._seconds = step, plan, seconds
         self.state: dict[str, Tensor] = {key: self._own(value) for key, value in first.items()}
         self._code: dict[Any, _Code] = {}
         self._watcher = Watcher(step.function)
@@ -213,21 +222,41 @@ class StepInPlace:
         own = [self._own(each) for each in pytree.tree_leaves(batch)]
         inputs = [*pytree.tree_leaves(self.state), *own]
         written = self._written(program, step.inputs, inputs)
+        as_written = _Code(lambda: written(inputs), own, program, [], [(one, inputs[other]) for one, other in pairs])
+        sizes = " and ".join(str(tuple(each.shape)) for each in own)
+        notice(f"compiling step {step.name!r} for a batch of {sizes}")
         reason = ""
-        for after in dict.fromkeys((tuple(late(program, pairs)), tuple(pairs))):
-            early = [each for each in pairs if each not in after]
-            call = self._call(in_place(module_on(program, self.device), program, early), inputs)
-            code = _Code(call, own, program, early, [(one, inputs[other]) for one, other in after])
-            if not (reason := self._difference(code, written, inputs, pairs)):
-                return code
-        self.reason = f"compiled it gives other results: {reason}"
+        try:
+            with stopped_after(self._seconds):
+                for after in dict.fromkeys((tuple(late(program, pairs)), tuple(pairs))):
+                    early = [each for each in pairs if each not in after]
+                    call = self._call(in_place(module_on(program, self.device), program, early), inputs)
+                    code = _Code(call, own, program, early, [(one, inputs[other]) for one, other in after])
+                    if not (reason := self._difference(code, written, inputs, pairs)):
+                        return self._faster(code, as_written)
+            self.reason = f"compiled it gives other results: {reason}"
+        except TimeIsUp:
+            self.reason = f"a batch of {sizes} was not compiled within {self._seconds:g} s"
         warnings.warn(f"gst: step {step.name!r} runs as written; {self.reason}", stacklevel=5)
-        return _Code(lambda: written(inputs), own, program, [], [(one, inputs[other]) for one, other in pairs])
+        return as_written
+
+    def _faster(self, code: _Code, as_written: _Code) -> _Code:
+        """Return the faster of both by a few steps, which are undone; on an accelerator the compiled code."""
+        if self.device != HOST:
+            return code
+        with self._undone():
+            timed = measure({"code": code.outputs, "written": as_written.outputs}, TIMED, 1, time_of=rested)
+        code_ms, written_ms = (min(each.samples_ms, default=math.inf) for each in timed.values())
+        if code_ms <= written_ms:
+            return code
+        self.reason = f"as written it takes {written_ms:.3g} ms, compiled {code_ms:.3g} ms"
+        return as_written
 
     def _call(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:
         try:
             kernels = kernel_program(module, inputs, self._step.name).without_inputs()
-            return Run(kernels, given=inputs) if self._plan is None else self._planned(kernels, inputs, self._plan)
+            with self._undone():  # a plan takes steps to time them
+                return Run(kernels, given=inputs) if self._plan is None else self._plan(kernels, inputs)
         except NotUnderstoodError as error:
             self.reason = str(error)
             return _compiled_whole(module, inputs)
@@ -272,11 +301,6 @@ class StepInPlace:
             yield
         finally:
             self.load_state_dict(before)
-
-    def _planned(self, kernels: KernelProgram, inputs: Sequence[Tensor], plan: Plan) -> Call:
-        """Make a plan, which takes steps to time them."""
-        with self._undone():
-            return plan(kernels, inputs)
 
 
 def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:

@@ -6,6 +6,8 @@ import fcntl
 import math
 import os
 import resource
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -199,3 +201,41 @@ def physical(devices: Sequence[Device]) -> list[str]:
         else:
             names |= {f"core-{core}" for core in device.cores or usable_cores()}
     return sorted(names)
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """Ends a computation that takes too long, as Ctrl-C does."""
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` in the body after so many seconds, which last longer on busy cores (`LoadMeter.spent`).
+
+    It has no effect outside the main thread, without alarms, or where an earlier alarm is set.
+
+    Examples:
+        >>> import contextlib
+        >>> with contextlib.suppress(TimeIsUp), stopped_after(0.01):
+        ...     time.sleep(10)
+    """
+    can_stop = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if math.isinf(seconds) or not can_stop or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
+        yield
+        return
+
+    meter = LoadMeter()
+
+    def stop(number: int, frame: object) -> None:
+        if meter.spent() >= seconds:
+            raise TimeIsUp
+
+    begun, before = time.perf_counter(), signal.signal(signal.SIGALRM, stop)
+    # Repeated every second: cores may be busy, and Python ignores exceptions raised while an object is destroyed.
+    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.perf_counter() - begun), 1e-3))

@@ -248,7 +248,12 @@ def apply_head(head: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
             embedded = embedded.to(dtype)
     with torch.autocast(embedded.device.type, enabled=False):
         try:
-            return head(embedded)
+            prediction = head(embedded)
+            if not isinstance(prediction, Tensor):
+                raise ValueError(
+                    f"the head returns a {type(prediction).__name__}; want one tensor, outputs its last axis"
+                )
+            return prediction
         except RuntimeError as error:
             if "shapes cannot be multiplied" not in str(error):
                 raise

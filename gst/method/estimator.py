@@ -267,6 +267,10 @@ class GraphSegmentTraining(nn.Module):
         with encoding.evaluating(self.encoder):
             return int(self.encode(catalogue, one, torch.zeros(1, 1, dtype=torch.int64)).shape[-1])
 
+    def clear_graphs(self) -> None:
+        """Free the memory of PyG's `Data` that was cut, up to 1 GiB; graphs that come again are cut again."""
+        self._entrance = draws.Entrance(self._entrance.max_nodes)
+
     def register(self, graphs: Iterable[SegmentedGraph]) -> None:
         """Allocate the table keys of all `graphs` now: processes that share a table need the same keys."""
         for graph in graphs:

@@ -30,8 +30,8 @@ from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.loop import Loop, brought, report_rows, tau
 from gst.placement.machines import machine
 from gst.placement.objectives import Learned, MeasuredObjective, Planned, SimulatedObjective
-from gst.placement.profiling import FusedTask, cached_task, chains, fused_task, profiled_task, whole_step
-from gst.placement.task import Task
+from gst.placement.profiling import FusedTask, cached_task, chains, check_costs, fused_task, profiled_task, whole_step
+from gst.placement.task import Task, check_same
 from gst.programs import Program
 from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
@@ -85,6 +85,10 @@ def place_measured(
     meter = LoadMeter()
     host, names = fleet.kind.machine if fleet else this_machine(), [each.name for each in devices]
     learned = load_costs(Path(settings.warm_start), host, names) if settings.warm_start else {}
+    check_costs(program, devices, out, host)  # before anything is compiled
+    searched = {"seed": settings.seed, "tasks": [name for name in settings.tasks if name != "fusion"]}
+    for record in Log(out / SEARCHES).read():
+        check_same(out / SEARCHES, record, searched)
     compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
     with (
         fleet or IsolatedExecutor(source, devices) as runner,
@@ -278,9 +282,11 @@ class Finals:
 
     @property
     def best(self) -> str:
-        """Name of the fastest plan of the first set among those that ran in the second."""
-        in_order, again = fastest(self.first), set(fastest(self.second))
-        return next((name for name in in_order if name in again), in_order[0])
+        """Name of the plan with the least geometric mean of both medians, of the first if none ran twice."""
+        again = fastest(self.second)
+        in_both = [name for name in fastest(self.first) if name in again]
+        ms = {name: self.first[name].median_ms * self.second[name].median_ms for name in in_both}
+        return min(in_both, key=lambda name: ms[name]) if in_both else fastest(self.first)[0]
 
     @property
     def winner(self) -> str:

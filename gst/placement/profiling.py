@@ -146,6 +146,7 @@ def cached_task(
         ValueError: `out` has costs of another program, machine or release, of other devices, or they are damaged.
     """
     path, machine = out / COSTS, machine or this_machine()
+    check_costs(program, devices, out, machine)
     if not path.exists():
         task = make()
         names = {
@@ -155,12 +156,17 @@ def cached_task(
         with atomic_write(path) as file:
             file.write(json.dumps(names | costs_record(task.costs), allow_nan=False))
     record = read_object(path)
-    now = {"program": program.key, "devices": [device.name for device in devices], "machine": machine}
-    check_same(path, record, now)
     try:
         return Task.of_program(program, costs_of(program, devices, record), Contention(**record["contention"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged, or of another release; give an empty directory") from error
+
+
+def check_costs(program: Program, devices: Sequence[Device], out: Path, machine: Mapping[str, Any]) -> None:
+    """Raise ValueError if `out` has costs of another program, other devices or another machine."""
+    if (path := out / COSTS).exists():
+        now = {"program": program.key, "devices": [device.name for device in devices], "machine": machine}
+        check_same(path, read_object(path), now)
 
 
 def costs_record(costs: Costs) -> dict[str, Any]:

@@ -6,7 +6,18 @@ import math
 
 from gst.reporting import page
 from gst.reporting.charts import DASH, HEIGHT, WIDTH, Axis, brief, drawing, frame, mark, number, text, whole
-from gst.reporting.headline import PYTORCH, again, busy, headline, plans_of, ratio, step_kind, time_of, winner_of
+from gst.reporting.headline import (
+    PYTORCH,
+    TOO_NOISY,
+    again,
+    busy,
+    headline,
+    plans_of,
+    ratio,
+    step_kind,
+    time_of,
+    winner_of,
+)
 from gst.reporting.page import Record, command_of, mapping, mappings
 from gst.reporting.placement import plans, predictions
 from gst.reporting.training import scores
@@ -21,6 +32,11 @@ SENTENCE = {
     "growth": "trained on a giant graph in {}",
     "ranking": "ranked layouts of a real program with {}",
     "placement": "planned a step {} as fast as the best without a plan",
+}
+NO_GAIN = {
+    "growth": "took {} to train on a giant graph",
+    "ranking": "ranked layouts of a real program no better than linear regression ({})",
+    "placement": "found no plan faster than the step without one ({})",
 }
 SUMS = "linear regression on sums"
 TRAINED_ON = {"segments": "segments", "whole": "whole graph"}
@@ -51,8 +67,11 @@ def render_demo(record: Record) -> str:
         )
     )
     shown, command = gains(record), command_of(record)
-    won = [name for name, (value, _, tone) in shown.items() if name != "placement" or tone]
-    heading = "GST " + ", ".join(SENTENCE[name].format(shown[name][0]) for name in won)
+    shown_soundly = {name: gain for name, gain in shown.items() if gain[0] != TOO_NOISY}
+    sentences = (
+        (SENTENCE if tone else NO_GAIN)[name].format(value) for name, (value, _, tone) in shown_soundly.items()
+    )
+    heading = "GST " + ", ".join(sentences)
     eyebrow = f"{command} · {len(shown)} of {len(NEXT)} parts in {brief(record.get('seconds'))} s"
     load = max(number(mapping(record.get(name)).get("smaller_at_load") or 0) for name in NEXT)
     eyebrow += f", smaller ones, as other processes took {load:.0%} of the cores" if load > 0 else ""

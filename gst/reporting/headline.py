@@ -59,7 +59,7 @@ def best_of(record: Record) -> Record:
 
 
 def again(plan: Record) -> Record:
-    """Return a plan with the times of its second set of runs, if it has one; these did not choose it."""
+    """Return a plan with the times of its second set of runs, if it has one."""
     times = {key: plan.get(f"again_{key}") for key in ("median_ms", "low_ms", "high_ms")}
     return plan if math.isnan(number(times["median_ms"])) else {**plan, **times}
 
@@ -230,7 +230,7 @@ def lead(record: Record) -> str:
     if measured:
         unmeasured = searched and number(mapping(record.get("cost_model")).get("num_measured")) == 0
         words += " There was no time to measure plans during the search." * unmeasured
-        words += " The best plan is the one with the least median in the first set of runs."
+        words += " The best plan is the one with the least time in both sets of runs together."
         words += _faster_again(record)
     else:
         words += " No plan ran: these times are worth as much as the costs that they are computed from."
@@ -283,10 +283,10 @@ def facts(record: Record) -> str:
 
 
 def ratio_of(record: Record, plan: Record) -> str:
-    """Return the `ratio` of plain PyTorch to the plan, both of one set of runs; above 1 the plan is faster."""
+    """Return the `ratio` of plain PyTorch to the plan, both of the second set of runs if there is one."""
     base = pytorch_of(record)
-    if all(number(each.get("again_median_ms")) > 0 for each in (base, plan)):
-        base, plan = again(base), again(plan)
+    if number(base.get("again_median_ms")) > 0:
+        base, plan = again(base), again(plan) if number(plan.get("again_median_ms")) > 0 else {}
     return ratio(base, plan)
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -146,10 +147,23 @@ def read(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
             raise
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in OF_DAMAGE):
             raise ValueError(f"{path} cannot be read: {plain(error)}") from error
+        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise ValueError(f"{path} holds a {named[1]}; only tensors and plain values are read") from None
         raise ValueError(f"{path} is not a checkpoint of `gst fit`, or damaged; take an earlier one") from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds a {type(checkpoint).__name__}")
     return checkpoint
+
+
+def opened(path: str) -> dict[str, Any] | None:
+    """Read the checkpoint of `--ckpt_path`; None for `last`, which Lightning finds. Errors as `check_readable`."""
+    if path == "best":
+        raise ValueError("--ckpt_path best is known while training alone; give the file, such as DIR/best.ckpt")
+    if _is_remote(path):
+        raise ValueError(f"--ckpt_path {plain(path)} is an address; download it first")
+    if path.partition(":")[0] in ("last", "hpc", "registry") and not Path(path).is_file():  # Lightning reads a file
+        return None
+    return read(Path(path))
 
 
 def check_readable(path: str, own: Mapping[str, Any] | None = None) -> None:
@@ -164,13 +178,8 @@ def check_readable(path: str, own: Mapping[str, Any] | None = None) -> None:
         FileNotFoundError, ValueError: see `read`; also an address, a class that is not trusted, and `best`, which only
             the process that trained knows.
     """
-    if path == "best":
-        raise ValueError("--ckpt_path best is known while training alone; give the file, such as DIR/best.ckpt")
-    if _is_remote(path):
-        raise ValueError(f"--ckpt_path {plain(path)} is an address; download it first")
-    if path.partition(":")[0] in ("last", "hpc", "registry") and not Path(path).is_file():  # Lightning reads a file
+    if (content := opened(path)) is None:
         return
-    content = read(Path(path))
     if "state_dict" not in content:
         raise ValueError(f"{path} is not a checkpoint of `gst fit`: it holds no weights of a model")
     names = [each for each in _class_paths(own or {}) if not each.startswith("torch_geometric.")]

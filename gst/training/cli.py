@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gst.cost import LOSSES, METRICS
 from gst.nn import ENCODERS
-from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable
+from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable, opened
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
 from gst.training.processes import gathered, limit_waits, waits_explained
@@ -237,6 +237,8 @@ def _with_config(arguments: list[str]) -> list[str]:
     """Return arguments with the configuration of the training of `--ckpt_path`, if an evaluation names no other."""
     named = dict(each.split("=", 1) for each in arguments if "=" in each)
     named |= dict(pairwise(arguments))
+    if "--ckpt_path" in named:
+        opened(named["--ckpt_path"])  # before settings are missed that a configuration beside it would give
     checkpoint = Path(named.get("--ckpt_path", ""))
     saved = checkpoint.resolve().parent.parent / CONFIG if checkpoint.is_file() else None
     if arguments[0] == "fit" or any(_config_files(arguments)) or saved is None or not saved.is_file():
@@ -292,8 +294,12 @@ def run(arguments: list[str]) -> dict[str, Any]:
         more = f"; --config FILE.yaml gives them, such as {AN_EXAMPLE}" if "required" in error.message else ""
         if "dot import path" in error.message:
             more = "; a class is named by its module, such as gst.data.SyntheticPrograms or gst.nn.SAGE"
+        if "--resume" in error.message:
+            more = "; a training goes on by --ckpt_path last, or from a file: --ckpt_path FILE"
         raise ValueError(f"{error.message}{more} (see gst {arguments[0]} --help)") from error
     except RuntimeError as error:
+        if "Early stopping conditioned on metric" in str(error):
+            raise ValueError(str(error)) from error
         if "Error(s) in loading state_dict" not in str(error):
             raise
         first = next((line.strip() for line in str(error).splitlines()[1:]), "")

@@ -58,6 +58,14 @@ class Recorder(L.Callback):
             for logger in trainer.loggers:
                 logger.log_hyperparams({"code_version": code_version(), "data_version": data.versions})
 
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Raise ValueError for a monitored metric of validation that there is not, before an epoch is spent."""
+        known = [name for name in trainer.callback_metrics if name.startswith("val/")]
+        schedules = [each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau]
+        for name in [*schedules, *(getattr(each, "monitor", None) for each in trainer.callbacks)]:  # type: ignore[attr-defined]
+            if name and name not in known and (name.startswith("val") or f"val/{name}" in known):
+                raise ValueError(f"monitor {name!r} is no metric of this training; there are {', '.join(known)}")
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._since = time.perf_counter()  # a training that goes on within an epoch begins none
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -112,7 +112,8 @@ def metric_of(result: Mapping[str, Any], name: str) -> float:
     for each in places:
         if isinstance(value := each.get(name), int | float) and math.isfinite(value):
             return float(value)
-    there = sorted({key for each in places for key, value in each.items() if isinstance(value, int | float)})
+    numbers = {key for each in places for key, value in each.items() if isinstance(value, int | float)}
+    there = sorted(numbers, key=lambda key: (key.partition("/")[0] != name.partition("/")[0], key))  # those alike first
     raise ValueError(f"the result has no finite {name!r}; it has {', '.join(there) or 'no numbers'}")
 
 
@@ -245,14 +246,14 @@ class Trial:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, most: int, seed: int, resume: bool, told: Callable[[list[Trial]], None]
+    sweep: Sweep, out: Path, most: int, seed: int, resume: bool, told: Callable[[list[Trial]], None], at_once: int = 1
 ) -> list[Trial]:
-    """Run trials, one after the other, until `most` have ended or one reached the target; `told` gets all that ended,
-    at first and after each.
+    """Run trials, `at_once` of them, until `most` have ended or one reached the target; `told` gets all that ended, at
+    first and after each.
 
     Each is the command of the file in a child process, with `--json` and, if the command has `--out`, an `--out` of its
-    own, and with `WANDB_MODE=offline` unless that is set. `output.log` in its directory has its output, and `sweep.db`
-    in `out` is Optuna's storage.
+    own, and with `WANDB_MODE=offline` unless that is set; several share the cores. `output.log` in its directory has
+    its output, and `sweep.db` in `out` is Optuna's storage.
 
     Raises:
         ValueError: `out` holds a sweep and `resume` is False, or another sweep; `PATIENCE` trials in a row failed.
@@ -261,33 +262,59 @@ def run_sweep(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study, failed_in_a_row = _opened(sweep, out, seed, resume), 0
-    grid = sweep.grid() if sweep.method == "grid" else None
-    while True:
-        ended = _ended(study)
-        told(ended)
-        if len(ended) >= most or any(sweep.is_reached(each.value) for each in ended):
-            return ended
-        if grid is None:
-            drawn = int(np.random.SeedSequence([seed, len(ended)]).generate_state(1)[0])
-            samplers = optuna.samplers
-            is_random = sweep.method == "random"
-            study.sampler = samplers.RandomSampler(drawn) if is_random else samplers.TPESampler(seed=drawn)
-        elif not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)):
-            study.enqueue_trial(grid[len(ended)])
-        trial = study.ask(sweep.parameters)
-        folder = folder_of(out, trial.number)
-        started = time.monotonic()
-        value, error = _tried(sweep, trial.params, folder)
-        trial.set_user_attr("seconds", time.monotonic() - started)
-        if value is not None:
-            study.tell(trial, value)
-            failed_in_a_row = 0
-            continue
-        trial.set_user_attr("error", error)
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        failed_in_a_row += 1
-        if failed_in_a_row == PATIENCE:
-            raise ValueError(f"{PATIENCE} trials in a row failed, the last one with: {error}; see {folder}/output.log")
+    running: dict[Any, tuple[subprocess.Popen[bytes], float]] = {}
+    try:
+        while True:
+            ended = _ended(study)
+            told(ended)
+            is_over = len(ended) >= most or any(sweep.is_reached(each.value) for each in ended)
+            if is_over and not running:
+                return ended
+            while not is_over and len(running) < min(at_once, most - len(ended)):
+                trial = _drawn(sweep, study, seed)
+                child = _begun(sweep, trial.params, folder_of(out, trial.number), at_once)
+                running[trial] = child, time.monotonic()
+            while not (done := [trial for trial, (child, _) in running.items() if child.poll() is not None]):
+                time.sleep(0.05)
+            trial, (child, started) = done[0], running.pop(done[0])
+            folder = folder_of(out, trial.number)
+            value, error = _result(sweep, child.returncode, folder)
+            trial.set_user_attr("seconds", time.monotonic() - started)
+            if value is not None:
+                study.tell(trial, value)
+                failed_in_a_row = 0
+                continue
+            trial.set_user_attr("error", error)
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            failed_in_a_row += 1
+            if failed_in_a_row == PATIENCE:
+                words = f"{PATIENCE} trials in a row failed, the last one with: {error}"
+                raise ValueError(f"{words}; see {folder}/output.log")
+    finally:
+        for child, _ in running.values():
+            child.terminate()
+            child.wait()
+
+
+def _drawn(sweep: Sweep, study: Any, seed: int) -> Any:
+    """Return an Optuna trial with the next parameters; those of an interrupted one come again."""
+    import optuna
+
+    states = optuna.trial.TrialState
+    others = study.get_trials(deepcopy=False)
+    counted = [each for each in others if each.state in (states.RUNNING, states.COMPLETE) or "error" in each.user_attrs]
+    taken = {each.user_attrs.get("draw", position) for position, each in enumerate(counted)}
+    number = next(number for number in range(len(taken) + 1) if number not in taken)
+    if sweep.method == "grid":
+        if not any(each.state == states.WAITING for each in others):  # left by a sweep that was killed just then
+            study.enqueue_trial(sweep.grid()[number])
+    else:
+        drawn = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        samplers = optuna.samplers
+        study.sampler = samplers.RandomSampler(drawn) if sweep.method == "random" else samplers.TPESampler(seed=drawn)
+    trial = study.ask(sweep.parameters)
+    trial.set_user_attr("draw", sweep.grid().index(trial.params) if sweep.method == "grid" else number)
+    return trial
 
 
 def best_of(trials: list[Trial], goal: str) -> list[Trial]:
@@ -329,38 +356,34 @@ def _ended(study: Any) -> list[Trial]:
     ]
 
 
-def _tried(sweep: Sweep, values: dict[str, Any], folder: Path) -> tuple[float | None, str]:
-    """Run a trial; returns the value of the metric, or None and the error."""
-    folder.mkdir(exist_ok=True)
-    result, log = folder / "result.json", folder / "output.log"
-    program, *words = sweep.words(values)
-    known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}  # whether or not on the PATH
-    command = [*known.get(program, [program]), *words, "--json", str(result)]
-    if any(each == "--out" or each.startswith("--out=") for each in command):
-        command += ["--out", str(folder)]
-    environment = {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": sweep.name, **os.environ, FOLDER_OF_TRIAL: str(folder)}
-    environment.pop("WANDB_SERVICE", None)  # a trial has a service of its own, which writes to its directory
-    with log.open("w") as file:
-        print("$", shlex.join(command), file=file, flush=True)
-        status = _run(command, environment, file)
+def _result(sweep: Sweep, status: int, folder: Path) -> tuple[float | None, str]:
+    """Return the value of the metric of a trial that ended, or None and the error."""
     if status:
-        return None, f"exit status {status}: {plain(log.read_text(errors='replace').strip().splitlines()[-1])}"
+        log = (folder / "output.log").read_text(errors="replace").strip()
+        return None, f"exit status {status}: {plain(log.splitlines()[-1])}"
     try:
-        return metric_of(read_object(result), sweep.metric), ""
+        return metric_of(read_object(folder / "result.json"), sweep.metric), ""
     except ValueError as error:
         return None, plain(error)
 
 
-def _run(command: list[str], environment: dict[str, str], log: IO[str]) -> int:
-    """Run a command; returns its exit status. It ends with this process, on Linux also when this process is killed."""
+def _begun(sweep: Sweep, values: dict[str, Any], folder: Path, at_once: int) -> subprocess.Popen[bytes]:
+    """Start a trial; its process ends with this one, on Linux also when this process is killed."""
+    folder.mkdir(exist_ok=True)
+    program, *words = sweep.words(values)
+    known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}  # whether or not on the PATH
+    command = [*known.get(program, [program]), *words, "--json", str(folder / "result.json")]
+    if any(each == "--out" or each.startswith("--out=") for each in command):
+        command += ["--out", str(folder)]
+    usual = {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": sweep.name}
+    if at_once > 1:
+        usual["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // at_once))
+    environment = {**usual, **os.environ, FOLDER_OF_TRIAL: str(folder)}
+    environment.pop("WANDB_SERVICE", None)  # a trial has a service of its own, which writes to its directory
     libc = ctypes.CDLL(None)  # not after the fork
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, libc),
-    ) as child:  # fmt: skip
-        try:
-            return child.wait()
-        except BaseException:
-            with suppress(ProcessLookupError):
-                child.terminate()
-            raise
+    with (folder / "output.log").open("w") as log:
+        print("$", shlex.join(command), file=log, flush=True)
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, libc),
+        )  # fmt: skip

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +14,7 @@ from torch import nn
 
 from gst.execution.measure import LEAST_ROUNDS, SPIN_S, Measurement, is_faster, measure, rested
 from gst.machine.devices import machine_record
-from gst.machine.load import LoadGate, LoadMeter
+from gst.machine.load import LoadGate, LoadMeter, TimeIsUp, stopped_after
 from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import first_line
@@ -219,47 +216,6 @@ def tried(
     in_order = {name: runs[name] for name in names if name in runs}
     progress("timing each variant briefly", 0, 1)
     return Candidates(in_order, reasons, _least_ms(in_order, inputs))
-
-
-class TimeIsUp(KeyboardInterrupt):
-    """Ends a computation that takes too long, as Ctrl-C does."""
-
-
-@contextmanager
-def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` in the body after so many seconds, which last longer on busy cores (`LoadMeter.spent`).
-
-    It has no effect outside the main thread, without alarms, or where an earlier alarm is set.
-
-    Examples:
-        >>> try:
-        ...     with stopped_after(0.01):
-        ...         time.sleep(10)
-        ... except TimeIsUp:
-        ...     print("stopped")
-        stopped
-    """
-    can_stop = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
-    if math.isinf(seconds) or not can_stop or 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
-        yield
-        return
-
-    meter = LoadMeter()
-
-    def stop(number: int, frame: object) -> None:
-        if meter.spent() >= seconds:
-            raise TimeIsUp
-
-    begun, before = time.perf_counter(), signal.signal(signal.SIGALRM, stop)
-    # Repeated every second: cores may be busy, and Python ignores exceptions raised while an object is destroyed.
-    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.perf_counter() - begun), 1e-3))
 
 
 def _promise(variant: Variant) -> tuple[bool, ...]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tempfile
 import tracemalloc
+import warnings
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -201,3 +202,14 @@ def test_expanded_gives_a_plain_model_one_copy_per_configuration() -> None:
 def test_impossible_cuts_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError):
         segment(random_graph(0), **bad)
+
+
+def test_a_cut_of_over_half_of_the_edges_is_warned_about_unless_a_halo_keeps_them() -> None:
+    everywhere = Graph(np.zeros((40, 1), np.float32), np.random.default_rng(0).integers(0, 40, (2, 400)))
+    with pytest.warns(UserWarning, match="over half of the edges of a graph"):
+        assert segment(everywhere, max_nodes=4).edge_cut > 0.5
+    chain = Graph(np.zeros((40, 1), np.float32), np.stack([np.arange(39), np.arange(1, 40)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        segment(everywhere, max_nodes=4, halo=1)
+        segment(chain, max_nodes=4)

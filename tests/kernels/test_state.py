@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,30 @@ def test_an_unknown_version_of_pytorch_runs_steps_compiled_in_place(monkeypatch:
     for number in range(3):
         loss, state = step.function(state, *batch(8, number))
         torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
+
+
+def test_each_size_of_batch_is_compiled_with_a_line_and_within_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    step = network("momentum")
+    with pytest.warns(UserWarning, match="'net' runs as written; a batch of .* was not compiled within 0.05 s"):
+        placed, state = StepInPlace(step, seconds=0.05), step.inputs[0]
+    assert "gst: compiling step 'net' for a batch of (8, 6) and (8,)" in capsys.readouterr().err
+    for number in range(3):
+        loss, state = step.function(state, *batch(8, number))
+        torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
+    assert "compiling" not in capsys.readouterr().err, "once for each size"
+
+
+def test_a_step_that_is_faster_as_written_runs_as_written() -> None:
+    def slow(kernels: KernelProgram, given: Sequence[Tensor]) -> Any:
+        run = Run(kernels, given=given)
+        return lambda: (time.sleep(0.1), run())[1]
+
+    step = network("momentum")
+    placed, state = StepInPlace(step, plan=slow), step.inputs[0]
+    assert placed.reason.startswith("as written it takes") and " ms, compiled 1" in placed.reason
+    loss, state = step.function(state, *batch(8, 0))
+    torch.testing.assert_close(placed(*batch(8, 0)), loss)
+    assert all(torch.equal(placed.state[key], state[key]) for key in state)
 
 
 def test_errors_say_what_is_wanted() -> None:

@@ -268,6 +268,33 @@ def test_cuts_take_a_bounded_memory_and_are_not_copied(monkeypatch: pytest.Monke
     assert not again._entrance._cut and again(graphs).equal(want)
 
 
+def test_cut_graphs_are_freed_when_the_user_asks() -> None:
+    model = model_of(1).eval()
+    before = model([ring(0)])
+    assert model._entrance._num_bytes > 0
+    model.clear_graphs()
+    assert model._entrance._num_bytes == 0 and model([ring(0)]).equal(before)
+
+
+def test_a_head_that_returns_a_dictionary_is_named() -> None:
+    class Named(nn.Module):
+        def forward(self, embedded: Tensor) -> dict[str, Tensor]:
+            return {"first": embedded.sum(-1)}
+
+    model = model_of(1)
+    model.head = Named()
+    for call in (model, model.eval()):
+        with pytest.raises(ValueError, match="the head returns a dict; want one tensor"):
+            call([ring(0)])
+
+
+def test_a_store_is_made_of_data(tmp_path: Any) -> None:
+    (one, other) = gst.open_store(gst.prepare([ring(0), ring(1)], tmp_path, max_nodes=12))
+    assert one.fingerprint == gst.segment(ring(0), max_nodes=12).fingerprint and other.name != one.name
+    with pytest.raises(ValueError, match="a int cannot be prepared; want graphs as"):
+        gst.prepare([3], tmp_path)
+
+
 def test_graphs_that_change_in_each_step_are_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gst.method.draws.MOST_CHANGED", 3)
     model = model_of(1)

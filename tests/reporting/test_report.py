@@ -9,7 +9,7 @@ import pytest
 from made_records import make_record
 from report_html import Html as Page
 
-from gst.reporting.headline import best_baseline, conditions, headline, undercut
+from gst.reporting.headline import best_baseline, conditions, headline, ratio_of, undercut
 from gst.reporting.placement import render
 from tests.choices import with_rest
 
@@ -50,6 +50,8 @@ def test_all_figures_of_a_plan_that_was_measured_again_are_of_the_second_set(rec
     assert "1.26x" in page.text and "13.7" not in page.text and "the real runs 47.0 ms (median)" in page.text
     order = [page.text.index(f" {name} ", page.text.index("PyTorch / plan")) for name in ("hdp", "chunks")]
     assert order == sorted(order), "by the second set"
+    ratios = [ratio_of(record, plan) for plan in record["plans"].values()]
+    assert sum("x" in each for each in ratios) == 3, "no ratio of the first set stands beside those of the second"
     assert "In the second set annealing took less, 42.7 ms (41.7\u201343.7)." in page.text
 
 

@@ -17,7 +17,6 @@ import yaml
 from made_targets import SMALL
 
 from gst.cli.command_line import _parser, main
-from gst.training import sweeps
 from gst.training.sweeps import Sweep, metric_of, read_sweep
 from tests.processes import is_running
 
@@ -146,6 +145,30 @@ def test_a_grid_is_tried_whole_and_the_best_comes_first(capsys: pytest.CaptureFi
     assert "x=0.25 y=a" in printed[first] and any("script.py --x=0.25 --y=a" in line for line in printed)
 
 
+@pytest.mark.parametrize("method", ["grid", "random"])
+def test_trials_at_once_are_those_that_run_one_after_the_other(method: str) -> None:
+    file = sweep_file(method=method, parameters={"x": {"values": [0.0, 0.25, 1.0]}, "y": {"values": ["a", "bb"]}})
+    assert main(["sweep", "--local", file, "--trials", "5", "--out", "one"]) == 0
+    alone = tried()
+    Path("tried.txt").unlink()
+    assert main(["sweep", "--local", file, "--trials", "5", "--out", "two", "--at-once", "2", "--json", "r.json"]) == 0
+    trials = json.loads(Path("r.json").read_text())["trials"]
+    assert sorted(tried()) == sorted(alone) and [each["number"] for each in trials] == list(range(5))
+    assert [f"{each['parameters']['x']} {each['parameters']['y']}" for each in trials] == alone
+
+
+def test_a_sweep_that_ends_stops_its_other_trials_and_resumes_with_them(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = {"x": {"value": 0}, "y": {"values": ["a", "bb", "bad", "ccc"]}}
+    file = sweep_file(method="grid", parameters=grid)
+    failing = 'if found.y == "ccc":\n    time.sleep(100)\nelse:'
+    Path("script.py").write_text(SCRIPT.replace('if found.y == "bad":', failing))
+    assert "3 trials in a row failed" in refused(capsys, "--local", file, "--out", "out", "--at-once", "4")
+    Path("script.py").write_text(SCRIPT)
+    Path("tried.txt").unlink()
+    assert main(["sweep", "--local", file, "--out", "out", "--at-once", "4", "--resume"]) == 0
+    assert tried() == ["0 ccc"]
+
+
 def test_a_trial_has_a_directory_and_a_service_of_its_own_and_stays_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SERVICE", "3-1-unix-/nowhere")  # as where something was logged before
     file = sweep_file(name="mine", command=["${interpreter}", "script.py", "--out=elsewhere", "${args}"])
@@ -191,11 +214,8 @@ def test_a_killed_sweep_goes_on_as_if_it_had_not_been() -> None:
     assert len(json.loads(Path("r.json").read_text())["trials"]) == 13
 
 
-def test_bayes_tries_better_values_than_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ten are drawn by chance. What a trial runs is not in question: no process is started."""
-    monkeypatch.setattr(
-        sweeps, "_tried", lambda sweep, values, folder: ((values["x"] - 0.3) ** 2 + len(values["y"]), "")
-    )
+def test_bayes_tries_better_values_than_chance() -> None:
+    """The first ten are drawn by chance."""
     assert main(["sweep", "--local", sweep_file(method="bayes"), "--trials", "18", "--json", "r.json"]) == 0
     values = [each["value"] for each in json.loads(Path("r.json").read_text())["trials"]]
     assert sum(values[10:]) / 8 < sum(values[:10]) / 10

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from gst.machine.load import TimeIsUp, stopped_after
 from gst.programs import capture_module
 from gst.util.compiled import compiler
 from gst.whole_model.child_process import StepProcess
-from gst.whole_model.choosing import TimeIsUp, stopped_after
 from gst.whole_model.variants import AHEAD, COMPILED, FROZEN
 
 

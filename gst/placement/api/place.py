@@ -104,6 +104,8 @@ def place(
         call = _Call(model, inputs, parameters, chosen, settings, limit_s, progress or bars.show)
         captured = _captured(call)
         program, no_plan = captured.program, captured.no_plan
+        if out is not None and program is not None:
+            _saved(program, Path(out))  # refuses another program's directory before anything is compiled
         whole, entries = _whole(call, captured)
         where |= entries
         runs, reasons = whole.serious()
@@ -117,7 +119,7 @@ def place(
         if program is not None and not no_plan:
             try:
                 placed = _by_plans(call, program, variants, None if out is None else Path(out), left_s)
-                return replace(placed, result=placed.result | where, arguments=arguments)
+                return replace(placed, result=placed.result | where, arguments=arguments, seconds=limit_s)
             except KeyboardInterrupt:
                 notice("stopped planning; the fastest variant of the whole model is confirmed")
                 no_plan = "stopped before one was measured to the end"
@@ -128,7 +130,9 @@ def place(
         result = confirmed(variants, inputs, SHARE * limit_s, call.progress)
     result |= {"devices": [device.name for device in chosen], "no_plan": no_plan, **where}
     captured_step = program if isinstance(model, Step) else None
-    return Placed(model, inputs, chosen, result, variants.runs, parameters, captured_step, arguments=arguments)
+    return Placed(
+        model, inputs, chosen, result, variants.runs, parameters, captured_step, arguments=arguments, seconds=limit_s
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ example inputs as tensors. It is read with `weights_only=True`, so that nothing 
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import weakref
@@ -63,6 +64,7 @@ class Placed:
         plan: device, priority and fusion group of every operation.
         task: costs of the program on the devices.
         arguments: order of the inputs of its calls; by position if None.
+        seconds: of compiling `step` for one size of batch, at most.
     """
 
     model: nn.Module | Step
@@ -75,6 +77,7 @@ class Placed:
     plan: Plan | None = None
     task: Task | None = None
     arguments: Arguments | None = None
+    seconds: float = math.inf
 
     def __post_init__(self) -> None:
         if self.plan is not None:
@@ -123,7 +126,7 @@ class Placed:
             raise ValueError("a model was placed; want a step that renews its state (gst.programs.training_step)")
         accelerator = self.result.get("accelerator")
         device = torch.device(accelerator) if accelerator else None
-        return StepInPlace(self.model, device, lambda *given: on_streams(*given).call)
+        return StepInPlace(self.model, device, lambda *given: on_streams(*given).call, self.seconds)
 
     def explain(self) -> str:
         """Describe in a few lines the time of each variant, and where the time of the plan goes."""
