@@ -68,12 +68,10 @@ def run_demo(sizes: Sizes, out: Path, seed: int, resume: bool, command: str, pro
             path.unlink(missing_ok=True)
             of_part, load = LoadMeter(), present_load()
             smaller = demo_parts.QUICK if load > SPOILT and sizes == demo_parts.Sizes() else sizes
-            part_sizes = replace(smaller, seconds=SHARES[name] * max(sizes.seconds - meter.spent(), 0.0))
+            limited = replace(smaller, seconds=SHARES[name] * max(sizes.seconds - meter.spent(), 0.0))
             run = getattr(demo_parts, name)
             label = f"{number} of {len(NEXT)}: "
-            part = run(
-                part_sizes, out, seed, resume, lambda what, *counts, label=label: progress(label + what, *counts)
-            )
+            part = run(limited, out, seed, resume, lambda what, *counts, label=label: progress(label + what, *counts))
             finished = {**part, "setting": setting, "seconds": of_part.elapsed()}
             finished["smaller_at_load"] = load if smaller != sizes else None
             write_json(path, finished)

@@ -44,7 +44,7 @@ SEARCH_RUNS = 5  # of each plan that a search measures, alternating
 SEARCHES = "searches.jsonl"  # log of the searches in simulation
 FUSED_SEARCHES = "searches_fused.jsonl"  # log of those in which each fused group is one operation
 GROUPS = "groups_fused.json"  # measured times of the fused groups
-TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most
+TO_COMPILE = 0.6  # of the seconds, for compiling variants, at most; up to twice as many on busy cores
 TO_PROFILE = 0.2  # of the seconds, for the runs from which contention is fitted, and for waiting before them
 TO_SEARCH = 0.25  # of the seconds, for measuring plans in the search
 SHARE = 0.05  # of the seconds, for each of two sets of runs at the end
@@ -89,10 +89,12 @@ def place_measured(
     searched = {"seed": settings.seed, "tasks": [name for name in settings.tasks if name != "fusion"]}
     for record in Log(out / SEARCHES).read():
         check_same(out / SEARCHES, record, searched)
-    compiling = settings if math.isinf(seconds) else replace(settings, compile_s=TO_COMPILE * seconds)
+    to_compile_s = settings.compile_s if math.isinf(seconds) else TO_COMPILE * seconds
     with (
         fleet or IsolatedExecutor(source, devices) as runner,
-        whole_variants(source, runner, program, compiling, here, progress) as found,
+        whole_variants(
+            source, runner, program, replace(settings, compile_s=to_compile_s * meter.stretch()), here, progress
+        ) as found,
     ):
         variants, skip_reason = found
         profile_s = TO_PROFILE * seconds
