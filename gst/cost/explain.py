@@ -49,7 +49,7 @@ def explain(
         >>> model = GraphSegmentTraining(gst.nn.SAGE(8, 1), torch.nn.LazyLinear(1), pooling="sum")
         >>> why = explain(model, graph, graph.targets)
         >>> len(why["segments"]), abs(sum(value for _, value in why["segments"]) - why["difference"]) < 1e-3
-        (2, True)
+        (3, True)
     """
     if model.pooling not in ("sum", "mean"):
         raise ValueError(f"under pooling by {model.pooling} rows of segments do not add up; want a sum or a mean")

@@ -34,7 +34,7 @@ def left_out(model: GraphSegmentTraining, graph: Graph, why: dict, nodes: list[i
     columns = np.isin(graph.config_nodes, nodes)
     features[:, columns] = graph.config_features[fast][:, columns]
     both = np.concatenate([graph.config_features[slow], features])
-    mixed = replace(graph, config_features=both, targets=None, counts=None, spreads=None, name="mixed")
+    mixed = Graph(graph.node_features, graph.edges, graph.opcodes, graph.config_nodes, both, name="mixed")
     scores = model.exact([gst.segment(mixed, max_nodes=40, halo=halo)]).flatten()
     return float((scores[: len(slow)] - scores[len(slow) :]).mean())
 
