@@ -230,8 +230,8 @@ def stopped_after(seconds: float) -> Iterator[None]:
             raise TimeIsUp
 
     begun, before = time.perf_counter(), signal.signal(signal.SIGALRM, stop)
-    # Repeated every second: cores may be busy, and Python ignores exceptions raised while an object is destroyed.
-    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
+    # Repeated: cores may be busy, and Python ignores exceptions raised while an object is destroyed.
+    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), min(max(seconds, 1e-3), 1.0))
     try:
         yield
     finally:

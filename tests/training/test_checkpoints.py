@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_not_there_or_holds_code_is_refused(tmp_path: Path)
     with pytest.raises(FileNotFoundError, match="no such checkpoint"):
         plain.load_checkpoint(tmp_path / "a.ckpt")
     torch.save({"code": Path("x")}, tmp_path / "b.ckpt")
-    with pytest.raises(ValueError, match="not a checkpoint"):
+    with pytest.raises(ValueError, match="only tensors and plain values are read"):
         plain.load_checkpoint(tmp_path / "b.ckpt", weights_only=False)
     write(checkpoint(), tmp_path / "c.ckpt")
     whole = (tmp_path / "c.ckpt").read_bytes()
