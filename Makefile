@@ -96,8 +96,8 @@ $(STAMPS)/base: pyproject.toml constraints.txt
 	  install one (on Debian python3-venv and python3-dev), or set PYTHON" >&2; exit 1; }; $$python -m venv $(VENV); }
 	@echo "   torch (200 MB; with CUDA several GB)"
 	@$(PIP) $(TORCH) setuptools
-	@echo "   what gst stands on (100 MB)"
-	@$(PIP) -e .
+	@echo "   what gst stands on (100 MB), and Optuna for sweeps"
+	@$(PIP) -e ".[sweep]"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(STAMPS)/base
