@@ -16,9 +16,11 @@ import torch
 from experiments.reproductions.go.imitation import distance
 from experiments.worlds import sequence, study, transfer
 from experiments.worlds.fitted import PARAMETERS, TenParameters
+from experiments.worlds.scheduled import ScheduledNetwork, scheduled_graph, slack_us
 from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
+from gst.placement.fitted import FittedSimulator
 from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO
@@ -139,3 +141,24 @@ def test_the_study_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["over_none"]["giant"]["go at 16"][3] == 2
     wrong = subprocess.run([*command, "--ways", "best"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 2 and "there is no 'best'; there are" in wrong.stderr
+
+
+def test_the_schedule_of_a_plan_says_how_busy_devices_are_and_what_may_wait() -> None:
+    task = generated_task(0, num_nodes=60, num_devices=2)
+    run = task.simulator.run(task.plan(np.arange(60) % 2))
+    graph, computed = scheduled_graph(task, run), task.costs.computed
+    busy = (run.end_us - run.begin_us).sum() / run.makespan_us
+    assert graph.node_features[computed, 1].mean() == pytest.approx(busy, rel=1e-5)
+    assert graph.num_edges == task.costs.edges.shape[1] + computed.sum() - 2  # the next on each device
+    slack = slack_us(graph.edges, run)
+    assert slack.min() >= -1e-6 and slack[run.end_us.argmax()] == 0 < slack.max()
+
+
+def test_the_network_of_schedules_learns_that_busy_devices_are_slower() -> None:
+    task, generator = generated_task(0, num_nodes=60, num_devices=2), np.random.default_rng(0)
+    plans = [task.plan((generator.random(60) < generator.random()).astype(np.int64)) for _ in range(80)]
+    runs = [task.simulator.run(plan) for plan in plans]
+    slower = np.array([(run.end_us - run.begin_us).sum() / run.makespan_us for run in runs])
+    model, simulated_ms = ScheduledNetwork(task, FittedSimulator(task)), task.simulator.makespans(plans) / 1e3
+    model.learn(plans[:50], simulated_ms[:50], slower[:50])
+    assert np.corrcoef(model.means(plans[50:], simulated_ms[50:]), slower[50:])[0, 1] > 0.8
