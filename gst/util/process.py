@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_S, LONGEST_IMPORT_S = 0.1, 10.0  # a signal waits for imports
 
 
 class Stopped(BaseException):
@@ -77,8 +78,21 @@ def handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
+def _raise(number: int, frame: FrameType | None, waited: float = 0.0) -> None:
+    """Raise `Stopped`, after a running import: an exception out of a C++ module that is being imported ends Python."""
+    if waited < LONGEST_IMPORT_S and _is_importing(frame):
+        signal.signal(number, lambda number, frame: _raise(number, frame, waited + LOOK_S))
+        again = threading.Timer(LOOK_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+        return
     raise Stopped(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
