@@ -128,6 +128,10 @@ class Task:
     def plan(self, placement: Int64[np.ndarray, " nodes"], priority: Int64[np.ndarray, " nodes"] | None = None) -> Plan:
         return Plan(self.names, placement.astype(np.int64), priority)
 
+    def plan_of_groups(self, assignment: Int64[np.ndarray, " groups"]) -> Plan:
+        """Return the plan with every colocation group as a whole on the device assigned to it."""
+        return self.plan(assignment[self.colocation])
+
     @cached_property
     def _runs_anywhere(self) -> bool:
         return bool(np.isfinite(self.times_us).all())
