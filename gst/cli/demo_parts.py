@@ -97,7 +97,7 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
     tasks.append(("segments", sizes.compared, largest, MORE_STEPS * sizes.compared_steps, HELD_OUT))
     tasks.append(("whole", sizes.compared, sizes.compared, sizes.compared_steps, HELD_OUT))
     entries: list[Record] = []
-    meter = LoadMeter()
+    meter, left_s = LoadMeter(), sizes.seconds
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="graphs-", dir=out) as scratch:
         for number, (mode, nodes, most_nodes, steps, held_out) in enumerate(tasks):
@@ -106,7 +106,8 @@ def growth(sizes: Sizes, out: Path, seed: int, resume: bool, progress: Progress)
             started = time.perf_counter()
             store = prepare(programs, scratch, most_nodes)
             prepare_s = time.perf_counter() - started
-            left_s = max(sizes.seconds - meter.spent(), 0.0) / 2
+            if number < len(tasks) - 1:  # the last two are compared, so they have equal time
+                left_s = max(sizes.seconds - meter.spent(), 0.0) / (2 if number < len(tasks) - 2 else 3)
             arguments = [str(store), mode, *map(str, (steps, held_out, seed, left_s))]
             command = [sys.executable, "-m", "gst.cli.demo_parts", *arguments]
             child = subprocess.run(command, check=True, stdout=subprocess.PIPE)
