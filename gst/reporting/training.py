@@ -123,7 +123,7 @@ def training_lead(record: Record) -> str:
         graphs = [(tau, len(measured)) for _, _, measured, tau in _graphs(mapping(record.get("held_out")))]
         variance = sum(2 * (1 - tau**2) / count for tau, count in graphs)  # a bound: Kendall 1948
         if not math.isnan(half := number(1.96 * variance**0.5 / len(graphs) if graphs else None)):
-            words += f" With other held-out configurations it would be the same \u00b1{half:.2f} (95 %)."
+            words += f" Its 95 % interval over the choice of held-out configurations is \u00b1{half:.2f}."
     if is_beaten(record):
         words += " The control needs no network. Other remedies: another learning rate, fewer configurations a step."
     return f'<p class="lead">{words}</p>'
@@ -140,8 +140,9 @@ def training_facts(record: Record) -> str:
     if not math.isnan(slower):
         entries.append((f"{100 * slower:.1f} %", "lost by taking the one predicted fastest", ""))
     if loss:
-        first, last = loss[0][1][0][1], loss[0][1][-1][1]
-        entries.append((f"{brief(first)}\u00a0\u2192\u00a0{brief(last)}", "mean loss, first and last epoch", ""))
+        values = [brief(value) for _, value in loss[0][1]]
+        ends = (f"{values[0]}\u00a0\u2192\u00a0{values[-1]}", "mean loss, first and last epoch", "")
+        entries.append(ends if len(values) > 1 else (values[0], "mean loss", ""))
     return page.tiles(entries)
 
 
@@ -166,13 +167,15 @@ def best_epoch(record: Record) -> Record:
 
 
 def courses(record: Record) -> str:
-    """Return charts of loss and metric, and a table of all logged values."""
+    """Return charts of loss and metric, if there are two epochs, and a table of all logged values."""
     loss, key = course(record, "loss", "loss"), metric_of(record)
     name = metrics_of(record).get(key, "metric")
     title = escape(f"Loss and {name}")
     if not loss:
         return ""
-    table = page.details(_table(record, {"steps": "steps", "loss": "mean loss", **metrics_of(record)}, "Epochs"))
+    table = _table(record, {"steps": "steps", "loss": "mean loss", **metrics_of(record)}, "Epochs")
+    if len(loss[0][1]) == 1:
+        return page.section("courses", title, table)
     left = page.figure(
         over_epochs(loss, "loss", f"Training loss over {len(loss[0][1])} epochs"),
         "The mean loss of each epoch's training steps, train/loss_mean in the log and in W&B.",
@@ -190,7 +193,7 @@ def courses(record: Record) -> str:
             f"On the validation part, after each epoch. The axis need not start at zero.{more}",
             heading=escape(f"{capital}, held out"),
         )
-    return page.section("courses", title, page.pair(left, right), table)
+    return page.section("courses", title, page.pair(left, right), page.details(table))
 
 
 def table_courses(record: Record) -> str:
@@ -206,13 +209,15 @@ def table_courses(record: Record) -> str:
         f"{brief(100 * last.get('share_unknown', math.nan))} % of all keys had "
         "never been written, and count as unknown, not as zero.</p>"
     )
+    table = _table(record, TABLE, "The table by epochs")
+    if len(ages[0][1]) == 1:
+        return page.section("table", "The embedding table", told, table)
     chart = page.figure(
         over_epochs(ages, "age, steps", "Age of the rows of the table, mean and greatest", zero=True),
         "Steps since a row was written: mean (solid) and greatest (dashed).",
         heading="Ages",
     )
-    table = page.details(_table(record, TABLE, "The table by epochs"))
-    return page.section("table", "The embedding table", told, chart, table)
+    return page.section("table", "The embedding table", told, chart, page.details(table))
 
 
 def _table(record: Record, names: Mapping[str, str], caption: str) -> str:

@@ -61,6 +61,14 @@ def test_the_axis_of_epochs_begins_at_the_first(epochs: list[int], ticks: list[i
     assert min(map(float, across)) == 62, "at the left end"
 
 
+def test_one_epoch_is_a_table_and_no_chart() -> None:
+    record = make_training()
+    page = render_training(record | {"epochs": record["epochs"][:1]})
+    assert "over 1 epoch" not in page
+    assert "mean loss, first and last" not in page
+    assert "mean loss" in page
+
+
 def test_sections_without_content_are_left_out() -> None:
     record = make_training()
     for entry in record["epochs"]:
@@ -109,4 +117,4 @@ def test_the_head_has_a_command_to_go_on_with_and_says_how_sure_it_is(control: f
     page = Html(render_training(make_training() | {"control": {"tau": control}}))
     first = next(words for tag, words in page.words if tag == "code")
     assert command in first and ("gst rank runs/alexnet_layout/checkpoints/best.ckpt" in first) == (control < 0.7)
-    assert "the same \u00b10.08 (95 %)" in page.text, "1.96 sqrt(2 (1 - 0.812^2) / 400)"
+    assert "configurations is \u00b10.08." in page.text, "1.96 sqrt(2 (1 - 0.812^2) / 400)"
