@@ -193,22 +193,24 @@ class Catalogue:
 
 def table_keys(
     catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"], ranges: KeyRanges, slot: int, by_class: bool
-) -> Int64[Tensor, "segments configs"]:
+) -> Int64[Tensor, "segments entries"]:
     """Return the keys of all (segment, configuration) pairs in an embedding table; -1 for padding.
 
     A segment without configurable nodes has one key for all configurations, and with `by_class` configurations that
-    give a segment the same features share one. Keys belong to the content of a graph and its cut, whatever its name.
-    `ranges` of the table allocate them; `slot` is the number of the encoder.
+    give a segment the same features share one. Then the last entry of each segment is the key of its origin
+    (`gst.method.origins`), -1 if it has only one class. Keys belong to the content of a graph and its cut, whatever its
+    name. `ranges` of the table allocate them; `slot` is the number of the encoder.
 
     Raises:
         ValueError: two graphs have one fingerprint.
     """
-    keys = []
+    keys, is_padding = [], torch.nn.functional.pad(configs[catalogue.graph] < 0, (0, int(by_class)))
     of_graph = catalogue.configurable.split([graph.num_segments for graph in catalogue.graphs])
     for graph, configurable, chosen in zip(catalogue.graphs, of_graph, configs.clamp(min=0).numpy(), strict=True):
         if by_class:
             classes = config_classes(graph)
-            counts, numbers = classes.counts, classes.of(chosen)
+            origins = classes.counts > 1
+            counts, numbers = classes.counts + origins, np.c_[classes.of(chosen), classes.counts]
         else:
             counts = np.where(configurable.numpy(), graph.num_configs, 1)
             numbers = np.where(counts[:, None] > 1, chosen[None, :], 0)
@@ -218,8 +220,11 @@ def table_keys(
             f"{graph.num_configs} configurations"
         )
         first = ranges.first_key(slot, graph.fingerprint, int(counts.sum()), sizes)
-        keys.append(torch.from_numpy(first + starts[:, None] + numbers))
-    return torch.where(configs[catalogue.graph] >= 0, torch.cat(keys), -1)
+        of_pairs = first + starts[:, None] + numbers
+        if by_class:
+            of_pairs[~origins, -1] = -1
+        keys.append(torch.from_numpy(of_pairs))
+    return torch.where(is_padding, -1, torch.cat(keys))
 
 
 def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) -> Bool[Tensor, " segments"]:

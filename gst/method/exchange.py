@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.sharded import Pulled, Pushed, ShardedTable
+from gst.method import origins
 from gst.method.draws import Draw
 from gst.method.rows import ModelKeys, StepRows, report
 
@@ -44,10 +45,11 @@ class SharedRows(StepRows):
         if table.ranges.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
         self._table, self._draw, self._like, self.num_configs = table, draw, like, draw.configs.shape[1]
+        self.has_origins = keys.by_class
         self._pulled: Pulled | None = None
         catalogue, peers = whole.catalogue, draw.peers
         counted = every >= 0  # not padding; a segment whose embedding depends on no configuration has one entry
-        counted[:, 1:] &= catalogue.configurable[:, None]
+        counted[:, 1 : self.num_configs] &= catalogue.configurable[:, None]
 
         def entries(values: Tensor) -> np.ndarray:
             return values.expand_as(every)[counted].numpy()
@@ -59,12 +61,15 @@ class SharedRows(StepRows):
         self._mine = self._process == peers.rank
         # The entry of each segment and configuration of this process, counted among its entries; -1 at padding.
         mine = torch.isin(catalogue.graph, torch.tensor(peers.mine))
-        self._own = torch.full((int(mine.sum()), self.num_configs), -1)
+        self._own = torch.full((int(mine.sum()), every.shape[1]), -1)
         if not peers.idle:
             here = counted[mine]
             self._own[here] = torch.arange(int(here.sum()))
             alike = ~catalogue.configurable[mine]
-            self._own[alike] = torch.where(every[mine][alike] >= 0, self._own[alike][:, :1], -1)
+            pairs = self._own[alike, : self.num_configs]
+            self._own[alike, : self.num_configs] = torch.where(
+                every[mine][alike][:, : self.num_configs] >= 0, pairs[:, :1], -1
+            )
 
     def begin(self) -> None:
         """Begin an asynchronous pull of the wanted rows."""
@@ -72,27 +77,38 @@ class SharedRows(StepRows):
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = torch.cat([self._arrived[1], torch.tensor([-1])])[self._own]  # -1, padding, is the last
+        if self.has_origins:
+            written = origins.written_at(written, self._own[:, -1] >= 0)
         return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
 
-    def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
+    def origin_keys(self, segments: Int64[Tensor, " chosen"]) -> Int64[Tensor, " chosen"]:
+        own = self._own[segments, -1]
+        keys = torch.from_numpy(np.append(self._keys[self._mine], -1))
+        return keys[own]
+
+    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
         """Return rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""
         like, own = self._like(), self._own[segments]
         rows = self._arrived[0].to(like.device, torch.promote_types(like.dtype, torch.float32))
         if not len(rows):
             return rows.new_zeros(*own.shape, self._table.channels)
         place = torch.from_numpy(self._wanted[self._mine].cumsum() - 1)  # of each entry among the rows that arrive
-        return rows[place[own.clamp(min=0)].to(rows.device, non_blocking=True)]
+        rows = rows[place[own.clamp(min=0)].to(rows.device, non_blocking=True)]
+        if self.has_origins:
+            rows[:, -1].masked_fill_((own[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
+        return rows
 
     def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Pushed:
         """Send the rows of the fresh segments of this process, which its owner writes after the step."""
-        return self._push(self._fresh, embedded, segments)
+        return self._push(self._fresh, self.to_keep(embedded, segments, moves=True), segments)
 
     def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
         """Send the rows that the table lacks; every process takes part, also one without any."""
         empty = torch.zeros(0, self.num_configs, self._table.channels, device=self._like().device)
         _ = self._arrived
         assert self._pulled is not None
-        self._push(self._pulled.unknown, torch.cat([*embedded] or [empty]), segments)
+        new = self.to_keep(torch.cat([*embedded] or [empty]), segments, moves=False)
+        self._push(self._pulled.unknown, new, segments)
 
     def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
         """Return the sum over the processes, without those that are idle."""
@@ -100,14 +116,14 @@ class SharedRows(StepRows):
         dist.all_reduce(values, group=self._table.group)
         return values
 
-    def _push(self, chosen: Bool[np.ndarray, " entries"], embedded: Tensor, segments: Tensor) -> Pushed:
+    def _push(self, chosen: Bool[np.ndarray, " entries"], kept: Tensor, segments: Tensor) -> Pushed:
         entry = self._own[segments].flatten().numpy()
-        row = np.full(int(self._mine.sum()) + 1, -1)  # of `embedded`, for each entry; padding writes the last
+        row = np.full(int(self._mine.sum()) + 1, -1)  # of `kept`, for each entry; padding writes the last
         row[entry[::-1]] = np.arange(len(entry))[::-1]  # where one entry is there more than once, the first
         sent = torch.from_numpy(row[:-1][chosen[self._mine]])
-        rows = embedded.detach().flatten(0, 1)[sent.to(embedded.device, non_blocking=True)]
+        rows = kept.flatten(0, 1)[sent.to(kept.device, non_blocking=True)]
         draw, keys, process = self._draw, self._keys[chosen], self._process[chosen]
-        refused = partial(report, draw.catalogue, segments[sent // embedded.shape[1]], draw.number)
+        refused = partial(report, draw.catalogue, segments[sent // kept.shape[1]], draw.number)
         return self._table.submit(keys, process, rows, draw.number, refused)
 
     @cached_property

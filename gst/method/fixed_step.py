@@ -18,6 +18,7 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.index import write_where
 from embedding_cache.storage import Arrivals
 from gst.graphs.segments import SegmentedGraph
+from gst.method import origins
 from gst.method.draws import Draw
 from gst.method.encoding import apply_head
 from gst.method.estimates import Part, RowSource, Sample, combine
@@ -51,25 +52,33 @@ class DeviceRows(RowSource):
         slots: of each segment and configuration; those of padding have no row.
         number: of the step.
         dtype: of the parts.
+        has_origins: the table keeps rows relative to the origins of their segments (`gst.method.origins`).
     """
 
     def __init__(
         self, rows: Float[Tensor, "slots channels"], steps: Int64[Tensor, " slots"],
-        slots: Int64[Tensor, "segments configs"], number: Int64[Tensor, ""], dtype: torch.dtype,
+        slots: Int64[Tensor, "segments entries"], number: Int64[Tensor, ""], dtype: torch.dtype, has_origins: bool,
     ) -> None:  # fmt: skip
-        self.rows, self.steps = rows, steps
-        self._slots, self._number, self._dtype = slots, number, dtype
+        self.rows, self.steps, self.slots, self.has_origins = rows, steps, slots, has_origins
+        self._number, self._dtype = number, dtype
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
-        written = self.steps[self._slots]
+        written = self.steps[self.slots]
+        if self.has_origins:
+            written = origins.written_at(written, self.slots[:, -1] > 0)
         return torch.where(written >= 0, (self._number - written).clamp(min=0), -1)
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         """Yield all segments: the host does not know which are read."""
-        everything = torch.arange(len(self._slots), device=self._slots.device)
-        for chunk in everything.split(max(1, PULL_ROWS // self._slots.shape[1])):
-            slots = self._slots[chunk]
-            yield chunk, torch.where((self.steps[slots] >= 0)[..., None], self.rows[slots], 0.0).to(self._dtype)
+        everything = torch.arange(len(self.slots), device=self.slots.device)
+        for chunk in everything.split(max(1, PULL_ROWS // self.slots.shape[1])):
+            kept = self.kept(chunk)
+            yield chunk, origins.absolute(kept) if self.has_origins else kept
+
+    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
+        """Return what the table keeps of `segments`; zeros where it keeps nothing."""
+        slots = self.slots[segments]
+        return torch.where((self.steps[slots] >= 0)[..., None], self.rows[slots], 0.0).to(self._dtype)
 
 
 class FixedStep:
@@ -112,11 +121,13 @@ class FixedStep:
             "is_kept": torch.zeros(everything, dtype=torch.bool),
             "node_counts_of_segments": torch.zeros(everything, dtype=torch.int64),
         }
-        if model.table is not None:
+        if model.keys is not None:
+            entries = configs + model.keys.by_class
             inputs |= {
                 "number": torch.zeros((), dtype=torch.int64),
-                "slots": torch.zeros(everything, configs, dtype=torch.int64),
-                "is_written": torch.zeros(fresh, configs, dtype=torch.bool),
+                "slots": torch.zeros(everything, entries, dtype=torch.int64),
+                "is_written": torch.zeros(fresh, entries, dtype=torch.bool),
+                "first": torch.arange(fresh),
             }
         self._fixed = FixedBatch(model, sizes, inputs)
 
@@ -145,9 +156,11 @@ class FixedStep:
             "node_counts_of_segments": catalogue.node_counts,
         }  # fmt: skip
         if isinstance(rows, OwnRows):
-            is_written = torch.zeros(len(fresh), draw.configs.shape[1], dtype=torch.bool)
-            is_written.flatten()[first_of_each(rows.keys[fresh].flatten())] = True
+            keys = rows.keys[fresh]
+            is_written = torch.zeros(keys.shape, dtype=torch.bool)
+            is_written.flatten()[first_of_each(keys.flatten())] = True
             others |= {"number": torch.tensor(draw.number), "slots": rows.keys + 1, "is_written": is_written}
+            others["first"] = origins.first_of_same(rows.origin_keys(fresh))
         return self._fixed.load(draw, **others)
 
     def places(self) -> tuple[Any, ...]:
@@ -173,7 +186,8 @@ class FixedStep:
         if self.model.table is not None:
             inputs = self._fixed.tensors
             like = torch.promote_types(self.model.like().dtype, torch.float32)
-            self._rows = DeviceRows(*self._dense(), inputs["slots"], inputs["number"], like)
+            by_class = self.model.keys is not None and self.model.keys.by_class
+            self._rows = DeviceRows(*self._dense(), inputs["slots"], inputs["number"], like, by_class)
 
     def compute(self) -> None:
         """Encode, pool, predict, learn from it, and write rows. Nothing here depends on values, and nothing asks for
@@ -209,7 +223,7 @@ class FixedStep:
         """Warn of rows that were not finite, of all steps so far if the host `waits`."""
         for flags, draw in self._refused.here(waits):
             if len(places := flags.nonzero().squeeze(1)):
-                segments = draw.fresh.nonzero().squeeze(1).repeat_interleave(self.sizes.configs)
+                segments = draw.fresh.nonzero().squeeze(1).repeat_interleave(len(flags) // (self.sizes.segments - 1))
                 report(draw.catalogue, segments, draw.number, places)
 
     def undo(self) -> Callable[[], None]:
@@ -259,9 +273,13 @@ class FixedStep:
         inputs = self._fixed.tensors
         if self._rows is None:
             return inputs["is_fresh"].new_zeros(0)
-        mask, slots = inputs["is_written"].flatten(), inputs["slots"][inputs["fresh"]].flatten()
-        table, steps = self._rows.rows, self._rows.steps
-        rows = embedded.flatten(0, 1).to(table.dtype)
+        fresh, known = inputs["fresh"], self._rows
+        mask, slots = inputs["is_written"].flatten(), known.slots[fresh]
+        table, steps = known.rows, known.steps
+        if known.has_origins:
+            is_known = known.ages()[fresh] >= 0
+            embedded = origins.relative(embedded, known.kept(fresh), is_known, inputs["first"], slots[:, -1] > 0)
+        slots, rows = slots.flatten(), embedded.flatten(0, 1).to(table.dtype)
         is_finite = rows.isfinite().all(1)
         write_where(mask & is_finite & self._is_finite, slots, rows, inputs["number"], table, steps)
         return mask & ~is_finite

@@ -18,7 +18,7 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import Pushed, ShardedTable
 from embedding_cache.table import Staged
 from gst.graphs.segments import SegmentedGraph
-from gst.method import encoding
+from gst.method import encoding, origins
 from gst.method.batch import SegmentBatch
 from gst.method.draws import Catalogue, Draw, table_keys
 from gst.method.estimates import Part, RowSource, pool_all
@@ -32,9 +32,11 @@ class StepRows(RowSource, Protocol):
 
     Attributes:
         num_configs: configurations of the step.
+        has_origins: the table keeps rows relative to the origins of their segments (`gst.method.origins`).
     """
 
     num_configs: int
+    has_origins: bool
 
     def begin(self) -> None:
         """Begin to fetch rows that other processes hold, if there are any."""
@@ -46,7 +48,28 @@ class StepRows(RowSource, Protocol):
         return ((chunk, self.of(chunk)) for chunk in segments.split(max(1, PULL_ROWS // self.num_configs)))
 
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
-        """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none."""
+        """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none, or
+        the origin."""
+        return origins.absolute(self.kept(segments)) if self.has_origins else self.kept(segments)
+
+    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
+        """Return what the table keeps of `segments`; zeros where it keeps nothing."""
+
+    def origin_keys(self, segments: Int64[Tensor, " chosen"]) -> Int64[Tensor, " chosen"]:
+        """Return the keys of the origins of `segments`; -1 where there is none."""
+
+    def to_keep(
+        self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"], moves: bool
+    ) -> Float[Tensor, "chosen entries channels"]:
+        """Return what the table shall keep of new embeddings; the origin `moves` with them, or stays."""
+        if not self.has_origins:
+            return embedded.detach()
+        kept, keys = self.kept(segments), self.origin_keys(segments)
+        is_known = (self.ages()[segments] >= 0) & moves
+        others = (
+            each.to(kept.device, non_blocking=True) for each in (is_known, origins.first_of_same(keys), keys >= 0)
+        )
+        return origins.relative(embedded.detach(), kept, *others)
 
     def push(
         self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]
@@ -83,7 +106,7 @@ class ModelKeys:
         self.table, self.by_class = table, by_class
         self.slot: int | None = None
 
-    def of(self, catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"]) -> Int64[Tensor, "segments configs"]:
+    def of(self, catalogue: Catalogue, configs: Int64[Tensor, "graphs configs"]) -> Int64[Tensor, "segments entries"]:
         """Return the keys of all segments (`table_keys`); the table grows to hold them."""
         ranges = self.table.ranges
         self.slot = ranges.slot(self, self.slot)
@@ -123,38 +146,49 @@ class OwnRows(StepRows):
 
     def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor]) -> None:
         assert isinstance(keys.table, EmbeddingTable)
-        self.num_configs = draw.configs.shape[1]
+        self.num_configs, self.has_origins = draw.configs.shape[1], keys.by_class
         self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
 
     @cached_property
-    def keys(self) -> Int64[Tensor, "segments configs"]:
+    def keys(self) -> Int64[Tensor, "segments entries"]:
         """The keys of all segments; the first access may allocate them."""
         return self._model_keys.of(self._draw.catalogue, self._draw.configs)
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
-        return torch.where((self.keys >= 0) & (written >= 0), (self._draw.number - written).clamp(min=0), -1)
+        written = torch.where(self.keys >= 0, written, -1)
+        if self.has_origins:
+            written = origins.written_at(written, self.keys[:, -1] >= 0)
+        return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
 
-    def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
+    def origin_keys(self, segments: Int64[Tensor, " chosen"]) -> Int64[Tensor, " chosen"]:
+        return self.keys[segments, -1]
+
+    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
         keys, like = self.keys[segments], self._like()
         ahead = like.device.type != "cpu"  # a host may not read what is still on its way to it
         summed_as = torch.promote_types(like.dtype, torch.float32)  # half precision would lose what is added to a sum
         rows = self._table.pull(keys.clamp(min=0).flatten())[0].to(like.device, summed_as, non_blocking=ahead)
-        return rows.view(*keys.shape, rows.shape[1])
+        rows = rows.view(*keys.shape, rows.shape[1])
+        if self.has_origins:
+            rows[:, -1].masked_fill_((keys[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
+        return rows
 
-    def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Staged:
+    def push(
+        self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"], moves: bool = True
+    ) -> Staged:
         """Stage the rows: a step that `GradScaler` skips leaves the table as it was. A key that comes more than once
         (it stands for all configurations, or its graph is here twice) is written once."""
         flat = self.keys[segments].flatten()
         first = first_of_each(flat)
-        rows = embedded.detach().flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
+        rows = self.to_keep(embedded, segments, moves).flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
         segment_of_row = segments[first // self.keys.shape[1]]
         refused = partial(report, self._draw.catalogue, segment_of_row, self._draw.number)
         return self._table.stage(flat[first], rows, self._draw.number, refused)
 
     def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
         if embedded:
-            self.push(torch.cat([*embedded]), segments)
+            self.push(torch.cat([*embedded]), segments, moves=False)
 
 
 def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:
@@ -210,7 +244,9 @@ def report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tens
     )
 
 
-STATE_VERSION = 3  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations
+STATE_VERSION = (
+    4  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations; 3 has no origins
+)
 
 
 class RowsVersion:

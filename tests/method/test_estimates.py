@@ -190,8 +190,8 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], problem: st
 @pytest.mark.parametrize(
     ("arguments", "estimate", "rows"),
     [
-        ({}, "difference", 3),
-        ({"estimate": "composite"}, "composite", 3),
+        ({}, "difference", 4),  # one is the origin of the segment with two
+        ({"estimate": "composite"}, "composite", 4),
         ({"keep_probability": 0.5}, "dropout", 4),
         ({"pooling": "max"}, "dropout", 4),
         ({"table": None}, "dropout", 0),
