@@ -96,6 +96,14 @@ def test_every_step_keeps_groups_and_devices_that_can_run_them() -> None:
         around.look(plan)
 
 
+def test_half_of_the_draws_take_any_group_and_half_take_one_by_its_time() -> None:
+    task = made_task(20, 0)
+    group_us = np.bincount(task.colocation, np.where(np.isfinite(task.times_us), task.times_us, np.inf).min(0))
+    chances = np.diff(Neighbourhood(task, np.random.default_rng(0))._group_sums, prepend=0.0)
+    assert np.ptp(group_us) > 0
+    np.testing.assert_allclose(chances, 0.5 / len(group_us) + 0.5 * group_us / group_us.sum(), atol=1e-9)
+
+
 @pytest.mark.parametrize("queue", [False, True])
 def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
     """Each operation of the chain began when the next in it let it: at its end, or when its copy arrived."""
