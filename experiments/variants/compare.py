@@ -56,14 +56,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GST+ED": {"table": True, "keep_probability": 0.5},
     "GST+EFD": {"table": True, "keep_probability": 0.5, "finetune": True},
     OURS: {"table": True, "estimate": "difference"},
+    "GST+E, composite": {"table": True, "estimate": "composite"},
     "without messages": {"table": True, "estimate": "difference", "edges": False},
 }
-REMEDIES: dict[str, dict[str, Any]] = {
-    "composite": {"table": True, "estimate": "composite"},
-    "difference, all rows written anew at the half": {"table": True, "estimate": "difference", "written_anew": True},
-    "difference, twice as many fresh in the last half": {"table": True, "estimate": "difference", "grows": True},
-}
-"""Against stale rows, beside the rows of the table of variants."""
 LOSS = {"runtime": "pairwise_hinge", "number": "squared_error", "class": "cross_entropy"}
 FINETUNING = 1 / 8  # of the steps
 POINTS = 12  # of a curve
@@ -81,10 +76,9 @@ def train(task: Task, variant: str, seed: int, rate: float) -> dict[str, Any]:
     """
     keep_freed_memory()
     torch.set_num_threads(1)
-    settings = dict((VARIANTS | REMEDIES)[variant])
+    settings = dict(VARIANTS[variant])
     whole, finetune = settings.pop("whole", False), settings.pop("finetune", False)
-    has_edges, anew = settings.pop("edges", True), settings.pop("written_anew", False)
-    grows = settings.pop("grows", False)
+    has_edges = settings.pop("edges", True)
     loader, validation, test = task.loaders(whole, seed)
     if not has_edges:
         loader.selections, validation, test = map(without_edges, (loader.selections, validation, test))
@@ -117,10 +111,6 @@ def train(task: Task, variant: str, seed: int, rate: float) -> dict[str, Any]:
         optimizer.param_groups[0]["lr"] = rate * task.learning_rate * (1 + math.cos(math.pi * share)) / 2
         if finetune and share >= 1 - FINETUNING and not model.encoder_frozen:
             model.freeze_encoder()
-        if number == task.steps // 2:
-            model.num_fresh *= 2 if grows else 1
-            if anew:
-                write_rows(model, loader.selections)
         if number in looks:
             curve.append([number, times[-1], score(model.eval(), validation, task)])
             model.train()
@@ -133,17 +123,6 @@ def train(task: Task, variant: str, seed: int, rate: float) -> dict[str, Any]:
         "peak_mib": peak,
         "encoded": encoded,
     }
-
-
-def write_rows(model: GraphSegmentTraining, selections: Sequence[Selection]) -> None:
-    """Write the rows of all segments under all configurations, without gradient."""
-    for graph, configs in selections:
-        for chunk in configs.split(64):
-            draw = model.draw([graph], chunk[None])
-            segments, rows = torch.arange(len(draw.catalogue)), model.rows_of(draw)
-            embedded = torch.cat([part for _, part in model.encoded(draw.catalogue, segments, draw.configs)])
-            assert rows is not None
-            rows.push(embedded, segments)
 
 
 def without_edges(selections: Sequence[Selection]) -> list[Selection]:
@@ -218,7 +197,7 @@ def summary(task: Task, runs: Mapping[str, Any]) -> dict[str, Any]:
         name: [
             each for each in runs.values() if each["variant"] == name and each["rate"] == best_rate(task, runs, name)
         ]
-        for name in VARIANTS | REMEDIES
+        for name in VARIANTS
     }
     reference = next((name for name in (WHOLE, "GST") if any(each["curve"] for each in chosen[name])), "")
     finals = [each["curve"][-1][2] for each in chosen.get(reference, ()) if each["curve"]]
@@ -258,8 +237,7 @@ def half_width(values: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
-    parser.add_argument("--variants", default=";".join(VARIANTS), help="separated by semicolons; default: %(default)s; "
-                        f"others: {';'.join(REMEDIES)}")  # fmt: skip
+    parser.add_argument("--variants", default=";".join(VARIANTS), help="separated by semicolons; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--processes", type=int, default=2, help="trainings at once; default: %(default)s")
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
