@@ -264,6 +264,11 @@ def test_cuts_take_a_bounded_memory_and_are_not_copied(monkeypatch: pytest.Monke
     monkeypatch.setattr("gst.method.draws.MOST_BYTES", 2 * one_cut)
     want = model(graphs)
     assert len(model._entrance._cut) == 2 and model(graphs).equal(want)
+    monkeypatch.setattr("gst.method.draws.MOST_BYTES", 1)
+    model(graphs[:1])
+    kept = list(model._entrance._cut.values())
+    model(graphs[:1])
+    assert list(model._entrance._cut.values()) == kept and len(kept) == 1, "the last one stays, however large"
     again = copy.deepcopy(model)
     assert not again._entrance._cut and again(graphs).equal(want)
 
