@@ -41,13 +41,13 @@ ESTIMATES: dict[str, dict[str, Any]] = {
 
 def errors(task: Task, seed: int, ways: dict[str, dict[str, Any]], bar: tqdm) -> dict[str, float]:
     """The relative error of each way to estimate over one training."""
-    loader, _ = task.loaders(False, seed)
+    loader, _, _ = task.loaders(False, seed)
     torch.manual_seed(seed)
     channels = task.encoder["channels"]
     encoder, head = SAGE(**task.encoder), Head(channels, task.classes)
 
     def model(head: nn.Module, **settings: Any) -> GraphSegmentTraining:
-        arguments: Any = settings | {"num_fresh": task.num_fresh, "seed": seed}
+        arguments: Any = {"num_fresh": task.num_fresh, "seed": seed} | settings
         return GraphSegmentTraining(encoder, head, task.pooling, table=EmbeddingTable(1, channels), **arguments)
 
     trained = model(head, keep_probability=0.5)

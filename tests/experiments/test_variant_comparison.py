@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
-from experiments.variants import compare, data
+from experiments.variants import compare, data, estimates
 from gst.data.synthetic import SyntheticPrograms
 
 SMALL = data.Task(
@@ -60,3 +61,11 @@ def test_a_rate_is_chosen_by_validation_and_times_are_until_whole_graphs_score()
     assert rows["whole graph"]["rate"] == 1.0 and rows["whole graph"]["scores"] == [0.7]
     assert found["goal"] == pytest.approx(0.99 * 0.9) and rows["whole graph"]["seconds_to_goal"] == 30.0
     assert rows["GST"]["seconds_to_goal"] is None and rows["GST-One"]["score_mean"] is None
+
+
+def test_estimates_are_compared_with_the_exact_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "TRAINED", 40)
+    monkeypatch.setattr(estimates, "STEPS", 10)
+    ways = {"all fresh": {"num_fresh": 99}, "difference": {}, "p = 0": {"keep_probability": 0.0}}
+    errors = estimates.errors(SMALL, 0, ways, tqdm(disable=True))
+    assert errors["all fresh"] < 1e-6 < errors["difference"] < errors["p = 0"] < 2
