@@ -22,6 +22,7 @@ import numpy as np
 from gst.graphs.graph import Graph, from_pyg, is_pyg, trouble_with
 from gst.graphs.preparation import Preparation
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
+from gst.util.addresses import Address, place
 from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
 from gst.util.untrusted import plain, read_object, shown
 from gst.util.writing import atomic_write, locked_file
@@ -64,7 +65,8 @@ def prepare(
         ValueError: there are no graphs, or two share a name.
         OSError: the disk is full; nothing is left behind.
     """
-    root = Path(root)
+    if isinstance(root := place(root), Address):
+        raise ValueError(f"{root} is an address; prepare in a local folder and copy it there")
     if isinstance(graphs, Iterator):
         graphs = list(graphs)  # they may be gone over twice
     settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes}
@@ -179,7 +181,8 @@ def open_store(directory: Path | str) -> list[SegmentedGraph]:
     Raises:
         ValueError: it is no store, one of another version, or a file of it is missing or cut short.
     """
-    directory = Path(directory)
+    if isinstance(directory := place(directory), Address):
+        raise ValueError(f"{directory} is an address; copy the store to a local folder")
     with _damage_named(directory):
         meta = _read_meta(directory)
         files = map_files(directory, meta["files"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
@@ -13,6 +12,7 @@ from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
 from gst.graphs.store import open_store, prepare
+from gst.util.addresses import place
 from gst.util.progress import bar
 
 TRAIN, VALID, TEST = range(3)
@@ -65,7 +65,7 @@ class SegmentDataModule(L.LightningDataModule):
         missing_targets: Literal["refuse", "skip"] = "refuse",
     ) -> None:
         super().__init__()
-        self.source, self.store = source, Path(store)
+        self.source, self.store = source, place(store)
         given = {VALID: valid_source, TEST: test_source}
         self.published = {part: own for part, own in given.items() if own is not None}
         self.segmentation: dict[str, Any] = {
