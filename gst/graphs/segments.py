@@ -9,19 +9,25 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
 from gst.graphs.graph import CHUNK, DATA, Graph, chunks, empty_array, from_pyg, is_pyg
 from gst.util.arrays import Mapped, PackedArray, as_bytes
+from gst.util.copies import FarArray
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
 CONFIG_BYTES = 1 << 24  # of configuration features rearranged at once, a single configuration being the least
 
 Assignment = Int64[np.ndarray, " nodes"]
+
+if TYPE_CHECKING:
+    Array = np.ndarray
+else:
+    Array = np.ndarray | FarArray  # of a store behind an address: read where it is indexed, else like the other
 
 Job = tuple[Int64[np.ndarray, "2 edges"], int, int]
 """What a partitioner is asked: edges, number of nodes, number of parts."""
@@ -54,13 +60,13 @@ class SegmentedGraph:
     row_ptr: Int64[np.ndarray, " segments_plus_one"]
     edge_ptr: Int64[np.ndarray, " segments_plus_one"]
     config_ptr: Int64[np.ndarray, " segments_plus_one"]
-    node_ids: Int64[np.ndarray, " rows"]
-    node_features: Shaped[np.ndarray, "rows features"]
-    opcodes: Int32[np.ndarray, " rows"]
-    edges: Int32[np.ndarray, "2 edges"]
-    config_rows: Int32[np.ndarray, " uses"]
-    config_columns: Int32[np.ndarray, " uses"]
-    config_features: Shaped[np.ndarray, "configs configurable channels"] | PackedArray
+    node_ids: Int64[Array, " rows"]
+    node_features: Shaped[Array, "rows features"]
+    opcodes: Int32[Array, " rows"]
+    edges: Int32[Array, "2 edges"]
+    config_rows: Int32[Array, " uses"]
+    config_columns: Int32[Array, " uses"]
+    config_features: Shaped[Array, "configs configurable channels"] | PackedArray
     targets: Float64[np.ndarray, "configs ..."]
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
@@ -213,7 +219,7 @@ def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> Segmen
 
 
 def _read_only(array: np.ndarray | PackedArray) -> np.ndarray | PackedArray:
-    if isinstance(array, PackedArray) or not array.flags.writeable:
+    if not isinstance(array, np.ndarray) or not array.flags.writeable:
         return array
     array = array.view()  # the caller's own stays as it is
     array.flags.writeable = False

@@ -119,7 +119,7 @@ def matches(pattern: Address) -> list[Address]:
         return sorted(Address(place(files.unstrip_protocol(each))) for each in files.glob(path))
 
 
-def read_object(address: Address) -> bytes:
+def read_bytes(address: Address) -> bytes:
     """Return the content of a small object."""
     with _served(address) as (files, path):
         return bytes(files.cat_file(path))
@@ -145,16 +145,16 @@ def upload(file: Path, address: Address) -> Details:
     return found
 
 
-def read_ranges(addresses: Sequence[Address], starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-    """Return ranges of bytes of objects of one file system, which are requested several at once.
+def read_ranges(ranges: Sequence[tuple[Address, int, int]]) -> list[bytes]:
+    """Return the bytes start..stop of objects of one file system, which are requested several at once.
 
     Raises:
         Unreachable: an object ends before its range does.
     """
-    with _served(addresses[0]) as (files, _):
-        paths = [files._strip_protocol(each) for each in addresses]
-        parts = files.cat_ranges(paths, list(starts), list(stops), on_error="raise")
-    for address, start, stop, part in zip(addresses, starts, stops, parts, strict=True):
+    with _served(ranges[0][0]) as (files, _):
+        paths, starts, stops = zip(*((files._strip_protocol(address), *each) for address, *each in ranges), strict=True)
+        parts: list[bytes] = files.cat_ranges(list(paths), list(starts), list(stops), on_error="raise")
+    for (address, start, stop), part in zip(ranges, parts, strict=True):
         if len(part) != stop - start:
             raise Unreachable(f"{address} ends within bytes {start}..{stop}; it was cut since it was opened")
     return parts

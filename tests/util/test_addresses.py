@@ -10,7 +10,7 @@ import pytest
 from gst.cli import main
 from gst.data.tpugraphs import TpuGraphs, read, write_npz
 from gst.graphs.graph import Graph
-from gst.util.addresses import Address, details, matches, place, read_object, read_ranges, upload, write_object
+from gst.util.addresses import Address, details, matches, place, read_bytes, read_ranges, upload, write_object
 from gst.util.copies import local_copy
 
 
@@ -69,11 +69,11 @@ def test_objects_are_written_and_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(100)))
     assert upload(tmp_path / "file", folder / "a/one").size == 100
     write_object(folder / "two", b"content")
-    assert read_object(folder / "two") == b"content" and details(folder / "none") is None
+    assert read_bytes(folder / "two") == b"content" and details(folder / "none") is None
     assert details(folder) is None  # no object but a folder
-    assert read_ranges([folder / "a/one", folder / "two"], [10, 1], [12, 3]) == [bytes([10, 11]), b"on"]
+    assert read_ranges([(folder / "a/one", 10, 12), (folder / "two", 1, 3)]) == [bytes([10, 11]), b"on"]
     with pytest.raises(ValueError, match=r"memory://objects/two ends within bytes 3\.\.9; it was cut"):
-        read_ranges([folder / "a/one", folder / "two"], [10, 3], [12, 9])
+        read_ranges([(folder / "a/one", 10, 12), (folder / "two", 3, 9)])
     assert matches(folder / "*/o*") == ["memory://objects/a/one"] == matches(folder / "**/one")
     assert local_copy(folder / "two").read_bytes() == b"content"
     write_object(folder / "two", b"changed")
