@@ -52,7 +52,7 @@ class Server:
             yield part
 
     def close(self) -> None:
-        """Refuse connections from now on."""
+        """Stop serving: connections are refused."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -59,7 +59,7 @@ def open_files(store: Address, meta: dict[str, Any], whole: Iterable[str], room:
     key = shortened(hashlib.sha256(f"{BOOT.read_text()} {store} {meta['checksum']} {found}".encode()))
     room = usual_room() if room is None else room
     files: dict[str, Any] = {
-        Path(name).stem: RemoteFile(folder / name, size, copies_directory() / key, room)
+        Path(name).stem: RemoteFile(folder / name, size, str(copies_directory() / key / name), room)
         for name, size in meta["files"].items()
     }
     return files | read_whole({name: files[name] for name in whole})

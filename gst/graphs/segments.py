@@ -9,25 +9,20 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
 
 from gst.graphs.graph import CHUNK, DATA, Graph, chunks, empty_array, from_pyg, is_pyg
 from gst.util.arrays import Mapped, PackedArray, as_bytes
-from gst.util.copies import FarArray
+from gst.util.copies import Array
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
 CONFIG_BYTES = 1 << 24  # of configuration features rearranged at once, a single configuration being the least
 
 Assignment = Int64[np.ndarray, " nodes"]
-
-if TYPE_CHECKING:
-    Array = np.ndarray
-else:
-    Array = np.ndarray | FarArray  # of a store behind an address: read where it is indexed, else like the other
 
 Job = tuple[Int64[np.ndarray, "2 edges"], int, int]
 """What a partitioner is asked: edges, number of nodes, number of parts."""
@@ -70,8 +65,8 @@ class SegmentedGraph:
     targets: Float64[np.ndarray, "configs ..."]
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
-    node_data: Mapping[str, np.ndarray] = field(default_factory=dict)
-    edge_data: Mapping[str, np.ndarray] = field(default_factory=dict)
+    node_data: Mapping[str, Array] = field(default_factory=dict)
+    edge_data: Mapping[str, Array] = field(default_factory=dict)
 
     def to(self, device: object, non_blocking: bool = False) -> SegmentedGraph:
         """Return the graph itself: it stays on the host, whoever moves whole batches, as Lightning does."""
@@ -131,7 +126,7 @@ class SegmentedGraph:
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in self._arrays())
 
-    def _arrays(self) -> Iterator[tuple[str, np.ndarray | PackedArray]]:
+    def _arrays(self) -> Iterator[tuple[str, Array | PackedArray]]:
         """Every array under the name that it has in a store."""
         yield from ((name, getattr(self, name)) for name in ARRAYS)
         for prefix in DATA:
@@ -218,7 +213,7 @@ def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> Segmen
     return SegmentedGraph(**scalars, **{name: arrays[name] for name in ARRAYS}, **data)
 
 
-def _read_only(array: np.ndarray | PackedArray) -> np.ndarray | PackedArray:
+def _read_only(array: Array | PackedArray) -> Array | PackedArray:
     if not isinstance(array, np.ndarray) or not array.flags.writeable:
         return array
     array = array.view()  # the caller's own stays as it is

@@ -202,11 +202,12 @@ def _workplace(root: Path, key: str) -> Iterator[Path]:
 
 
 def open_store(directory: Path | str, cache: float | None = None) -> list[SegmentedGraph]:
-    """The graphs of a store, their arrays memory-mapped and read-only; those behind an address are read where they are
-    indexed, by ranges of bytes, and copies of these are kept on this disk.
+    """The graphs of a store, their arrays memory-mapped and read-only.
+
+    Arrays behind an address are read where they are indexed, by ranges of bytes, and this disk keeps copies of these.
 
     Args:
-        cache: most GB of all copies; a tenth of the free disk if not given. Those used longest ago are removed first.
+        cache: most GB of all copies, a tenth of the free disk by default. Those used longest ago are removed first.
 
     Raises:
         ValueError: it is no store, one of another version, or a file of it is missing, changed or cut short.
@@ -240,7 +241,7 @@ def _read_meta(directory: Path | Address) -> dict[str, Any]:
     return meta
 
 
-def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
+def _open_graph(record: Record, files: dict[str, Any]) -> SegmentedGraph:
     values: dict[str, Any] = {key: record[key] for key in SCALARS}
     arrays = {key: decoded(files[key], entry) for key, entry in record["arrays"].items()}
     graph = from_arrays(values, arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})

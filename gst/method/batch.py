@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from gst.graphs.graph import DATA, NAMES_TAKEN
-from gst.graphs.segments import Array, SegmentedGraph
+from gst.graphs.segments import SegmentedGraph
 from gst.util.arrays import PackedArray
-from gst.util.copies import FarArray, fetch_together
+from gst.util.copies import Array, FarArray, fetch_together
 from gst.util.packing import Kind, sent
 
 

@@ -128,8 +128,14 @@ def read_bytes(address: Address) -> bytes:
 def write_object(address: Address, content: bytes) -> None:
     """Write a small object, whole or not at all."""
     with _served(address) as (files, path):
-        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        _make_folder(files, path)
         files.pipe_file(path, content)
+
+
+def _make_folder(files: Any, path: str) -> None:
+    """Make the folder of a path where there are folders; stores of objects would make a bucket."""
+    if not files.async_impl:
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
 
 def upload(file: Path, address: Address) -> Details:
@@ -137,7 +143,7 @@ def upload(file: Path, address: Address) -> Details:
     size = file.stat().st_size
     if (found := details(address)) is None or found.size != size:
         with _served(address) as (files, path):
-            files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            _make_folder(files, path)
             files.put_file(str(file), path)
         found = details(address)
     if found is None or found.size != size:

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Int8, Shaped, UInt
 from numpy.typing import DTypeLike
 
-from gst.util.copies import FarArray, RemoteFile
+from gst.util.copies import Array, FarArray, RemoteFile
 from gst.util.untrusted import shown
 
 ALIGNMENT = 64
@@ -186,7 +186,7 @@ def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     return found
 
 
-def view(data: np.ndarray | RemoteFile, entry: Entry) -> np.ndarray:
+def view(data: np.ndarray | RemoteFile, entry: Entry) -> Array:
     """Return the array of `entry` in its file."""
     dtype, end = np.dtype(entry["dtype"]), _end(entry)
     if dtype.hasobject:
@@ -198,7 +198,7 @@ def view(data: np.ndarray | RemoteFile, entry: Entry) -> np.ndarray:
     return data[entry["offset"] : end].view(dtype).reshape(entry["shape"])
 
 
-def decoded(data: np.ndarray | RemoteFile, entry: Entry) -> np.ndarray | PackedArray:
+def decoded(data: np.ndarray | RemoteFile, entry: Entry) -> Array | PackedArray:
     """Return the array of `entry` as it was written; a packed one is unpacked where it is indexed."""
     return PackedArray(view(data, entry), entry["symbols"]) if "symbols" in entry else view(data, entry)
 
@@ -294,7 +294,7 @@ class PackedArray:
         num_symbols: the length of the last axis.
     """
 
-    words: UInt[np.ndarray, "*rows"]
+    words: UInt[Array, "*rows"]
     num_symbols: int
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import shutil
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -29,7 +30,7 @@ GAP = 4 * BLOCK  # bytes that are read along to save a request, whose own header
 MOST_OPEN = 128  # chunks of a process
 SHARE = 10  # of the free disk, one of so many parts is for copies
 
-_open_chunks: dict[Path, _Chunk] = {}
+_open_chunks: dict[str, _Chunk] = {}
 _lock = Lock()
 
 
@@ -59,26 +60,26 @@ def local_copy(path: Path | str) -> Path:
 
 
 def usual_room() -> int:
-    """Return the bytes that copies may take if nothing else is asked for: a tenth of the disk, as far as it is free."""
+    """Return the bytes that all copies may take by default: a tenth of the free disk."""
     copies_directory().mkdir(parents=True, exist_ok=True)
     held = sum(size for _, size, _ in _contents())
     return (shutil.disk_usage(copies_directory()).free + held) // SHARE
 
 
 class RemoteFile(NamedTuple):
-    """An object of `size` bytes, of which `folder` gets copies, and the bytes that all copies together may take."""
+    """An object of `size` bytes, the path of its chunks without their number, and the bytes of all copies together."""
 
     address: Address
     size: int
-    folder: Path
+    chunks: str
     room: int
 
 
 class _Chunk:
     """Part of an object on the disk."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: str) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         self.file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         self.file.truncate(CHUNK + CHUNK // BLOCK)
         self.data = np.asarray(np.memmap(self.file, np.uint8, "r"))
@@ -118,17 +119,17 @@ def _read(ranges: Iterable[Range]) -> np.ndarray:
 def _fetch(ranges: Iterable[Range]) -> list[tuple[_Chunk, int, int]]:
     """Copy the bytes of ranges that are not here, by requests at the same time; returns their places, in order."""
     places: list[tuple[_Chunk, int, int]] = []
-    wanted: dict[tuple[RemoteFile, int], tuple[_Chunk, list[tuple[int, int]]]] = {}
+    wanted: dict[tuple[str, int], tuple[RemoteFile, _Chunk, list[tuple[int, int]]]] = {}
     for file, start, stop in ranges:
         for number in range(start // CHUNK, -(-stop // CHUNK) if stop > start else 0):
             low, high = max(start - number * CHUNK, 0), min(stop - number * CHUNK, CHUNK)
-            chunk = _chunk(file.folder / f"{file.address.name}.{number}")
+            chunk = _chunk(f"{file.chunks}.{number}")
             places.append((chunk, low, high))
             if missing := chunk.missing(low, high):
-                wanted.setdefault((file, number), (chunk, []))[1].extend(missing)
+                wanted.setdefault((file.chunks, number), (file, chunk, []))[2].extend(missing)
     requests = [
         (file, chunk, number * CHUNK, low, min(high, file.size - number * CHUNK))
-        for (file, number), (chunk, missing) in wanted.items()
+        for (_, number), (file, chunk, missing) in wanted.items()
         for low, high in _joined(missing)
     ]
     if requests:
@@ -139,7 +140,7 @@ def _fetch(ranges: Iterable[Range]) -> list[tuple[_Chunk, int, int]]:
     return places
 
 
-def _chunk(path: Path) -> _Chunk:
+def _chunk(path: str) -> _Chunk:
     with _lock:
         chunk = _open_chunks.pop(path, None)
         if chunk is None or not chunk.use():
@@ -182,7 +183,7 @@ def _make_room(room: int, written: int) -> None:
         if total <= room - room // 16:
             break
         path.unlink(missing_ok=True)
-        _open_chunks.pop(path, None)
+        _open_chunks.pop(str(path), None)
         total -= size
 
 
@@ -214,7 +215,7 @@ class FarArray(NDArrayOperatorsMixin):
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.stored, dtype=np.int64))
+        return math.prod(self.stored)
 
     @property
     def nbytes(self) -> int:
@@ -230,13 +231,15 @@ class FarArray(NDArrayOperatorsMixin):
 
     def ranges(self, index: Any) -> list[Range]:
         """Return the ranges of bytes that an index reads."""
-        runs, shape, _ = self._taken(index)
-        width = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        return self._ranges(*self._taken(index)[:2])
+
+    def _ranges(self, runs: list[tuple[int, int]], shape: tuple[int, ...]) -> list[Range]:
+        width = math.prod(shape) * self.dtype.itemsize
         return [(self.file, self.offset + low * width, self.offset + high * width) for low, high in runs]
 
     def __getitem__(self, index: Any) -> np.ndarray:
         runs, shape, rest = self._taken(index)
-        content = _read(self.ranges(index)).view(self.dtype)
+        content = _read(self._ranges(runs, shape)).view(self.dtype)
         rows = content.reshape(sum(high - low for low, high in runs), *shape)
         result: np.ndarray = (rows.T if self.axis else rows)[rest]
         return result
@@ -270,6 +273,12 @@ class FarArray(NDArrayOperatorsMixin):
         if name.startswith("__") or "file" not in vars(self):  # what NumPy and pickle ask for
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
+
+
+if TYPE_CHECKING:
+    Array = np.ndarray
+else:
+    Array = np.ndarray | FarArray  # of a store behind an address: read where it is indexed, else like the other
 
 
 def _are_numbers(each: Any) -> bool:
