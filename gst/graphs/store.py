@@ -23,7 +23,7 @@ from gst.graphs.graph import Graph, from_pyg, is_pyg, trouble_with
 from gst.graphs.preparation import Preparation
 from gst.graphs.remote import INDEX, checksum_of, open_files, publish
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
-from gst.util.addresses import Address, details, place, read_bytes, write_object
+from gst.util.addresses import Address, details, place, write_object
 from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
 from gst.util.copies import local_copy
 from gst.util.untrusted import plain, read_object, shown
@@ -119,19 +119,19 @@ def _prepare_at(
     if not fingerprint:
         name = _digest(settings, [f"{graph.name} {graph.digest()}" for graph in _named(graphs)])
     else:
-        name = read_bytes(note).decode() if details(note) is not None else ""
-    if name and details(root / name / INDEX) is not None:
-        return root / name
-    local: Path = here(cache_directory() / "stores" / shortened(hashlib.sha256(root.encode())))
-    try:
-        publish(local, root / local.name)
-    except (FileNotFoundError, ValueError):  # another process of this machine was faster, and removed the files
-        if local.is_dir() or details(root / local.name / INDEX) is None:
-            raise
-    if fingerprint:
-        write_object(note, local.name.encode())
-    shutil.rmtree(local, ignore_errors=True)
-    return root / local.name
+        name = local_copy(note).read_text() if details(note) is not None else ""
+    folder = cache_directory() / "stores" / shortened(hashlib.sha256(root.encode()))
+    if not name or details(root / name / INDEX) is None:
+        name = here(folder).name
+        try:
+            publish(folder / name, root / name)
+        except (FileNotFoundError, ValueError):  # another process of this machine was faster, and removed the files
+            if (folder / name).is_dir() or details(root / name / INDEX) is None:
+                raise
+        if fingerprint:
+            write_object(note, name.encode())
+    shutil.rmtree(folder / name, ignore_errors=True)
+    return root / name
 
 
 def _named(graphs: Iterable[Graph | Any]) -> Iterator[Graph]:

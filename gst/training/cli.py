@@ -69,7 +69,7 @@ USUAL = """\
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
 --model.loss NAME            {losses}
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
---data.store DIR             where segments are kept once they are cut
+--data.store DIR|ADDRESS     where segments are kept once they are cut; --data.cache GB bounds copies here
 --data.max_nodes N           most nodes of a segment
 --data.method NAME           partitioner: {partitioners}
 --data.halo N                hops of context around a segment

@@ -119,12 +119,6 @@ def matches(pattern: Address) -> list[Address]:
         return sorted(Address(place(files.unstrip_protocol(each))) for each in files.glob(path))
 
 
-def read_bytes(address: Address) -> bytes:
-    """Return the content of a small object."""
-    with _served(address) as (files, path):
-        return bytes(files.cat_file(path))
-
-
 def write_object(address: Address, content: bytes) -> None:
     """Write a small object, whole or not at all."""
     with _served(address) as (files, path):

@@ -10,7 +10,7 @@ import pytest
 from gst.cli import main
 from gst.data.tpugraphs import TpuGraphs, read, write_npz
 from gst.graphs.graph import Graph
-from gst.util.addresses import Address, details, matches, place, read_bytes, read_ranges, upload, write_object
+from gst.util.addresses import Address, details, matches, place, read_ranges, upload, write_object
 from gst.util.copies import local_copy
 
 
@@ -45,14 +45,13 @@ REFUSED = {
     [
         *(("prepare synthetic:50 --store ADDRESS", address) for address in REFUSED),
         ("prepare ADDRESS/*.npz", "nothing://x"), ("rank ADDRESS synthetic:50", "gs://bucket/x"),
-        ("test --ckpt_path ADDRESS", "file://host/x"), ("fit --config EXAMPLE --data.store ADDRESS", "gs://bucket/x"),
+        ("test --ckpt_path ADDRESS", "file://host/x"),
     ],
 )  # fmt: skip
 def test_an_address_that_nothing_serves_is_refused_in_one_line(
     command: str, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = Path(__file__).parents[2] / "experiments/configs/giant_synthetic.yaml"
-    assert main(command.replace("ADDRESS", address).replace("EXAMPLE", str(example)).split()) == 2
+    assert main(command.replace("ADDRESS", address).split()) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and REFUSED[address] in said and "secret" not in said
     assert not [each for each in Path().iterdir() if ":" in each.name]
@@ -69,7 +68,7 @@ def test_objects_are_written_and_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(100)))
     assert upload(tmp_path / "file", folder / "a/one").size == 100
     write_object(folder / "two", b"content")
-    assert read_bytes(folder / "two") == b"content" and details(folder / "none") is None
+    assert details(folder / "none") is None
     assert details(folder) is None  # no object but a folder
     assert read_ranges([(folder / "a/one", 10, 12), (folder / "two", 1, 3)]) == [bytes([10, 11]), b"on"]
     with pytest.raises(ValueError, match=r"memory://objects/two ends within bytes 3\.\.9; it was cut"):
