@@ -223,7 +223,8 @@ def spoil(what: str, store: Address) -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("missing", "edges.bin holds no bytes, want"), ("truncated", "edges.bin holds .* bytes, want"),
+        pytest.param("missing", "edges.bin holds no bytes, want", marks=pytest.mark.slow),
+        ("truncated", "edges.bin holds .* bytes, want"),
         ("changed", r"edges.bin was changed since it was written \(its tag differs\)"),
     ],
 )  # fmt: skip

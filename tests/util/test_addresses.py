@@ -94,6 +94,7 @@ def test_files_of_a_dataset_are_read_by_address(tmp_path: Path) -> None:
         list(TpuGraphs(["memory://files/none*"]))
 
 
+@pytest.mark.slow
 def test_a_local_command_imports_no_file_system() -> None:
     code = (
         "import sys; from gst.cli import main; assert main(['prepare', 'synthetic:50', '--store', 'stores']) == 0; "
