@@ -27,6 +27,7 @@ from gst.util.writing import atomic_path, cache_directory
 
 CHUNK, BLOCK = 1 << 26, 64  # bytes
 GAP = 4 * BLOCK  # bytes that are read along to save a request, whose own header is as long
+MORE = 3 * 4096  # bytes at most that a range takes besides on the disk: pages at its ends, and one of flags
 MOST_OPEN = 128  # chunks of a process
 SHARE = 10  # of the free disk, one of so many parts is for copies
 
@@ -144,7 +145,7 @@ def _fetch(ranges: Iterable[Range]) -> list[tuple[_Chunk, int, int]]:
         contents = read_ranges([(file.address, begin + low, begin + high) for file, _, begin, low, high in requests])
         for (_, chunk, _, low, _), content in zip(requests, contents, strict=True):
             chunk.write(low, content)
-        _make_room(requests[0][0].room, sum(map(len, contents)))
+        _make_room(requests[0][0].room, sum(len(content) + MORE for content in contents))
     return places
 
 
