@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gst.util.addresses import Unreachable
 from gst.util.imports import import_from_here, import_torchmetrics
 from gst.util.process import Stopped, stoppable, version, wait_briefly
 from gst.util.progress import Verbosity, saying, verbosity
@@ -85,6 +86,8 @@ def _with_imports(arguments: list[str]) -> list[str]:
 def _reason(error: Exception, arguments: list[str]) -> str:
     words = " ".join(str(error).split())
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and "make room" not in words
+    if isinstance(error, Unreachable):
+        return f"{words}; {_advice(arguments)}"
     return f"{words}; make room, then {_advice(arguments)}" if full else words
 
 

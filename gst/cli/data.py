@@ -42,7 +42,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     prepare.add_argument("--collection", metavar="NAME", help="tpugraphs: layout/xla/random, ... (default: all)")
     prepare.add_argument("--eval-indices", metavar="JSON", help="tpugraphs: file of the configurations to take")
     prepare.add_argument("--part", choices=("all", "train", "valid", "test"), help="tpugraphs: published part")
-    prepare.add_argument("--store", type=Path, default=Path("runs/stores"), help="folder (default: %(default)s)")
+    prepare.add_argument("--store", default="runs/stores", help="folder or address (default: %(default)s)")
     prepare.add_argument("--max-nodes", type=int, default=1000, help="most nodes of a segment (default: %(default)s)")
     prepare.add_argument(
         "--method", default="metis", metavar="NAME", choices=Partitioners(),

@@ -34,8 +34,8 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         "gst rank runs/alexnet_layout/checkpoints/best.ckpt program.npz --top 10 --out scores.csv\n"
         "gst rank runs/giant_synthetic/checkpoints/best.ckpt synthetic:50000 --explain",
     )  # fmt: skip
-    rank.add_argument("checkpoint", type=Path, help="what gst fit wrote, such as best.ckpt")
-    rank.add_argument("file", help="a TpuGraphs npz file, or synthetic:NODES")
+    rank.add_argument("checkpoint", help="what gst fit wrote, such as best.ckpt; a file or an address")
+    rank.add_argument("file", help="a TpuGraphs npz file or the address of one, or synthetic:NODES")
     trust = "your package with the encoder of the checkpoint, which is imported (may be repeated)"
     rank.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help=trust)
     rank.add_argument("--top", type=int, default=10, help="how many of the fastest to print (default: %(default)s)")
@@ -72,7 +72,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
     for expected in AS_IT_SHOULD_BE:
         warnings.filterwarnings("ignore", expected, module=r"lightning\.pytorch")
     made = next(iter(dataset([options.file]))) if options.file.startswith("synthetic:") else None
-    with opened(options.checkpoint, made or Path(options.file), options.trust) as (model, graph):
+    with opened(options.checkpoint, made or options.file, options.trust) as (model, graph):
         scores = score(model, graph)
         why = explain(model.estimator, graph, scores, () if made else OPCODE_NAMES) if options.explain else None
     order = scores.argsort(kind="stable")

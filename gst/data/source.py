@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gst.graphs.graph import Graph
+from gst.util.addresses import Address, details
 
 
 class GraphSource(ABC):
@@ -43,10 +44,17 @@ def group_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def fingerprint_of_files(paths: Iterable[Path], reader: str) -> str:
-    """Join `reader` (name, version, settings) with path, size and time of change of every file, which is not read."""
+def fingerprint_of_files(paths: Iterable[Path | Address], reader: str) -> str:
+    """Join `reader` (name, version, settings) with path, size and time of change of every file, which is not read.
+
+    Of an address the tag of the object stands for its time of change; without a tag the result is "", for unknown."""
     lines = [reader]
     for path in paths:
+        if isinstance(path, Address):
+            if (found := details(path, from_listing=True)) is None or not found.tag:
+                return ""
+            lines.append(f"{path} {found.size} {found.tag}")
+            continue
         status = path.stat()
         lines.append(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}")
     return "\n".join(lines)

@@ -14,6 +14,8 @@ from jaxtyping import Float64, Int64
 
 from gst.data.source import GraphSource, fingerprint_of_files
 from gst.graphs.graph import Graph, chunks, groups_of_equals
+from gst.util.addresses import Address, matches, place
+from gst.util.copies import local_copy
 from gst.util.progress import notice
 from gst.util.untrusted import read_arrays, shown
 from gst.util.writing import atomic_path
@@ -83,8 +85,8 @@ def read(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None
     Raises:
         ValueError: the file is damaged, lacks an array, or holds impossible numbers; the message names the file.
     """
-    path = Path(path)
-    arrays = read_arrays(path)
+    path = place(path)
+    arrays = read_arrays(local_copy(path))
     try:
         _take_rows(arrays, rows, merge)
         is_layout = bool({"node_config_ids", "node_config_feat"} & arrays.keys())
@@ -110,7 +112,7 @@ class FileRows(NamedTuple):
     targets: Float64[np.ndarray, " rows"]
 
 
-def rows_of_file(path: Path, merge: bool = True, rows: Sequence[int] | None = None) -> FileRows:
+def rows_of_file(path: Path | str, merge: bool = True, rows: Sequence[int] | None = None) -> FileRows:
     """Return the configurations of a file behind those that `read` returns with the same arguments."""
     if rows is not None and merge:
         rows = list(dict.fromkeys(rows))
@@ -140,7 +142,7 @@ def write_npz(graph: Graph, path: Path | str) -> None:
 
 @dataclass(frozen=True)
 class TpuGraphs(GraphSource):
-    """A dataset of TpuGraphs files, given by paths or glob patterns of npz files.
+    """A dataset of TpuGraphs files, given by paths, addresses or glob patterns of npz files.
 
     Examples:
         >>> write_npz(Graph(np.ones((2, 1), np.float32), np.array([[0], [1]])), "pair.npz")
@@ -151,14 +153,16 @@ class TpuGraphs(GraphSource):
     files: Sequence[str]
     opcode_names = OPCODE_NAMES
 
-    def paths(self) -> list[Path]:
+    def paths(self) -> list[Path | Address]:
         """Return the files that match, in the order of their patterns; ValueError for one without a match."""
-        paths: list[Path] = []
+        paths: list[Path | Address] = []
         for pattern in self.files:
-            matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute patterns too)
-            if not matches:
+            where = place(pattern)
+            local = [] if isinstance(where, Address) else glob.glob(str(where), recursive=True)  # noqa: PTH207 (absolute)
+            found = matches(where) if isinstance(where, Address) else [Path(each) for each in sorted(local)]
+            if not found:
                 raise ValueError(f"no file matches {pattern!r}; give paths or patterns of TpuGraphs npz files")
-            paths += map(Path, matches)
+            paths += found
         return paths
 
     def __iter__(self) -> Iterator[Graph]:

@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int32, Int64, Shaped
 
 from gst.graphs.graph import CHUNK, DATA, Graph, chunks, empty_array, from_pyg, is_pyg
 from gst.util.arrays import Mapped, PackedArray, as_bytes
+from gst.util.copies import Array
 from partitioners import num_parts_for, partition
 
 BLOCK_NODES = 1 << 20
@@ -54,18 +55,18 @@ class SegmentedGraph:
     row_ptr: Int64[np.ndarray, " segments_plus_one"]
     edge_ptr: Int64[np.ndarray, " segments_plus_one"]
     config_ptr: Int64[np.ndarray, " segments_plus_one"]
-    node_ids: Int64[np.ndarray, " rows"]
-    node_features: Shaped[np.ndarray, "rows features"]
-    opcodes: Int32[np.ndarray, " rows"]
-    edges: Int32[np.ndarray, "2 edges"]
-    config_rows: Int32[np.ndarray, " uses"]
-    config_columns: Int32[np.ndarray, " uses"]
-    config_features: Shaped[np.ndarray, "configs configurable channels"] | PackedArray
+    node_ids: Int64[Array, " rows"]
+    node_features: Shaped[Array, "rows features"]
+    opcodes: Int32[Array, " rows"]
+    edges: Int32[Array, "2 edges"]
+    config_rows: Int32[Array, " uses"]
+    config_columns: Int32[Array, " uses"]
+    config_features: Shaped[Array, "configs configurable channels"] | PackedArray
     targets: Float64[np.ndarray, "configs ..."]
     counts: Int64[np.ndarray, " configs"]
     spreads: Float64[np.ndarray, " configs"]
-    node_data: Mapping[str, np.ndarray] = field(default_factory=dict)
-    edge_data: Mapping[str, np.ndarray] = field(default_factory=dict)
+    node_data: Mapping[str, Array] = field(default_factory=dict)
+    edge_data: Mapping[str, Array] = field(default_factory=dict)
 
     def to(self, device: object, non_blocking: bool = False) -> SegmentedGraph:
         """Return the graph itself: it stays on the host, whoever moves whole batches, as Lightning does."""
@@ -125,7 +126,7 @@ class SegmentedGraph:
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in self._arrays())
 
-    def _arrays(self) -> Iterator[tuple[str, np.ndarray | PackedArray]]:
+    def _arrays(self) -> Iterator[tuple[str, Array | PackedArray]]:
         """Every array under the name that it has in a store."""
         yield from ((name, getattr(self, name)) for name in ARRAYS)
         for prefix in DATA:
@@ -212,8 +213,8 @@ def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> Segmen
     return SegmentedGraph(**scalars, **{name: arrays[name] for name in ARRAYS}, **data)
 
 
-def _read_only(array: np.ndarray | PackedArray) -> np.ndarray | PackedArray:
-    if isinstance(array, PackedArray) or not array.flags.writeable:
+def _read_only(array: Array | PackedArray) -> Array | PackedArray:
+    if not isinstance(array, np.ndarray) or not array.flags.writeable:
         return array
     array = array.view()  # the caller's own stays as it is
     array.flags.writeable = False

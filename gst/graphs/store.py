@@ -21,10 +21,13 @@ import numpy as np
 
 from gst.graphs.graph import Graph, from_pyg, is_pyg, trouble_with
 from gst.graphs.preparation import Preparation
+from gst.graphs.remote import INDEX, checksum_of, open_files, publish
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
+from gst.util.addresses import Address, details, place, write_object
 from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
+from gst.util.copies import local_copy
 from gst.util.untrusted import plain, read_object, shown
-from gst.util.writing import atomic_write, locked_file
+from gst.util.writing import atomic_write, cache_directory, locked_file
 
 SCHEMA = 3
 DTYPES = {
@@ -34,6 +37,9 @@ DTYPES = {
 }  # fmt: skip
 """Of each array of a `SegmentedGraph`, but for features and data of nodes and edges, and for `config_features`, which
 are of int8 or float32."""
+
+READ_WHOLE = ("owned_counts", "row_ptr", "edge_ptr", "config_ptr", "targets", "counts", "spreads")
+"""Arrays that are read when a store behind an address is opened."""
 
 
 def prepare(
@@ -46,8 +52,8 @@ def prepare(
     progress: Callable[[str], None] = lambda name: None,
     block_nodes: int = BLOCK_NODES,
     workers: int | None = None,
-) -> Path:
-    """Cut `graphs` into segments and write them as a store under `root`; returns its directory.
+) -> Path | Address:
+    """Cut `graphs` into segments and write them as a store under `root`, a folder or an address; returns its directory.
 
     Graphs are read one after the other and never all held; an iterator is held whole: give a `gst.data.GraphSource`,
     or an object with `__iter__`, for graphs that are larger than memory. A graph with more than `block_nodes` nodes is
@@ -64,11 +70,16 @@ def prepare(
         ValueError: there are no graphs, or two share a name.
         OSError: the disk is full; nothing is left behind.
     """
-    root = Path(root)
+    root = place(root)
     if isinstance(graphs, Iterator):
         graphs = list(graphs)  # they may be gone over twice
-    settings = {"max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes}
+    settings: dict[str, Any] = {
+        "max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes,
+    }  # fmt: skip
     fingerprint = getattr(graphs, "fingerprint", str)()
+    if isinstance(root, Address):
+        here = lambda folder: prepare(graphs, folder, progress=progress, workers=workers, **settings)  # noqa: E731
+        return _prepare_at(root, graphs, settings, fingerprint, here)
     if fingerprint:
         key = _digest(settings, [fingerprint])
         note = root / "sources" / key
@@ -86,7 +97,7 @@ def prepare(
                 preparation.add(graph)
             records, sizes = preparation.finish()
         meta = {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records}
-        (partial / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum(meta)}))
+        (partial / "meta.json").write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))
         (partial / JOURNAL).unlink()
         final = root / _digest(settings, [f"{record['name']} {record['digest']}" for record in records])
         try:
@@ -98,6 +109,29 @@ def prepare(
         with atomic_write(note) as file:
             file.write(final.name)
     return final
+
+
+def _prepare_at(
+    root: Address, graphs: Iterable[Graph | Any], settings: dict[str, Any], fingerprint: str, here: Callable[..., Any]
+) -> Address:
+    """Prepare in a folder of the cache, where what is killed or cut off goes on, and copy the store to `root`."""
+    note = root / "sources" / _digest(settings, [fingerprint])
+    if not fingerprint:
+        name = _digest(settings, [f"{graph.name} {graph.digest()}" for graph in _named(graphs)])
+    else:
+        name = local_copy(note).read_text() if details(note) is not None else ""
+    folder = cache_directory() / "stores" / shortened(hashlib.sha256(root.encode()))
+    if not name or details(root / name / INDEX) is None:
+        name = here(folder).name
+        try:
+            publish(folder / name, root / name)
+        except (FileNotFoundError, ValueError):  # another process of this machine was faster, and removed the files
+            if (folder / name).is_dir() or details(root / name / INDEX) is None:
+                raise
+        if fingerprint:
+            write_object(note, name.encode())
+    shutil.rmtree(folder / name, ignore_errors=True)
+    return root / name
 
 
 def _named(graphs: Iterable[Graph | Any]) -> Iterator[Graph]:
@@ -167,27 +201,29 @@ def _workplace(root: Path, key: str) -> Iterator[Path]:
             lock.close()
 
 
-def _checksum(meta: dict[str, Any]) -> str:
-    """Of everything else in meta.json."""
-    content = {key: value for key, value in meta.items() if key != "checksum"}
-    return shortened(hashlib.sha256(json.dumps(content, sort_keys=True).encode()))
-
-
-def open_store(directory: Path | str) -> list[SegmentedGraph]:
+def open_store(directory: Path | str, cache: float | None = None) -> list[SegmentedGraph]:
     """The graphs of a store, their arrays memory-mapped and read-only.
 
+    Arrays behind an address are read where they are indexed, by ranges of bytes, and this disk keeps copies of these.
+
+    Args:
+        cache: most GB of all copies, a tenth of the free disk by default. Those used longest ago are removed first.
+
     Raises:
-        ValueError: it is no store, one of another version, or a file of it is missing or cut short.
+        ValueError: it is no store, one of another version, or a file of it is missing, changed or cut short.
     """
-    directory = Path(directory)
+    directory = place(directory)
     with _damage_named(directory):
         meta = _read_meta(directory)
-        files = map_files(directory, meta["files"])
+        if isinstance(directory, Address):
+            files = open_files(directory, meta, READ_WHOLE, None if cache is None else int(cache * 1e9))
+        else:
+            files = map_files(directory, meta["files"])
         return [_open_graph(record, files) for record in meta["graphs"]]
 
 
 @contextmanager
-def _damage_named(directory: Path) -> Iterator[None]:
+def _damage_named(directory: Path | str) -> Iterator[None]:
     """Turn any error of reading a damaged store into one line that names it."""
     try:
         yield
@@ -197,15 +233,15 @@ def _damage_named(directory: Path) -> Iterator[None]:
         raise ValueError(f"{directory} is no segment store ({plain(error)}); make one with `gst prepare`") from error
 
 
-def _read_meta(directory: Path) -> dict[str, Any]:
-    meta = read_object(directory / "meta.json")
+def _read_meta(directory: Path | Address) -> dict[str, Any]:
+    meta = read_object(local_copy(directory / INDEX))
     if meta["schema"] != SCHEMA:
         schema = shown(meta["schema"])
         raise ValueError(f"{directory} has schema {schema}, this version reads {SCHEMA}; prepare it again")
     return meta
 
 
-def _open_graph(record: Record, files: dict[str, np.ndarray]) -> SegmentedGraph:
+def _open_graph(record: Record, files: dict[str, Any]) -> SegmentedGraph:
     values: dict[str, Any] = {key: record[key] for key in SCALARS}
     arrays = {key: decoded(files[key], entry) for key, entry in record["arrays"].items()}
     graph = from_arrays(values, arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
@@ -230,7 +266,7 @@ def verify(directory: Path) -> None:
 def _compare_checksums(directory: Path, meta: dict[str, Any]) -> None:
     changed = "was changed since it was written (checksums differ)"
     advice = f"delete {directory} and prepare it again"
-    if _checksum(meta) != meta.get("checksum"):
+    if checksum_of(meta) != meta.get("checksum"):
         raise ValueError(f"{directory}/meta.json {changed}; {advice}")
     files = map_files(directory, meta["files"])
     for record in meta["graphs"]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gst.graphs.graph import DATA, NAMES_TAKEN
 from gst.graphs.segments import SegmentedGraph
 from gst.util.arrays import PackedArray
+from gst.util.copies import Array, FarArray, fetch_together
 from gst.util.packing import Kind, sent
 
 
@@ -301,6 +302,7 @@ def assemble(
     width = max(widths, default=max(graph.config_features.shape[2] for graph in graphs))
     chosen = configs.clamp(min=0).numpy()
     uses = [slice(graphs[g].config_ptr[j], graphs[g].config_ptr[j + 1]) for g, j in picks]
+    _fetch(graphs, picks, uses, chosen)
     uses_before = np.cumsum([0, *(each.stop - each.start for each in uses)])
     config_features = np.empty((uses_before[-1], chosen.shape[1], width), np.float32)
     parts: dict[str, list[np.ndarray]] = {key: [] for key in ("x", "op", "edges", "rows")}
@@ -351,14 +353,37 @@ def assemble(
     )
 
 
+def _fetch(
+    graphs: Sequence[SegmentedGraph], picks: Sequence[tuple[int, int]], uses: Sequence[slice],
+    configs: Int64[np.ndarray, "graphs configs"],
+) -> None:  # fmt: skip
+    """Copy what `assemble` reads of stores behind addresses, by two rounds of requests: segments, configurations."""
+    if not any(isinstance(graph.opcodes, FarArray) for graph in graphs):
+        return
+    parts, features = [], []
+    for (g, j), used in zip(picks, uses, strict=True):
+        graph = graphs[g]
+        rows, inside = (slice(pointer[j], pointer[j + 1]) for pointer in (graph.row_ptr, graph.edge_ptr))
+        parts += [(array, rows) for array in (graph.node_features, graph.opcodes, *graph.node_data.values())]
+        parts += [(array, inside) for array in (graph.edges.T, *graph.edge_data.values())]
+        parts += [(graph.config_rows, used), (graph.config_columns, used)]
+    fetch_together(parts)
+    for (g, _), used in zip(picks, uses, strict=True):
+        stored = graphs[g].config_features
+        stored = stored.words if isinstance(stored, PackedArray) else stored
+        if stored.size:
+            features.append((stored, (configs[g][None], graphs[g].config_columns[used][:, None])))
+    fetch_together(features)
+
+
 def _read_features(
-    features: np.ndarray | PackedArray, configs: Int64[np.ndarray, " configs"], columns: np.ndarray,
+    features: Array | PackedArray, configs: Int64[np.ndarray, " configs"], columns: np.ndarray,
     places: Float[np.ndarray, "columns configs width"],
 ) -> None:  # fmt: skip
     """Write the features of some configurations at some configurable nodes to `places`."""
     if not places.size:  # a graph without configurable nodes may have another width
         return
-    if isinstance(features, PackedArray) or features.dtype != places.dtype or not features.flags.c_contiguous:
+    if not isinstance(features, np.ndarray) or features.dtype != places.dtype or not features.flags.c_contiguous:
         places[...] = features[configs[None, :], columns[:, None]]
         return
     num_configs, num_columns, width = features.shape

@@ -27,6 +27,7 @@ from gst.method.batch import SegmentBatch, assemble
 from gst.method.fixed_batch import DoesNotFit, Sizes, largest_sums
 from gst.nn.sharing import PARTS, Direction, Part, Plan, PlanOptions, Sharing, Weights, check_directions
 from gst.nn.sparse import rounded, rows_of
+from gst.util.copies import fetch_together
 
 Where = Literal["auto", "host", "device"]
 DRAWN = 64  # steps whose largest tells what large plans are padded to
@@ -364,6 +365,7 @@ class Bounds(NamedTuple):
 
 def _of_segments(graph: SegmentedGraph, options: PlanOptions) -> Int64[np.ndarray, "segments counts"]:
     rows = []
+    fetch_together((array, slice(None)) for array in (graph.edges.T, graph.config_rows))
     for segment, nodes in enumerate(np.diff(graph.row_ptr)):
         inside, uses = (slice(*each[segment : segment + 2]) for each in (graph.edge_ptr, graph.config_ptr))
         rows.append(_more(int(nodes), graph.config_rows[uses], graph.edges[:, inside], options))

@@ -23,6 +23,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from gst.util.copies import local_copy
 from gst.util.process import SIGNALS, Stopped
 from gst.util.progress import notice
 from gst.util.untrusted import DAMAGE, check_classes, plain
@@ -38,7 +39,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     """Lightning's CheckpointIO with a thread that writes a copy of the checkpoint.
 
     A file appears under its name once it is on the disk; the file that it replaces is removed only then. Lightning
-    handles remote paths (`s3://...`). The next call raises an error of the thread, at the latest `teardown`.
+    writes remote paths (`s3://...`). The next call raises an error of the thread, at the latest `teardown`.
     """
 
     def __init__(self) -> None:
@@ -59,9 +60,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:  # fmt: skip
         """Read a checkpoint, with memory-mapped rows of a table; see `read` for errors."""
         self._settle(0)
-        if _is_remote(path):
-            return super().load_checkpoint(path, map_location, weights_only=True)
-        return copied(read(Path(path), map_location))
+        return copied(read(local_copy(path), map_location))
 
     def remove_checkpoint(self, path: Any) -> None:
         if _is_remote(path):
@@ -159,11 +158,9 @@ def opened(path: str) -> dict[str, Any] | None:
     """Read the checkpoint of `--ckpt_path`; None for `last`, which Lightning finds. Errors as `check_readable`."""
     if path == "best":
         raise ValueError("--ckpt_path best is known while training alone; give the file, such as DIR/best.ckpt")
-    if _is_remote(path):
-        raise ValueError(f"--ckpt_path {plain(path)} is an address; download it first")
     if path.partition(":")[0] in ("last", "hpc", "registry") and not Path(path).is_file():  # Lightning reads a file
         return None
-    return read(Path(path))
+    return read(local_copy(path))
 
 
 def check_readable(path: str, own: Mapping[str, Any] | None = None) -> None:
@@ -175,8 +172,8 @@ def check_readable(path: str, own: Mapping[str, Any] | None = None) -> None:
             torch_geometric, which may evaluate its text, has to be equal in both.
 
     Raises:
-        FileNotFoundError, ValueError: see `read`; also an address, a class that is not trusted, and `best`, which only
-            the process that trained knows.
+        FileNotFoundError, ValueError: see `read` and `local_copy`; also a class that is not trusted, and `best`, which
+            only the process that trained knows.
     """
     if (content := opened(path)) is None:
         return

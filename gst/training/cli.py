@@ -35,6 +35,8 @@ from gst.training.module import SegmentTrainingModule
 from gst.training.processes import gathered, limit_waits, waits_explained
 from gst.training.record import LogProgress, Recorder, ReportPage, TerminalProgress, checkpoints_of, folder_of_run
 from gst.training.sweeps import FOLDER_OF_TRIAL
+from gst.util.addresses import Address, details, place
+from gst.util.copies import local_copy
 from gst.util.untrusted import OF_TRAININGS, check_classes, check_yaml, read_yaml
 from gst.util.writing import atomic_write
 from partitioners import METHODS as PARTITIONERS
@@ -67,7 +69,7 @@ USUAL = """\
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
 --model.loss NAME            {losses}
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
---data.store DIR             where segments are kept once they are cut
+--data.store DIR|ADDRESS     where segments are kept once they are cut; --data.cache GB bounds copies here
 --data.max_nodes N           most nodes of a segment
 --data.method NAME           partitioner: {partitioners}
 --data.halo N                hops of context around a segment
@@ -175,6 +177,7 @@ class GstCLI(LightningCLI):
         super().parse_arguments(parser, args)
         section = self.config[self.config.subcommand]
         if path := section.get("ckpt_path"):
+            path = section["ckpt_path"] = str(local_copy(path))
             check_readable(str(path), section["model"].as_dict())
 
     def _parse_ckpt_path(self) -> None:
@@ -239,9 +242,15 @@ def _with_config(arguments: list[str]) -> list[str]:
     named |= dict(pairwise(arguments))
     if "--ckpt_path" in named:
         opened(named["--ckpt_path"])  # before settings are missed that a configuration beside it would give
-    checkpoint = Path(named.get("--ckpt_path", ""))
-    saved = checkpoint.resolve().parent.parent / CONFIG if checkpoint.is_file() else None
-    if arguments[0] == "fit" or any(_config_files(arguments)) or saved is None or not saved.is_file():
+    checkpoint = place(named.get("--ckpt_path", ""))
+    if arguments[0] == "fit" or any(_config_files(arguments)):
+        return arguments
+    if isinstance(checkpoint, Address):
+        beside = checkpoint.parent.parent / CONFIG
+        saved = local_copy(beside) if details(beside) else None
+    else:
+        saved = checkpoint.resolve().parent.parent / CONFIG if checkpoint.is_file() else None
+    if saved is None or not saved.is_file():
         return arguments
     try:
         check_classes(read_yaml(saved), OF_TRAININGS, saved.parent)

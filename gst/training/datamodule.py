@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
@@ -13,6 +12,7 @@ from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
 from gst.graphs.store import open_store, prepare
+from gst.util.addresses import place
 from gst.util.progress import bar
 
 TRAIN, VALID, TEST = range(3)
@@ -36,6 +36,7 @@ class SegmentDataModule(L.LightningDataModule):
         lists_per_graph: at most so many lists of `configs_per_graph` configurations of each graph in one epoch.
         eval_configs: configurations per step of validation, test and prediction.
         valid_source, test_source: all graphs of that part, where a dataset is published in parts.
+        cache: most GB of copies on this disk, where `store` is an address; a tenth of the free disk if not given.
         missing_targets: `refuse` targets that are NaN or infinite, or `skip` their configurations.
 
     Attributes:
@@ -63,9 +64,10 @@ class SegmentDataModule(L.LightningDataModule):
         valid_source: GraphSource | None = None,
         test_source: GraphSource | None = None,
         missing_targets: Literal["refuse", "skip"] = "refuse",
+        cache: float | None = None,
     ) -> None:
         super().__init__()
-        self.source, self.store = source, Path(store)
+        self.source, self.store = source, place(store)
         given = {VALID: valid_source, TEST: test_source}
         self.published = {part: own for part, own in given.items() if own is not None}
         self.segmentation: dict[str, Any] = {
@@ -76,7 +78,7 @@ class SegmentDataModule(L.LightningDataModule):
         self.num_test = 0 if TEST in self.published else num_test
         self.graphs_per_step, self.configs_per_graph = graphs_per_step, configs_per_graph
         self.lists_per_graph, self.eval_configs, self.seed = lists_per_graph, eval_configs, seed
-        self.missing_targets = missing_targets
+        self.missing_targets, self.cache = missing_targets, cache
         self.parts: dict[int, list[Selection]] = {}
         self.digest = ""
         self.versions: dict[str, str] = {}
@@ -135,7 +137,7 @@ class SegmentDataModule(L.LightningDataModule):
         """The digest of the store of `source` and its graphs."""
         with bar(desc="preparing segments", unit=" graphs", delay=2) as shown:
             directory = prepare(source, self.store, **self.segmentation, progress=lambda name: shown.update() and None)
-        return directory.name, open_store(directory)
+        return directory.name, open_store(directory, self.cache)
 
     def train_dataloader(self) -> StepLoader:
         """Return the loader of training steps; in order of the graphs where `overfit_batches` repeats the first ones,

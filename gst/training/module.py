@@ -30,6 +30,7 @@ from gst.method.readouts import ReadoutName, readout_of
 from gst.training.checkpoints import check_built, random_states, read, set_random_states
 from gst.training.datamodule import NEEDED, PARTS, TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
+from gst.util.copies import local_copy
 
 if TYPE_CHECKING:
     from gst.training.recorded_step import PaddedSteps
@@ -358,14 +359,15 @@ class SegmentTrainingModule(L.LightningModule):
         """Load as Lightning does, a file that builds no other classes than `gst.util.untrusted.check_classes` allows.
 
         Args:
-            checkpoint_path: file.
+            checkpoint_path: file, or address of one.
             args, named: as for Lightning; arguments of the module, such as `encoder`, replace those of the file.
             trusted: as for `check_classes`.
 
         Raises:
             ValueError: it is no file, no checkpoint, or names another class; give `encoder` or `trusted` then.
         """
-        content = read(Path(checkpoint_path))
+        checkpoint_path = local_copy(checkpoint_path)
+        content = read(checkpoint_path)
         check_built(checkpoint_path, content, trusted, replaced=named)
         named.pop("weights_only", None)
         return super().load_from_checkpoint(checkpoint_path, *args, weights_only=True, **named)  # type: ignore[misc]

@@ -17,12 +17,13 @@ from gst.graphs.graph import Graph
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
+from gst.util.copies import local_copy
 from gst.util.progress import Bars
 from gst.util.untrusted import DAMAGE, plain, read_tensors
 
 
 def load(
-    checkpoint: Path, trusted: Sequence[str] = ()
+    checkpoint: Path | str, trusted: Sequence[str] = ()
 ) -> tuple[SegmentTrainingModule, Callable[[Graph], SegmentedGraph]]:
     """Return the model of a checkpoint in evaluation mode, and the function that cuts a graph.
 
@@ -31,6 +32,7 @@ def load(
     Raises:
         ValueError: it is missing, damaged, or not a checkpoint of `gst fit`.
     """
+    checkpoint = local_copy(checkpoint)
     if not checkpoint.is_file():
         raise ValueError(f"{checkpoint}: there is no such checkpoint; train one with `gst fit`")
     try:
@@ -49,7 +51,7 @@ def load(
 
 @contextmanager
 def opened(
-    checkpoint: Path, program: Path | Graph, trusted: Sequence[str] = ()
+    checkpoint: Path | str, program: Path | str | Graph, trusted: Sequence[str] = ()
 ) -> Iterator[tuple[SegmentTrainingModule, SegmentedGraph]]:
     """Load the model of a checkpoint, and cut a graph, or that of a TpuGraphs file, as its training did.
 

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Int8, Shaped, UInt
 from numpy.typing import DTypeLike
 
+from gst.util.copies import Array, FarArray, RemoteFile
 from gst.util.untrusted import shown
 
 ALIGNMENT = 64
@@ -159,6 +160,13 @@ def _stored(piece: np.ndarray, symbols: int) -> np.ndarray:
     return packed(piece) if symbols else piece
 
 
+def check_names(directory: Path | str, names: Iterable[str]) -> None:
+    """Raise ValueError for a name that a store gives none of its files."""
+    for name in names:
+        if not _FILE.fullmatch(name):
+            raise ValueError(f"{directory}: {name[:60]!r} is no file of a store; delete the store and prepare it again")
+
+
 def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     """Return the files of a finished writer by field, memory-mapped and read-only.
 
@@ -166,9 +174,8 @@ def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
         ValueError: a file is missing, or does not hold as many bytes as were written.
     """
     found: dict[str, np.ndarray] = {}
+    check_names(directory, sizes)
     for name, size in sizes.items():
-        if not _FILE.fullmatch(name):
-            raise ValueError(f"{directory}: {name[:60]!r} is no file of a store; delete the store and prepare it again")
         path = directory / name
         actual = path.stat().st_size if path.is_file() else "no"
         if actual != size:
@@ -179,17 +186,19 @@ def map_files(directory: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     return found
 
 
-def view(data: np.ndarray, entry: Entry) -> np.ndarray:
+def view(data: np.ndarray | RemoteFile, entry: Entry) -> Array:
     """Return the array of `entry` in its file."""
     dtype, end = np.dtype(entry["dtype"]), _end(entry)
     if dtype.hasobject:
         raise ValueError("a store holds numbers only; this one asks for objects")
-    if not 0 <= entry["offset"] <= end <= len(data):
-        raise ValueError(f"an array is said to lie at bytes {entry['offset']}..{end} of {len(data)}")
+    if not 0 <= entry["offset"] <= end <= data.size:
+        raise ValueError(f"an array is said to lie at bytes {entry['offset']}..{end} of {data.size}")
+    if isinstance(data, RemoteFile):
+        return FarArray(data, entry["offset"], entry["shape"], dtype)  # type: ignore[return-value]
     return data[entry["offset"] : end].view(dtype).reshape(entry["shape"])
 
 
-def decoded(data: np.ndarray, entry: Entry) -> np.ndarray | PackedArray:
+def decoded(data: np.ndarray | RemoteFile, entry: Entry) -> Array | PackedArray:
     """Return the array of `entry` as it was written; a packed one is unpacked where it is indexed."""
     return PackedArray(view(data, entry), entry["symbols"]) if "symbols" in entry else view(data, entry)
 
@@ -285,7 +294,7 @@ class PackedArray:
         num_symbols: the length of the last axis.
     """
 
-    words: UInt[np.ndarray, "*rows"]
+    words: UInt[Array, "*rows"]
     num_symbols: int
 
     def __post_init__(self) -> None:

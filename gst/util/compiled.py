@@ -15,16 +15,12 @@ import torch
 
 from gst.util.imports import lazy_names
 from gst.util.progress import notice
+from gst.util.writing import cache_directory
 
 if TYPE_CHECKING:
     from partitioners.compiled import compiled as compiled
 
 __getattr__ = lazy_names(__name__)  # numba is loaded where it is used
-
-
-def cache_directory() -> Path:
-    """Return the folder of code compiled for this machine: `$XDG_CACHE_HOME/gst`, or `~/.cache/gst`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"
 
 
 def compiler() -> str | None:

@@ -12,7 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from gst.util.addresses import refuse_address
+
 LOCK = ".lock"
+
+
+def cache_directory() -> Path:
+    """Return `$XDG_CACHE_HOME/gst`, or `~/.cache/gst`: the folder of compiled code and of copies of objects."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gst"
 
 
 @contextmanager
@@ -50,6 +57,7 @@ def _finite(value: Any) -> Any:
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield the name of a new file that replaces `path`, for a writer that takes a file name (`atomic_write`)."""
+    refuse_address(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +86,7 @@ def directory_lock(directory: Path) -> Iterator[None]:
         ...     sorted(path.name for path in directory.iterdir())
         ['.lock']
     """
+    refuse_address(directory)
     new = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -116,17 +116,18 @@ def test_a_configuration_beside_a_checkpoint_builds_known_classes_alone(capsys: 
             assert "config.yaml beside the checkpoint: it names " in said and "--config" in said
 
 
-def test_an_address_is_not_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_address_holds_is_not_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in ("fit", "test"):
         said = refused([verb, f"--config={EXAMPLE}", "--ckpt_path=http://127.0.0.1:1/evil.ckpt"], capsys)
-        assert "is an address; download it first" in said
+        assert "http://127.0.0.1:1/evil.ckpt" in said
 
     class Runs:
         def __reduce__(self) -> Any:
             return os.mkdir, ("ran",)
 
     torch.save({"state_dict": Runs()}, "pickled.ckpt")
-    with pytest.raises(Exception, match=r"[Ww]eights"):  # of a folder that the configuration names, such as s3://
+    # Of a folder that the configuration names, such as s3://
+    with pytest.raises(ValueError, match="only tensors and plain values are read"):
         BackgroundCheckpointIO().load_checkpoint(f"file://{Path('pickled.ckpt').resolve()}", weights_only=False)
     assert not Path("ran").exists()
 
