@@ -1,6 +1,6 @@
 """Inference engines as variants of a whole model on the CPU, where they are installed: ONNX Runtime and OpenVINO.
 
-`torch.export` captures the model once for all of them. An engine holds the weights as constants, as frozen code does.
+The model is exported once for all of them. An engine holds the weights as constants, as frozen code does.
 Engines do not refuse what PyTorch refuses: they return zeros or other rows for an index that is out of range, and
 OpenVINO computes in 32 bits and drops NaN. So each call is checked, and a model that no check covers is left out.
 """
@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from gst.whole_model.comparing import Guard, repeats, tensors_of
 
 ONNX_RUNTIME, OPENVINO = "onnxruntime", "openvino"
-PACKAGES = {ONNX_RUNTIME: ("onnxruntime", "onnx", "onnxscript"), OPENVINO: ("openvino",)}
+PACKAGES = {name: (name, "onnx", "onnxscript") for name in (ONNX_RUNTIME, OPENVINO)}
 """Engines by the name of their variant, each with the packages that it imports."""
 COMPUTED = -1  # a value computed from inputs, and not an input itself with its elements in another order
 INDICES = {"index", "indices", "target", "offsets"}  # names of arguments in the schemas of ATen
@@ -54,7 +54,7 @@ class Exported:
     """A model in evaluation mode, exported for calls like the example when the first engine is made."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Any]) -> None:
-        self._model, self._inputs = model, tuple(inputs)
+        self._model, self._inputs, self._failure = model, tuple(inputs), ""
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -66,20 +66,20 @@ class Exported:
 
     @cached_property
     def onnx(self) -> str:
-        """Path of the model as a file of ONNX, which lasts as long as this object."""
+        """Path of the model as a file of ONNX, which lasts as long as this object; one attempt is made."""
+        if self._failure:
+            raise ValueError(self._failure)
         self._directory = tempfile.TemporaryDirectory()
         path = str(Path(self._directory.name) / "model.onnx")
+        self._failure = "it could not be exported to ONNX"
         with torch.no_grad(), _quiet():
             torch.onnx.export(self.program, (), path, dynamo=True, verbose=False)
+        self._failure = ""
         return path
 
     def run(self, kind: str, threads: int) -> Callable[..., Any]:
-        """Return a function that runs the model by an engine, called as the model is, without gradients.
-
-        Raises:
-            ValueError: there is a reason not to use it, see `missing`, `program` and the checks below.
-            Exception: any exception of an exporter or an engine.
-        """
+        """Return a function that runs the model by an engine, called as the model is, without gradients; raise any
+        exception of an exporter or an engine, and ValueError where a check of this module leaves the engine out."""
         if reason := missing(kind):
             raise ValueError(reason)
         with torch.no_grad():
@@ -89,8 +89,7 @@ class Exported:
         rows, wide = _uses(self.program)
         if wide and kind == OPENVINO:
             raise ValueError(f"{wide} has numbers of 64 bits, which OpenVINO rounds to 32")
-        examples = enumerate(tensors_of(self._inputs))
-        bounds = [(number, *_bounds(each, rows.get(number))) for number, each in examples if each.numel()]
+        bounds = [(n, *_bounds(each, rows.get(n))) for n, each in enumerate(tensors_of(self._inputs)) if each.numel()]
         engine = (_onnx_runtime if kind == ONNX_RUNTIME else _openvino)(self, threads)
         read, model = Guard(None, self._inputs, weights=False).leaves, self._model
 
@@ -134,10 +133,10 @@ def _onnx_runtime(exported: Exported, threads: int) -> Engine:
 def _openvino(exported: Exported, threads: int) -> Engine:
     import openvino
 
-    with torch.no_grad(), _quiet():
-        model = openvino.convert_model(exported.program)
+    core = openvino.Core()
+    model = core.read_model(exported.onnx)  # `openvino.convert_model` would report its use to Intel
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
     lock = threading.Lock()
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:
@@ -150,7 +149,7 @@ def _openvino(exported: Exported, threads: int) -> Engine:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence exporters, which warn of operators that a model does not use."""
+    """Silence the exporter, which warns of operators that a model does not use."""
     before = logging.root.manager.disable
     with warnings.catch_warnings(action="ignore"):
         logging.disable(logging.WARNING)
@@ -236,4 +235,4 @@ def _bounds(example: Tensor, rows: int | None) -> tuple[float, float]:
 def _is_within(value: Tensor, least: float, largest: float) -> bool:
     """True if all elements are within the bounds; False if one is NaN."""
     low, high = torch.aminmax(value)
-    return bool(low >= least) and bool(high <= largest)
+    return bool(least <= low.item() and high.item() <= largest)
