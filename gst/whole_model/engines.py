@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from gst.util.untrusted import first_line
 from gst.whole_model.comparing import Guard, repeats, tensors_of
 
 ONNX_RUNTIME, OPENVINO = "onnxruntime", "openvino"
@@ -71,15 +72,17 @@ class Exported:
             raise ValueError(self._failure)
         self._directory = tempfile.TemporaryDirectory()
         path = str(Path(self._directory.name) / "model.onnx")
-        self._failure = "it could not be exported to ONNX"
-        with torch.no_grad(), _quiet():
-            torch.onnx.export(self.program, (), path, dynamo=True, verbose=False)
-        self._failure = ""
+        try:
+            with torch.no_grad(), _quiet():
+                torch.onnx.export(self.program, (), path, dynamo=True, verbose=False)
+        except Exception as error:  # any exception of the exporter
+            self._failure = f"it is not exported to ONNX: {first_line(error.__cause__ or error)}"
+            raise ValueError(self._failure) from error
         return path
 
     def run(self, kind: str, threads: int) -> Callable[..., Any]:
-        """Return a function that runs the model by an engine, called as the model is, without gradients; raise any
-        exception of an exporter or an engine, and ValueError where a check of this module leaves the engine out."""
+        """Return a function that runs the model by an engine, called as the model is, without gradients. Checks of this
+        module raise ValueError, exporters and engines any exception."""
         if reason := missing(kind):
             raise ValueError(reason)
         with torch.no_grad():
@@ -133,16 +136,14 @@ def _onnx_runtime(exported: Exported, threads: int) -> Engine:
 def _openvino(exported: Exported, threads: int) -> Engine:
     import openvino
 
-    core = openvino.Core()
-    model = core.read_model(exported.onnx)  # `openvino.convert_model` would report its use to Intel
+    # The file is read by the runtime: `openvino.convert_model` would report its use to Intel.
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    request = openvino.Core().compile_model(exported.onnx, "CPU", settings).create_infer_request()
     lock = threading.Lock()
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:
         with lock:  # a request takes one caller at a time
-            results = request.infer(arrays, share_inputs=True)
-        return [results[number] for number in range(len(results))]
+            return list(request.infer(arrays, share_inputs=True).values())
 
     return run
 

@@ -116,6 +116,7 @@ def test_training_never_runs_an_engine() -> None:
     (lambda self, x: (self.layer(x), None), PACKAGES, "an output is a NoneType"),
     (lambda self, x: self.layer(x.add_(0.0)), PACKAGES, "writes to its inputs or weights"),
     (lambda self, x: self.layer(x).bfloat16(), [ONNX_RUNTIME], "bfloat16"),
+    (lambda self, x: torch.linalg.eigvals(x[:, :2]).real, PACKAGES, "it is not exported to ONNX: .*linalg_eig"),
     (lambda self, x: self.table((self.layer(x) * 0).long()), PACKAGES, "indices computed from inputs"),
     (lambda self, x: self.layer(x).double().sin(), [OPENVINO], "numbers of 64 bits"),
     (lambda self, x: ((x * 9).long() * 2**20).float(), [OPENVINO], "numbers of 64 bits"),
