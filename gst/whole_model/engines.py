@@ -13,7 +13,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from operator import getitem
@@ -51,6 +50,17 @@ def missing(kind: str) -> str:
     return f"{absent} is not installed; pip install 'graph-segment-training[engines]'" if absent else ""
 
 
+def export(model: nn.Module, inputs: Sequence[Any]) -> torch.export.ExportedProgram:
+    """Export a model for inference. Attributes that this replaces by equal ones are put back: a guard compares them."""
+    before = [(each, dict(vars(each))) for each in model.modules()]
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, tuple(inputs))
+    finally:
+        for module, attributes in before:
+            vars(module).update(attributes)
+
+
 class Exported:
     """A model in evaluation mode, exported for calls like the example when the first engine is made."""
 
@@ -62,8 +72,7 @@ class Exported:
         """The model as a function of flat tensors; ValueError if it draws random numbers, or writes to its tensors."""
         if not repeats(self._model, self._inputs):
             raise ValueError("it draws random numbers, or writes to its inputs or weights")
-        with torch.no_grad():
-            return torch.export.export(_Flat(self._model, self._inputs), tuple(tensors_of(self._inputs)))
+        return export(_Flat(self._model, self._inputs), tensors_of(self._inputs))
 
     @cached_property
     def onnx(self) -> str:
@@ -72,12 +81,16 @@ class Exported:
             raise ValueError(self._failure)
         self._directory = tempfile.TemporaryDirectory()
         path = str(Path(self._directory.name) / "model.onnx")
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # of operators that the model does not use
         try:
-            with torch.no_grad(), _quiet():
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
                 torch.onnx.export(self.program, (), path, dynamo=True, verbose=False)
         except Exception as error:  # any exception of the exporter
             self._failure = f"it is not exported to ONNX: {first_line(error.__cause__ or error)}"
             raise ValueError(self._failure) from error
+        finally:
+            logging.disable(before)
         return path
 
     def run(self, kind: str, threads: int) -> Callable[..., Any]:
@@ -146,18 +159,6 @@ def _openvino(exported: Exported, threads: int) -> Engine:
             return list(request.infer(arrays, share_inputs=True).values())
 
     return run
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter, which warns of operators that a model does not use."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(action="ignore"):
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 # Checks of inputs -----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from gst.machine.devices import usable_cores
 from gst.programs import Program, Step, as_module
 from gst.programs.operation import opened
 from gst.whole_model.comparing import Guard
-from gst.whole_model.engines import PACKAGES, Exported, missing
+from gst.whole_model.engines import PACKAGES, Exported, export, missing
 
 PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
 FROZEN, AHEAD = "frozen", "ahead of time"
@@ -252,9 +252,8 @@ def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Fun
 
     options = {"cpp.threads": threads, "compile_threads": 1, "freezing": True}
     with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
-        exported = torch.export.export(model, tuple(inputs))
         package = inductor.aoti_compile_and_package(
-            exported, package_path=str(Path(directory) / "model.pt2"), inductor_configs=options
+            export(model, inputs), package_path=str(Path(directory) / "model.pt2"), inductor_configs=options
         )
         library: Function = inductor.aoti_load_package(package)
         library(*inputs)

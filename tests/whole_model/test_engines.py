@@ -103,6 +103,16 @@ def test_changed_weights_and_other_batches_run_the_model_as_written(change: Call
         assert subject.wrong(guarded.run), "the engine itself is stale"
 
 
+def test_a_graph_module_that_an_export_traced_runs_by_the_engine() -> None:
+    model, inputs = perceptron()
+    traced = torch.fx.symbolic_trace(inference(model))
+    guarded = subject_on_cores(traced, inputs, cores=1).guarded(Variant(ONNX_RUNTIME))
+    assert guarded.guard is not None and guarded.guard.reason(inputs) is None
+    traced.graph.output_node().replace_input_with(traced.graph.output_node().args[0], next(iter(traced.graph.nodes)))
+    traced.recompile()
+    assert "changed or was replaced" in str(guarded.guard.reason(inputs))
+
+
 def test_training_never_runs_an_engine() -> None:
     model, inputs = perceptron()
     for trained in (model.train().requires_grad_(False), model.eval().requires_grad_(True)):
