@@ -13,7 +13,7 @@ LOOP = "loop"  # name of the plan that a search by measurements found
 PYTORCH, COMPILED = "pytorch", "compiled"
 STEPS = {
     PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
-    "one graph": "recorded as one graph",
+    "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "one graph": "recorded as one graph",
 }  # fmt: skip
 """Kinds of steps that run without a plan, by the beginning of their name."""
 WINNERS = {PYTORCH: "plain PyTorch", COMPILED: "torch.compile"}

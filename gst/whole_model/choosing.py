@@ -19,6 +19,7 @@ from gst.programs import Program, Step
 from gst.util.progress import Progress, no_progress
 from gst.util.untrusted import first_line
 from gst.whole_model.comparing import DRAWS, Guard, difference
+from gst.whole_model.engines import PACKAGES, Exported, missing
 from gst.whole_model.variants import (
     AHEAD,
     COMPILED,
@@ -145,11 +146,11 @@ def subject_on_cores(
     function: Function = model.function if isinstance(model, Step) else model
     if isinstance(model, Step):
         own = [Variant(PYTORCH), Variant(COMPILED)]
-        own, draws = own + on_other_threads(own, cores), 0  # random values would be no state of an optimiser
+        own, draws, exported = own + on_other_threads(own, cores), 0, None  # random values would be no state of it
     else:
-        own, draws = variants(model, cores), DRAWS
+        own, draws, exported = variants(model, cores), DRAWS, Exported(model, inputs)
     return Subject(
-        function, inputs, own, lambda variant: whole_run(model, variant, inputs, program),
+        function, inputs, own, lambda variant: whole_run(model, variant, inputs, program, exported),
         lambda run: difference(run, lambda *values: as_written(model, values), inputs, SEED, draws),
         lambda variant: Guard(function if variant.kind != PYTORCH else None, inputs, variant.holds_weights),
     )  # fmt: skip
@@ -222,7 +223,7 @@ def _promise(variant: Variant) -> tuple[bool, ...]:
     """Sort key (False before True): nothing to compile, then the usually fastest, then a user's first choice."""
     is_on_other_threads = variant.threads is not None
     order = variant.kind != PYTORCH, variant.compiles, is_on_other_threads
-    return *order, variant.kind != AHEAD, variant.kind != COMPILED, variant.mode != ""
+    return *order, variant.kind not in PACKAGES, variant.kind != AHEAD, variant.kind != COMPILED, variant.mode != ""
 
 
 def _left_out(variant: Variant, compiled: bool, late: str, first_ms: Mapping[str, float]) -> str:
@@ -231,8 +232,8 @@ def _left_out(variant: Variant, compiled: bool, late: str, first_ms: Mapping[str
         return ""
     if not compiled:
         return "left out, as asked"
-    if late:
-        return f"left out: {late}"
+    if reason := missing(variant.kind) or late:
+        return f"left out: {reason}"
     one_ms = first_ms.get(Variant(PYTORCH, 1).name)
     if variant.threads == 1 and one_ms is not None and one_ms > SCALES * first_ms[PYTORCH]:
         return f"left out: one thread takes {one_ms / first_ms[PYTORCH]:.1f} times as long as written"

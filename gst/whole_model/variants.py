@@ -1,4 +1,4 @@
-"""Variants of a whole model or step, without a plan: as written, compiled by `torch.compile`, or frozen.
+"""Variants of a whole model or step, without a plan: as written, compiled, frozen, or run by an engine.
 
 Frozen means that weights are constants of the compiled code, for inference alone: batch normalisations are folded into
 convolutions, and weights are packed once. Code that AOTInductor compiles ahead of time runs without Dynamo's guards.
@@ -25,6 +25,7 @@ from gst.machine.devices import usable_cores
 from gst.programs import Program, Step, as_module
 from gst.programs.operation import opened
 from gst.whole_model.comparing import Guard
+from gst.whole_model.engines import PACKAGES, Exported, export, missing
 
 PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
 FROZEN, AHEAD = "frozen", "ahead of time"
@@ -63,7 +64,8 @@ class Variant(NamedTuple):
     """Settings of one run of a whole model: compiler and threads.
 
     Args:
-        kind: 'pytorch' (as written), 'compiled', 'frozen' or 'ahead of time'; on an accelerator also 'one graph'.
+        kind: 'pytorch' (as written), 'compiled', 'frozen', 'ahead of time', 'onnxruntime' or 'openvino'; on an
+            accelerator also 'one graph'.
         threads: of PyTorch while it runs; None = as many as PyTorch has.
         mode: of `torch.compile`, on an accelerator; the default if empty.
     """
@@ -78,7 +80,7 @@ class Variant(NamedTuple):
 
     @property
     def holds_weights(self) -> bool:
-        return self.kind in (FROZEN, AHEAD)
+        return self.kind in (FROZEN, AHEAD, *PACKAGES)
 
     @property
     def name(self) -> str:
@@ -101,7 +103,7 @@ class Variant(NamedTuple):
         parts = name.split(", ")
         counts = [int(each.split()[0]) for each in parts if re.fullmatch(r"[1-9][0-9]{0,4} threads?", each)]
         variant = Variant(parts[0], next(iter(counts), None), MODE if MODE in parts else "")
-        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH):
+        if variant.name != name or variant.kind not in (PYTORCH, COMPILED, FROZEN, AHEAD, ONE_GRAPH, *PACKAGES):
             raise ValueError(f"there is no variant {name[:80]!r} of a model")
         return variant
 
@@ -111,11 +113,15 @@ def variants(model: nn.Module, cores: int) -> list[Variant]:
 
     Examples:
         >>> model = nn.Linear(2, 2).requires_grad_(False).eval()
-        >>> [each.name for each in variants(model, cores=torch.get_num_threads())][:4]
-        ['pytorch', 'compiled', 'frozen', 'ahead of time']
+        >>> [each.name for each in variants(model, cores=torch.get_num_threads())][:6]
+        ['pytorch', 'compiled', 'frozen', 'ahead of time', 'onnxruntime', 'openvino']
     """
-    kinds = [Variant(PYTORCH), Variant(COMPILED), *[Variant(FROZEN)] * may_freeze(model)]
-    return kinds + [Variant(AHEAD)] * may_freeze(model) + on_other_threads(kinds, cores)
+    own = [Variant(PYTORCH), Variant(COMPILED)]
+    if not may_freeze(model):
+        return own + on_other_threads(own, cores)
+    own += [Variant(FROZEN), Variant(AHEAD), *map(Variant, PACKAGES)]
+    elsewhere = [each for each in own if each.kind != AHEAD and not missing(each.kind)]
+    return own + on_other_threads(elsewhere, cores)
 
 
 def on_other_threads(kinds: Sequence[Variant], cores: int) -> list[Variant]:
@@ -140,12 +146,14 @@ def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
 
 
 def whole_run(
-    model: nn.Module | Step, variant: Variant, inputs: Sequence[Any], program: Program | None = None
-) -> Function:
+    model: nn.Module | Step, variant: Variant, inputs: Sequence[Any], program: Program | None = None,
+    exported: Exported | None = None,
+) -> Function:  # fmt: skip
     """Return a function that runs a variant, called as the model or step is; a first call with `inputs` compiles it.
 
     Args:
         program: of a step, as captured, which is compiled in place of its function.
+        exported: the model for engines, which share it; exported anew if None.
 
     Raises:
         Exception: any exception of a compiler.
@@ -167,6 +175,8 @@ def whole_run(
         with compiled_by_threads():
             run(*inputs)
         return run
+    if variant.kind in PACKAGES:
+        return (exported or Exported(model, inputs)).run(variant.kind, threads)
     if variant.kind == AHEAD:
         library = with_strides_of(inputs, _ahead_of_time(model, inputs, threads))
         return on_threads(without_gradients(library), threads)
@@ -242,9 +252,8 @@ def _ahead_of_time(model: nn.Module, inputs: Sequence[Any], threads: int) -> Fun
 
     options = {"cpp.threads": threads, "compile_threads": 1, "freezing": True}
     with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
-        exported = torch.export.export(model, tuple(inputs))
         package = inductor.aoti_compile_and_package(
-            exported, package_path=str(Path(directory) / "model.pt2"), inductor_configs=options
+            export(model, inputs), package_path=str(Path(directory) / "model.pt2"), inductor_configs=options
         )
         library: Function = inductor.aoti_load_package(package)
         library(*inputs)

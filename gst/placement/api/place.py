@@ -57,8 +57,8 @@ def place(
         y = placed.module()(x)
 
     A model is tried as written, compiled and frozen (weights are constants, for a model in evaluation mode whose
-    parameters require no gradient), on all cores and on one; a step as written and compiled. A variant with other
-    outputs is left out. Plans are searched for where they could be faster.
+    parameters require no gradient), or run by an installed engine, on all cores and on one; a step as written and
+    compiled. A variant with other outputs is left out. Plans are searched for where they could be faster.
 
     If the devices hold an accelerator, plans are compared with variants on the first one: as written, recorded as one
     graph, and compiled. A model that is elsewhere is copied to it; the copy follows its weights, and the model itself
