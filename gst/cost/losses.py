@@ -1,12 +1,18 @@
-"""Losses over the configurations of each graph. The higher a score, the longer the runtime. NaN targets are padding."""
+"""Losses over the configurations of each graph. The higher a score, the longer the runtime. NaN targets are padding.
+
+A loss of one's own takes rows instead: the predictions and targets of all graphs and configurations of a step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from gst.util.untrusted import plain
 
 Scores = Float[Tensor, "graphs configs"]
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
@@ -156,3 +162,56 @@ def loss_of(name: str) -> Loss:
     if name not in LOSSES:
         raise ValueError(f"there is no loss {name!r}; there are {', '.join(LOSSES)}")
     return LOSSES[name]
+
+
+# Losses of one's own -------------------------------------------------------------------------------------------------
+
+
+def of_rows(loss: Loss, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    """Return the mean of a loss that knows no padding, such as one of torch.nn, over the graphs and configurations.
+
+    Where predictions have an axis more than targets, that of classes, targets become whole numbers.
+
+    Args:
+        loss: predictions `(rows,)` or `(rows, classes)` and targets `(rows,)` -> their mean loss, or one for each row.
+
+    Examples:
+        >>> scores, targets = torch.tensor([[1.0, 2.0], [4.0, 9.0]]), torch.tensor([[1.0, 4.0], [4.0, torch.nan]])
+        >>> of_rows(nn.L1Loss(), scores, targets).item() == 2 / 3
+        True
+    """
+    rows = (~targets.isnan()).flatten().nonzero().squeeze(1)  # on the host, if targets are: else it would wait
+    rows, targets = rows.to(scores.device), targets.to(scores.device, scores.dtype)
+    scores, targets = scores.flatten(0, 1)[rows], targets.flatten(0, 1)[rows]
+    return loss(scores, targets.long() if scores.dim() > targets.dim() else targets).mean()
+
+
+def name_of(loss: Any) -> str:
+    """Return the name of a function or of the class of a module."""
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def check_own(loss: Loss, scores: Tensor, targets: Tensor, is_shared: bool) -> None:
+    """Refuse a loss that cannot be computed, and a sum where several processes average theirs.
+
+    Args:
+        scores, targets: of one configuration of one graph.
+        is_shared: True if several processes train.
+
+    Raises:
+        ValueError: the loss raises an error, returns something else than numbers, or grows with the number of rows.
+    """
+    repeated = scores.expand(2 + scores.shape[-1], *scores.shape[1:]), targets.expand(2 + scores.shape[-1], -1)
+    try:
+        mean = of_rows(loss, *repeated)
+        of_twice = of_rows(loss, *(torch.cat([each, each]) for each in repeated))
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        shapes = " and targets ".join(str(tuple(each.flatten(0, 1).shape)) for each in repeated)
+        raise ValueError(
+            f"loss {name_of(loss)} of predictions {shapes}: {type(error).__name__}: {plain(error)}"
+        ) from error
+    if is_shared and not torch.allclose(mean, of_twice, rtol=1e-3):
+        raise ValueError(
+            f"loss {name_of(loss)} becomes {float(of_twice):.4g} from {float(mean):.4g} when every row comes twice, "
+            "and several processes average their losses; let it return the mean over its rows, or one value for each"
+        )

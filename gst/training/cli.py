@@ -65,7 +65,7 @@ USUAL = """\
 --model.table true           keep embeddings of the other segments in a table between steps
 --model.estimate NAME        use of the table: {estimates}
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
---model.loss NAME            {losses}
+--model.loss NAME            {losses}, or your class or function
 --data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
 --data.store DIR             where segments are kept once they are cut
 --data.max_nodes N           most nodes of a segment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,17 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Arrivals
-from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
+from gst.cost.losses import (
+    WITHIN_A_GRAPH,
+    check_classes,
+    check_own,
+    check_positive,
+    cross_entropy,
+    log_runtime,
+    loss_of,
+    name_of,
+    of_rows,
+)
 from gst.cost.metrics import evaluate
 from gst.data.loader import Step, StepLoader
 from gst.method.estimates import checked_estimate
@@ -53,10 +63,13 @@ class SegmentTrainingModule(L.LightningModule):
             graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
             size; see `docs/operations.md`.
         loss: name of a loss in `gst.cost.LOSSES`; `log_runtime` makes scores logarithms of runtimes, `cross_entropy`
-            classes (the head then has as many outputs).
+            classes (the head then has as many outputs). Or a loss of one's own, such as one of torch.nn: a module or
+            function of predictions and targets `(rows,)`, see `gst.cost.losses.of_rows`.
 
     Attributes:
         estimator: the model; without a table, and with uniform draws, before a training.
+        loss: name of the loss; of one's own, which is `own_loss`, `squared_error` or, with classes, `cross_entropy`,
+            whose metrics it has beside `val/loss`.
         scored: scores and targets of the last evaluation, by graph.
 
     Raises:
@@ -74,22 +87,26 @@ class SegmentTrainingModule(L.LightningModule):
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        loss: str = "pairwise_hinge",
+        loss: nn.Module | Callable[..., Any] | str = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: str = "auto",
         record_step: bool | None = None,
     ) -> None:
         super().__init__()
-        loss_of(loss)
+        self.own_loss = None if isinstance(loss, str) else loss
+        self.loss = loss if isinstance(loss, str) else "squared_error"
+        loss_of(self.loss)
         self.save_hyperparameters()
         for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
+        if callable(self.hparams["loss"]):  # from Python too; loading without `loss` fails then
+            self.hparams["loss"] = self._hparams_initial["loss"] = name_of(loss)  # type: ignore[operator, index]
         readout = readout_of(pooling)
         checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
-        self.loss, self.record_step, self.wants_table = loss, record_step, table
+        self.record_step, self.wants_table = record_step, table
         self._method: dict[str, Any] = {
             "pooling": readout, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
             "seed": seed, "estimate": checked,
@@ -145,11 +162,15 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _check_targets(self, stage: str, step: Step) -> None:
         """Refuse parts with targets that the loss cannot take; losses of other packages are not known here."""
-        loss = loss_of(self.loss)
         outputs = 1
-        if loss is cross_entropy:
+        if self.own_loss is not None or self.loss == "cross_entropy":
             scores = self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
             outputs = scores.shape[-1] if scores.dim() > 2 else 1
+            if self.own_loss is not None:
+                check_own(self.own_loss, scores, step.targets[:1, :1].nan_to_num(), self.trainer.world_size > 1)
+                has_classes = outputs > 1 or isinstance(self.own_loss, nn.CrossEntropyLoss)
+                self.loss = "cross_entropy" if has_classes else "squared_error"
+        loss = loss_of(self.loss)
         for part in NEEDED[stage] if loss in (cross_entropy, log_runtime) else ():
             arrays = [graph.targets[configs.numpy()] for graph, configs in self._data.parts[part]]
             targets = torch.from_numpy(np.concatenate([np.zeros(0), *arrays]))
@@ -192,7 +213,7 @@ class SegmentTrainingModule(L.LightningModule):
     def training_step(self, step: Step, index: int) -> Tensor:
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
         if loss is None:
-            loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
+            loss = self.loss_of(self(step), step.targets)
         share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
         together = loss.detach() * share
         if step.peers is not None:  # as gradients are averaged: schedulers and reports of all processes see one number
@@ -227,10 +248,11 @@ class SegmentTrainingModule(L.LightningModule):
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def overridden(self) -> list[str]:
-        """Return the methods of a training step that a subclass, or this object, replaces."""
+        """Return the methods of a training step that a subclass, or this object, replaces, and a loss of one's own."""
         names = ("training_step", "forward", "backward", "optimizer_zero_grad")
         own = {name: getattr(getattr(self, name), "__func__", None) for name in names}
-        return [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
+        replaced = [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
+        return replaced if self.own_loss is None else [*replaced, "loss"]
 
     def on_train_start(self) -> None:
         """Forget losses of an earlier training, register its graphs, and record its step if that is wanted."""
@@ -259,7 +281,13 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
-        return loss_of(self.loss)(scores + self.offset.float(), targets)
+        return self.loss_of(scores + self.offset.float(), targets)
+
+    def loss_of(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of scores and targets, which may lie on the host."""
+        if self.own_loss is not None:
+            return of_rows(self.own_loss, scores, targets)
+        return loss_of(self.loss)(scores, targets.to(scores.device))
 
     def _reading(self, step: Step, ahead: int) -> Any:
         """Draw a step; the result reads its segments."""
@@ -293,11 +321,11 @@ class SegmentTrainingModule(L.LightningModule):
             self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
 
     def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float, float]]:
-        """Return graph, configuration, score (with `cross_entropy` the class) and target of each configuration."""
+        """Return graph, configuration, score (of classes the likeliest) and target of each configuration."""
         if step.peers is not None and step.peers.idle:
             return []
         scores = self(step).cpu()
-        if self.loss == "cross_entropy":
+        if scores.dim() > step.targets.dim():
             scores = scores.argmax(-1)
         return [
             (graph.name, int(config), float(score), float(target))
@@ -332,6 +360,9 @@ class SegmentTrainingModule(L.LightningModule):
         joined = {name: (torch.cat(scores), torch.cat(targets)) for name, (scores, targets) in by_graph.items()}
         self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
         metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
+        if self.own_loss is not None and self.scored:
+            together = (torch.cat(each)[None].to(self.device) for each in zip(*self.scored.values(), strict=True))
+            metrics |= {"loss": float(self.loss_of(*together))}
         means = {f"{part}/{key}": value for key, value in metrics.items()}
         wrong = [repr(name) for name, (scores, _) in self.scored.items() if scores.isnan().any()]
         known = any(np.isfinite(value) for key, value in means.items() if "slowdown" not in key)
