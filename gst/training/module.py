@@ -22,7 +22,9 @@ from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Arrivals
 from gst.cost.losses import (
+    CLASSES,
     WITHIN_A_GRAPH,
+    are_known,
     check_classes,
     check_own,
     check_positive,
@@ -44,6 +46,7 @@ from gst.training.processes import gathered, reduced, share_of
 if TYPE_CHECKING:
     from gst.training.recorded_step import PaddedSteps
 
+SINGLE = WITHIN_A_GRAPH | CLASSES  # losses of one target for each configuration
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
 
@@ -142,6 +145,11 @@ class SegmentTrainingModule(L.LightningModule):
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
             raise ValueError(f"there is nothing to {stage}: the {_LOADER[stage]} part of the data is empty")
+        if stage != "predict" and step.targets.dim() > 2 and self.loss in SINGLE:
+            raise ValueError(
+                f"loss={self.loss!r} takes one target for each configuration, and graphs have {step.targets.shape[2]}; "
+                "--model.loss squared_error, log_runtime or torch.nn.BCEWithLogitsLoss take several"
+            )
         if stage == "fit" and self.loss in WITHIN_A_GRAPH:
             self._check_compared()
         self._build(step, needs_table=stage == "fit" and self.wants_table and self.estimator.table is None)
@@ -162,17 +170,22 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _check_targets(self, stage: str, step: Step) -> None:
         """Refuse parts with targets that the loss cannot take; losses of other packages are not known here."""
-        outputs = 1
-        if self.own_loss is not None or self.loss == "cross_entropy":
+        outputs, several = 1, step.targets.dim() > 2
+        if self.own_loss is not None or self.loss == "cross_entropy" or several:
             scores = self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
             outputs = scores.shape[-1] if scores.dim() > 2 else 1
             if self.own_loss is not None:
                 check_own(self.own_loss, scores, step.targets[:1, :1].nan_to_num(), self.trainer.world_size > 1)
-                has_classes = outputs > 1 or isinstance(self.own_loss, nn.CrossEntropyLoss)
+                has_classes = (outputs > 1 and not several) or isinstance(self.own_loss, nn.CrossEntropyLoss)
                 self.loss = "cross_entropy" if has_classes else "squared_error"
+            if several and outputs != step.targets.shape[2]:
+                raise ValueError(
+                    f"graphs have {step.targets.shape[2]} targets, and the head {outputs} outputs; give it as many "
+                    f"(--model.head.init_args.outputs {step.targets.shape[2]})"
+                )
         loss = loss_of(self.loss)
         for part in NEEDED[stage] if loss in (cross_entropy, log_runtime) else ():
-            arrays = [graph.targets[configs.numpy()] for graph, configs in self._data.parts[part]]
+            arrays = [graph.targets[configs.numpy()].ravel() for graph, configs in self._data.parts[part]]
             targets = torch.from_numpy(np.concatenate([np.zeros(0), *arrays]))
             try:
                 check_classes(targets, outputs) if loss is cross_entropy else check_positive(targets)
@@ -320,15 +333,15 @@ class SegmentTrainingModule(L.LightningModule):
             statistics = self.estimator.table.statistics()
             self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
 
-    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float, float]]:
-        """Return graph, configuration, score (of classes the likeliest) and target of each configuration."""
+    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, list[float], list[float]]]:
+        """Return graph, configuration, scores (of classes the likeliest) and targets of each configuration."""
         if step.peers is not None and step.peers.idle:
             return []
         scores = self(step).cpu()
         if scores.dim() > step.targets.dim():
             scores = scores.argmax(-1)
         return [
-            (graph.name, int(config), float(score), float(target))
+            (graph.name, int(config), score.double().reshape(-1).tolist(), target.reshape(-1).tolist())
             for graph, configs, row, targets in zip(step.graphs, step.configs, scores, step.targets, strict=True)
             for config, score, target in zip(configs, row, targets, strict=True)
             if config >= 0
@@ -346,7 +359,7 @@ class SegmentTrainingModule(L.LightningModule):
             return
         scores = self(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
-            real = ~targets.isnan()
+            real = are_known(targets)
             self._evaluated.append((index, graph.name, row[real], targets[real]))
 
     test_step = validation_step
@@ -358,11 +371,18 @@ class SegmentTrainingModule(L.LightningModule):
                 pieces.append(piece)
         self._evaluated.clear()
         joined = {name: (torch.cat(scores), torch.cat(targets)) for name, (scores, targets) in by_graph.items()}
-        self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
-        metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
-        if self.own_loss is not None and self.scored:
-            together = (torch.cat(each)[None].to(self.device) for each in zip(*self.scored.values(), strict=True))
-            metrics |= {"loss": float(self.loss_of(*together))}
+        joined = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
+        self.scored, metrics = {}, {}
+        for suffix, of_target in _by_target(joined).items():
+            self.scored |= of_target
+            pairs = [(scores.numpy(), targets.numpy()) for scores, targets in of_target.values()]
+            metrics |= {f"{key}{suffix}": value for key, value in evaluate(self.loss, pairs).items()}
+        for key in {key.rpartition("/")[0] for key in metrics if "/" in key}:
+            values = [value for name, value in metrics.items() if name.startswith(f"{key}/")]
+            metrics[key] = float(np.mean([each for each in values if not np.isnan(each)] or [np.nan]))
+        if self.own_loss is not None and joined:
+            together = (torch.cat(each)[None].to(self.device) for each in zip(*joined.values(), strict=True))
+            metrics["loss"] = float(self.loss_of(*together))
         means = {f"{part}/{key}": value for key, value in metrics.items()}
         wrong = [repr(name) for name, (scores, _) in self.scored.items() if scores.isnan().any()]
         known = any(np.isfinite(value) for key, value in means.items() if "slowdown" not in key)
@@ -377,7 +397,8 @@ class SegmentTrainingModule(L.LightningModule):
                 f"{where.format('no metric of')} can be computed, since no two of its targets of a graph differ; hold "
                 "out more (--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
             )
-        self.log_dict(means, prog_bar=True)
+        self.log_dict({key: value for key, value in means.items() if key.count("/") == 1}, prog_bar=True)
+        self.log_dict({key: value for key, value in means.items() if key.count("/") > 1})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_losses()
@@ -419,6 +440,22 @@ class SegmentTrainingModule(L.LightningModule):
             path = Path.cwd() / "runs" if self._table_options["tier"] == "disk" else None
             table = EmbeddingTable(1, rows.shape[1], path=path, **self._table_options)
             self.estimator = self._estimator(self.estimator.encoder, self.estimator.head, table)
+
+
+def _by_target(scored: dict[str, tuple[Tensor, Tensor]]) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the scores and the targets of each graph, for each of several targets by its number `/0`, `/1`, ..."""
+    number = next((targets.shape[1] for _, targets in scored.values() if targets.dim() > 1), None)
+    if number is None:
+        return {"": scored}
+    known = {name: (*pair, ~pair[1].isnan()) for name, pair in scored.items()}
+    return {
+        f"/{k}": {
+            f"{name}[{k}]": (scores[of[:, k], k], targets[of[:, k], k])
+            for name, (scores, targets, of) in known.items()
+            if of[:, k].any()
+        }
+        for k in range(number)
+    }
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
