@@ -61,13 +61,13 @@ USUAL = """\
 --json FILE                  write the result as JSON; also --quiet, --verbose, --debug
 --model.encoder CLASS        gst.nn.{encoders}, or your class; --model.encoder.channels N
 --model.head CLASS           gst.nn.Head, or your class
---model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
+--model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std, or mean+max ...
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step
 --model.table true           keep embeddings of the other segments in a table between steps
 --model.estimate NAME        use of the table: {estimates}
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
 --model.loss NAME            {losses}, or your class or function
---data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
+--data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, gst.data.PygDataset, or your class
 --data.store DIR             where segments are kept once they are cut
 --data.max_nodes N           most nodes of a segment
 --data.method NAME           partitioner: {partitioners}

@@ -134,3 +134,14 @@ def test_what_does_not_take_several_is_one_line(name: str, capsys: pytest.Captur
     assert fit(*flags) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gst: error: ")]
     assert len(said) == 1 and re.search(message, said[0])
+
+
+def test_a_dataset_of_pyg_is_trained_on_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    source = ["--data.source=gst.data.PygDataset", "--data.source.name=FakeDataset", "--model.loss=cross_entropy",
+              "--data.source.arguments={num_graphs: 12, avg_num_nodes: 30, num_classes: 3, task: graph}"]  # fmt: skip
+    given = [*source, "--data.split_by=graphs", "--model.head.outputs=3", "--json=fit.json"]
+    assert small("fit", *given) == 0
+    assert "val/accuracy" in json.loads(Path("fit.json").read_text())["metrics"]
+    assert "of FakeDataset" not in capsys.readouterr().err
+    assert main(["test", CHECKPOINT]) == 2  # its configuration would have PyG unpickle any file
+    assert "gst.data.PygDataset', which is not of this program" in capsys.readouterr().err
