@@ -1,7 +1,4 @@
-"""Losses over the configurations of each graph. The higher a score, the longer the runtime. NaN targets are padding.
-
-A loss of one's own takes rows instead: the predictions and targets of all graphs and configurations of a step.
-"""
+"""Losses over the configurations of each graph. The higher a score, the longer the runtime. NaN targets are padding."""
 
 from __future__ import annotations
 
@@ -200,11 +197,8 @@ def name_of(loss: Any) -> str:
 
 
 def check_own(loss: Loss, scores: Tensor, targets: Tensor, is_shared: bool) -> None:
-    """Refuse a loss that cannot be computed, and a sum where several processes average theirs.
-
-    Args:
-        scores, targets: of one configuration of one graph.
-        is_shared: True if several processes train.
+    """Refuse a loss that cannot be computed from scores and targets of one configuration of one graph, and, if it
+    `is_shared`, a sum: several processes average their losses.
 
     Raises:
         ValueError: the loss raises an error, returns something else than numbers, or grows with the number of rows.

@@ -33,7 +33,6 @@ class Step:
 
     Args:
         configs: configurations of each graph, padded with -1; targets are NaN there. A graph may occur twice.
-        targets: of each configuration one, or a row of several.
         prefetched: data that `StepLoader.reader` read for the step.
         peers: the step over all processes, of which this is the part of one process.
     """
@@ -209,8 +208,7 @@ class StepLoader:
 def _step(lists: Sequence[Selection]) -> Step:
     width = max(len(configs) for _, configs in lists)
     padded = torch.full((len(lists), width), -1)
-    several = lists[0][0].targets.shape[1:]
-    targets = torch.full((len(lists), width, *several), torch.nan, dtype=torch.float64)
+    targets = torch.full((len(lists), width, *lists[0][0].targets.shape[1:]), torch.nan, dtype=torch.float64)
     for row, (graph, configs) in enumerate(lists):
         padded[row, : len(configs)] = configs
         targets[row, : len(configs)] = torch.from_numpy(graph.targets[configs.numpy()])

@@ -1,7 +1,4 @@
-"""Graphs of PyTorch Geometric: its datasets, and inputs of encoders for several types of nodes.
-
-PyG itself is imported by `PygDataset` alone, once its graphs are read.
-"""
+"""Graphs of PyTorch Geometric, which `PygDataset` alone imports, and inputs of encoders for several types of nodes."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ class PygDataset(GraphSource):
     def __iter__(self) -> Iterator[Graph]:
         name = self.arguments.get("name", self.name.rpartition(".")[2])
         for number in range(len(self)):
-            try:
-                yield from_pyg(self.dataset[number], f"{name}-{number}")
-            except ValueError as error:
-                raise ValueError(f"graph {number} of {self.name}: {error}") from error
+            yield from_pyg(self.dataset[number], f"{name}-{number}")
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -190,11 +190,10 @@ def _labelled(selections: list[Selection]) -> list[Selection]:
 
 def _check_numbers(selections: list[Selection]) -> None:
     """Refuse graphs of which one has more targets than another."""
-    first = selections[0][0] if selections else None
-    for graph, _ in selections:
-        if first is not None and graph.targets.shape[1:] != first.targets.shape[1:]:
-            shapes = " and ".join(f"{each.name!r} {each.targets.shape}" for each in (first, graph))
-            raise ValueError(f"targets have the shapes {shapes}; give each configuration equally many, NaN if unknown")
+    shapes = {graph.targets.shape[1:]: f"{graph.name!r} {graph.targets.shape}" for graph, _ in selections}
+    if len(shapes) > 1:
+        words = " and ".join([*shapes.values()][:2])
+        raise ValueError(f"targets have the shapes {words}; give each configuration equally many, NaN if unknown")
 
 
 def _check_measured(selections: list[Selection]) -> None:

@@ -21,24 +21,12 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Arrivals
-from gst.cost.losses import (
-    CLASSES,
-    WITHIN_A_GRAPH,
-    are_known,
-    check_classes,
-    check_own,
-    check_positive,
-    cross_entropy,
-    log_runtime,
-    loss_of,
-    name_of,
-    of_rows,
-)
+from gst.cost import losses
 from gst.cost.metrics import evaluate
 from gst.data.loader import Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.readouts import ReadoutName, readout_of
+from gst.method.readouts import readout_of
 from gst.training.checkpoints import check_built, random_states, read, set_random_states
 from gst.training.datamodule import NEEDED, PARTS, TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
@@ -46,7 +34,6 @@ from gst.training.processes import gathered, reduced, share_of
 if TYPE_CHECKING:
     from gst.training.recorded_step import PaddedSteps
 
-SINGLE = WITHIN_A_GRAPH | CLASSES  # losses of one target for each configuration
 SCHEMA = 1  # of checkpoints; one without a number has this one
 
 
@@ -83,7 +70,7 @@ class SegmentTrainingModule(L.LightningModule):
         self,
         encoder: nn.Module,
         head: nn.Module,
-        pooling: ReadoutName = "mean",
+        pooling: str = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: bool = False,
@@ -99,14 +86,14 @@ class SegmentTrainingModule(L.LightningModule):
         super().__init__()
         self.own_loss = None if isinstance(loss, str) else loss
         self.loss = loss if isinstance(loss, str) else "squared_error"
-        loss_of(self.loss)
+        losses.loss_of(self.loss)
         self.save_hyperparameters()
         for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         if callable(self.hparams["loss"]):  # from Python too; loading without `loss` fails then
-            self.hparams["loss"] = self._hparams_initial["loss"] = name_of(loss)  # type: ignore[operator, index]
+            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[operator, index]
         readout = readout_of(pooling)
         checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.record_step, self.wants_table = record_step, table
@@ -145,12 +132,12 @@ class SegmentTrainingModule(L.LightningModule):
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
             raise ValueError(f"there is nothing to {stage}: the {_LOADER[stage]} part of the data is empty")
-        if stage != "predict" and step.targets.dim() > 2 and self.loss in SINGLE:
+        if stage != "predict" and step.targets.dim() > 2 and self.loss in losses.WITHIN_A_GRAPH | losses.CLASSES:
             raise ValueError(
                 f"loss={self.loss!r} takes one target for each configuration, and graphs have {step.targets.shape[2]}; "
                 "--model.loss squared_error, log_runtime or torch.nn.BCEWithLogitsLoss take several"
             )
-        if stage == "fit" and self.loss in WITHIN_A_GRAPH:
+        if stage == "fit" and self.loss in losses.WITHIN_A_GRAPH:
             self._check_compared()
         self._build(step, needs_table=stage == "fit" and self.wants_table and self.estimator.table is None)
         if stage != "predict":
@@ -175,20 +162,19 @@ class SegmentTrainingModule(L.LightningModule):
             scores = self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
             outputs = scores.shape[-1] if scores.dim() > 2 else 1
             if self.own_loss is not None:
-                check_own(self.own_loss, scores, step.targets[:1, :1].nan_to_num(), self.trainer.world_size > 1)
+                losses.check_own(self.own_loss, scores, step.targets[:1, :1].nan_to_num(), self.trainer.world_size > 1)
                 has_classes = (outputs > 1 and not several) or isinstance(self.own_loss, nn.CrossEntropyLoss)
                 self.loss = "cross_entropy" if has_classes else "squared_error"
-            if several and outputs != step.targets.shape[2]:
-                raise ValueError(
-                    f"graphs have {step.targets.shape[2]} targets, and the head {outputs} outputs; give it as many "
-                    f"(--model.head.init_args.outputs {step.targets.shape[2]})"
-                )
-        loss = loss_of(self.loss)
-        for part in NEEDED[stage] if loss in (cross_entropy, log_runtime) else ():
+            if several:
+                losses.check_shapes(scores, step.targets[:1, :1])
+        loss = losses.loss_of(self.loss)
+        for part in NEEDED[stage] if self.loss in ("cross_entropy", "log_runtime") else ():
             arrays = [graph.targets[configs.numpy()].ravel() for graph, configs in self._data.parts[part]]
             targets = torch.from_numpy(np.concatenate([np.zeros(0), *arrays]))
             try:
-                check_classes(targets, outputs) if loss is cross_entropy else check_positive(targets)
+                losses.check_classes(targets, outputs) if loss is losses.cross_entropy else losses.check_positive(
+                    targets
+                )
             except ValueError as error:
                 raise ValueError(f"{PARTS[part]} part: {error}") from error
 
@@ -265,7 +251,7 @@ class SegmentTrainingModule(L.LightningModule):
         names = ("training_step", "forward", "backward", "optimizer_zero_grad")
         own = {name: getattr(getattr(self, name), "__func__", None) for name in names}
         replaced = [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
-        return replaced if self.own_loss is None else [*replaced, "loss"]
+        return replaced + ["loss"] * (self.own_loss is not None)
 
     def on_train_start(self) -> None:
         """Forget losses of an earlier training, register its graphs, and record its step if that is wanted."""
@@ -299,8 +285,8 @@ class SegmentTrainingModule(L.LightningModule):
     def loss_of(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores and targets, which may lie on the host."""
         if self.own_loss is not None:
-            return of_rows(self.own_loss, scores, targets)
-        return loss_of(self.loss)(scores, targets.to(scores.device))
+            return losses.of_rows(self.own_loss, scores, targets)
+        return losses.loss_of(self.loss)(scores, targets.to(scores.device))
 
     def _reading(self, step: Step, ahead: int) -> Any:
         """Draw a step; the result reads its segments."""
@@ -359,7 +345,7 @@ class SegmentTrainingModule(L.LightningModule):
             return
         scores = self(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
-            real = are_known(targets)
+            real = losses.are_known(targets)
             self._evaluated.append((index, graph.name, row[real], targets[real]))
 
     test_step = validation_step
@@ -397,8 +383,7 @@ class SegmentTrainingModule(L.LightningModule):
                 f"{where.format('no metric of')} can be computed, since no two of its targets of a graph differ; hold "
                 "out more (--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
             )
-        self.log_dict({key: value for key, value in means.items() if key.count("/") == 1}, prog_bar=True)
-        self.log_dict({key: value for key, value in means.items() if key.count("/") > 1})
+        self.log_dict(means, prog_bar=not any(key.count("/") > 1 for key in means))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_losses()

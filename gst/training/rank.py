@@ -75,8 +75,5 @@ def score(model: SegmentTrainingModule, graph: SegmentedGraph) -> Float[np.ndarr
     with Bars() as bars:
         scores = model.estimator.scores(graph, configs_at_once=256, progress=bars.show)
     if scores.dim() > 1:
-        raise ValueError(
-            f"the checkpoint tells classes apart, or predicts several targets ({scores.shape[1]} outputs); it ranks "
-            "nothing"
-        )
+        raise ValueError(f"it tells {scores.shape[1]} classes apart, or predicts as many targets; it ranks nothing")
     return (scores + model.offset.float()).cpu().numpy()

@@ -198,8 +198,8 @@ def test_a_dataset_of_pyg_yields_its_graphs_under_the_same_names_each_time(tmp_p
         ("Absent", {}, "dataset Absent of PyG: AttributeError"),
         ("absent.Absent", {}, "dataset absent.Absent of PyG: ModuleNotFoundError"),
         ("TUDataset", {"number": 3}, "dataset TUDataset of PyG: TypeError"),
-        ("FakeDataset", {"task": "node"}, "graph 0 of FakeDataset: y has shape .* want one number for the whole graph"),
-        (f"{__name__}.OnDisk", {"root": "here"}, "graph 0 of .*OnDisk: x is None"),
+        ("FakeDataset", {"task": "node"}, "y has shape .* want one number for the whole graph"),
+        (f"{__name__}.OnDisk", {"root": "here"}, "x is None"),
     ],
 )
 def test_what_is_no_dataset_of_graphs_is_one_line(

@@ -135,7 +135,7 @@ def test_a_loss_of_classes_has_their_metrics_and_predictions(capsys: pytest.Capt
     assert scores <= {"0.0", "1.0", "2.0"}
     capsys.readouterr()
     assert main(["rank", CHECKPOINT, "synthetic:40"]) == 2
-    assert "tells classes apart" in capsys.readouterr().err
+    assert "tells 3 classes apart" in capsys.readouterr().err
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

@@ -120,8 +120,11 @@ def test_unknown_targets_of_a_graph_are_skipped_alone() -> None:
 WRONG = {
     "ranking": (["--model.loss=pairwise_hinge"], "loss='pairwise_hinge' takes one target .* graphs have 3"),
     "classes": (["--model.loss=cross_entropy"], "loss='cross_entropy' takes one target"),
-    "head": (["--model.head.outputs=2"], r"3 targets, and the head 2 outputs; give it as many .*outputs 3"),
-    "one output": (["--model.head.outputs=1"], "the head 1 outputs"),
+    "head": (
+        ["--model.head.outputs=2"],
+        r"shape \(1, 1, 2\) and targets \(1, 1, 3\).* give the head an output for each target",
+    ),
+    "one output": (["--model.head.outputs=1"], r"shape \(1, 1\) and .* give the head an output for each"),
     "own": (["--model.loss=torch.nn.CrossEntropyLoss", "--model.head.outputs=2"], "CrossEntropyLoss"),
     "widths": (["--data.source.init_args.widths=[3, 2]"], "targets have the shapes .* equally many"),
     "unknown": (["--data.source.init_args.unknown=true"], "targets are NaN or infinite"),
