@@ -93,7 +93,7 @@ class SegmentTrainingModule(L.LightningModule):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         if callable(self.hparams["loss"]):  # from Python too; loading without `loss` fails then
-            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[operator, index]
+            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[index, assignment]
         readout = readout_of(pooling)
         checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.record_step, self.wants_table = record_step, table
@@ -358,7 +358,7 @@ class SegmentTrainingModule(L.LightningModule):
         self._evaluated.clear()
         joined = {name: (torch.cat(scores), torch.cat(targets)) for name, (scores, targets) in by_graph.items()}
         joined = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
-        self.scored, metrics = {}, {}
+        self.scored, metrics = {}, dict[str, float]()
         for suffix, of_target in _by_target(joined).items():
             self.scored |= of_target
             pairs = [(scores.numpy(), targets.numpy()) for scores, targets in of_target.values()]
