@@ -93,7 +93,7 @@ class SegmentTrainingModule(L.LightningModule):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
         if callable(self.hparams["loss"]):  # from Python too; loading without `loss` fails then
-            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[index, assignment]
+            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[operator, index, assignment]
         readout = readout_of(pooling)
         checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.record_step, self.wants_table = record_step, table
