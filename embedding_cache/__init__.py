@@ -4,6 +4,7 @@ Keys and rows go in with the step of writing; rows, ages and known flags come ou
 holds its keys, `storage.py` its memory, `sharded.py` one table over many processes.
 """
 
+from embedding_cache.sharded import ShardedTable
 from embedding_cache.table import EmbeddingTable
 
-__all__ = ["EmbeddingTable"]
+__all__ = ["EmbeddingTable", "ShardedTable"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gst.training.sweeps import Sweep, Trial
 
 AS_IT_SHOULD_BE = (
-    r"Attribute '(encoder|head)' is an instance of `nn\.Module` and is already saved",  # they are built from settings
+    r"Attribute '(encoder|head|loss)' is an instance of `nn\.Module` and is already saved",  # built from settings
     r"Found keys that are not in the model state dict .*\['estimator\.table\._extra_state'\]",  # exact: reads no table
 )
 """Warnings of Lightning about loading a checkpoint that do not apply here."""

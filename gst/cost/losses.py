@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from gst.util.untrusted import plain
+
 Scores = Float[Tensor, "graphs configs"]
+Values = Float[Tensor, "graphs configs ..."]  # one for each target
 Loss = Callable[[Tensor, Scores], Float[Tensor, ""]]
 LEAST = -1e300  # stands for log(0)
 SHOWN = 10  # labels in a message
@@ -29,7 +33,8 @@ def check_shapes(scores: Tensor, targets: Tensor, has_classes: bool = False) -> 
     if axes != targets.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} and targets {tuple(targets.shape)}; want "
-            f"{'one row of scores' if has_classes else 'one score'} for each target: reshape one of them"
+            f"{'one row of scores' if has_classes else 'one score'} for each target: reshape one of them, or give the "
+            "head an output for each target"
         )
 
 
@@ -100,7 +105,7 @@ def list_mle(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     return (terms.sum() / present.sum().clamp(min=1)).to(scores.dtype)
 
 
-def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
+def log_runtime(scores: Values, targets: Values) -> Float[Tensor, ""]:
     """Return the mean squared error of scores against the natural logarithm of the targets.
 
     Raises:
@@ -113,7 +118,7 @@ def log_runtime(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
     return squared_error(scores, targets.clamp(min=0).log())
 
 
-def squared_error(scores: Scores, targets: Scores) -> Float[Tensor, ""]:
+def squared_error(scores: Values, targets: Values) -> Float[Tensor, ""]:
     """Return the mean squared error of scores against the targets."""
     check_shapes(scores, targets)
     present = ~targets.isnan()
@@ -156,3 +161,59 @@ def loss_of(name: str) -> Loss:
     if name not in LOSSES:
         raise ValueError(f"there is no loss {name!r}; there are {', '.join(LOSSES)}")
     return LOSSES[name]
+
+
+# Losses of one's own -------------------------------------------------------------------------------------------------
+
+
+def of_rows(loss: Loss, scores: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    """Return the mean of a loss that knows no padding, such as one of torch.nn, over the graphs and configurations.
+
+    Where predictions have an axis more than targets, that of classes, targets become whole numbers.
+
+    Args:
+        loss: predictions `(rows,)` or `(rows, classes)` and targets `(rows,)`, or both `(rows, targets)`, of which some
+            are NaN if they are unknown -> their mean loss, or one for each row.
+
+    Examples:
+        >>> scores, targets = torch.tensor([[1.0, 2.0], [4.0, 9.0]]), torch.tensor([[1.0, 4.0], [4.0, torch.nan]])
+        >>> of_rows(nn.L1Loss(), scores, targets).item() == 2 / 3
+        True
+    """
+    targets = targets.flatten(0, 1)
+    rows = are_known(targets).nonzero().squeeze(1)  # on the host, if targets are: else it would wait
+    scores, targets = scores.flatten(0, 1)[rows.to(scores.device)], targets[rows].to(scores.device, scores.dtype)
+    return loss(scores, targets.long() if scores.dim() > targets.dim() else targets).mean()
+
+
+def are_known(targets: Float[Tensor, "rows ..."]) -> Bool[Tensor, " rows"]:
+    """Return True for rows with a target that is a number."""
+    return ~targets[..., None].isnan().flatten(1).all(1)
+
+
+def name_of(loss: Any) -> str:
+    """Return the name of a function or of the class of a module."""
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def check_own(loss: Loss, scores: Tensor, targets: Tensor, is_shared: bool) -> None:
+    """Refuse a loss that cannot be computed from scores and targets of one configuration of one graph, and, if it
+    `is_shared`, a sum: several processes average their losses.
+
+    Raises:
+        ValueError: the loss raises an error, returns something else than numbers, or grows with the number of rows.
+    """
+    repeated = [each.expand(2 + scores.shape[-1], *each.shape[1:]) for each in (scores, targets)]
+    try:
+        mean = of_rows(loss, *repeated)
+        of_twice = of_rows(loss, *(torch.cat([each, each]) for each in repeated))
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        shapes = " and targets ".join(str(tuple(each.flatten(0, 1).shape)) for each in repeated)
+        raise ValueError(
+            f"loss {name_of(loss)} of predictions {shapes}: {type(error).__name__}: {plain(error)}"
+        ) from error
+    if is_shared and not torch.allclose(mean, of_twice, rtol=1e-3):
+        raise ValueError(
+            f"loss {name_of(loss)} becomes {float(of_twice):.4g} from {float(mean):.4g} when every row comes twice, "
+            "and several processes average their losses; let it return the mean over its rows, or one value for each"
+        )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gst.data.collections import TpuGraphsCollection
     from gst.data.hlo import read_hlo
     from gst.data.malnet import MalNet
+    from gst.data.pyg import PygDataset
     from gst.data.source import GraphSource, group_of
     from gst.data.synthetic import SyntheticPrograms
     from gst.data.tpugraphs import TpuGraphs, write_npz
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GraphSource",
     "MalNet",
+    "PygDataset",
     "SyntheticPrograms",
     "TpuGraphs",
     "TpuGraphsCollection",

@@ -39,7 +39,7 @@ class Step:
 
     graphs: tuple[SegmentedGraph, ...]
     configs: Int64[Tensor, "graphs configs"]
-    targets: Float64[Tensor, "graphs configs"]
+    targets: Float64[Tensor, "graphs configs ..."]
     prefetched: Any = None
     peers: Peers | None = None
 
@@ -208,7 +208,7 @@ class StepLoader:
 def _step(lists: Sequence[Selection]) -> Step:
     width = max(len(configs) for _, configs in lists)
     padded = torch.full((len(lists), width), -1)
-    targets = torch.full((len(lists), width), torch.nan, dtype=torch.float64)
+    targets = torch.full((len(lists), width, *lists[0][0].targets.shape[1:]), torch.nan, dtype=torch.float64)
     for row, (graph, configs) in enumerate(lists):
         padded[row, : len(configs)] = configs
         targets[row, : len(configs)] = torch.from_numpy(graph.targets[configs.numpy()])

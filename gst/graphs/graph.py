@@ -104,6 +104,8 @@ class Graph:
             given = getattr(self, label)
             if given.dtype != dtype and np.can_cast(given.dtype, dtype, "same_kind"):
                 fill(label, given.astype(dtype))
+        if self.targets.ndim == 2 and self.targets.shape[1] == 1:
+            fill("targets", self.targets[:, 0])
         if not self.name:
             fill("name", self.digest())
         self._check()

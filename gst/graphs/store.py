@@ -142,9 +142,6 @@ def _named(graphs: Iterable[Graph | Any]) -> Iterator[Graph]:
             raise ValueError(f"a {type(graph).__name__} cannot be prepared; want graphs as gst.Graph, or PyG's Data")
         if graph.name in names:
             raise ValueError(f"two graphs are named {graph.name!r}; names must be unique within a dataset")
-        if graph.targets.ndim > 1:
-            shape = graph.targets.shape
-            raise ValueError(f"graph {graph.name!r} has targets of shape {shape}; a store holds one per configuration")
         names.add(graph.name)
         yield graph
     if not names:
@@ -288,12 +285,12 @@ def check_layout(graph: SegmentedGraph) -> None:
     _require(isinstance(graph.name, str) and type(graph.num_nodes) is int, "its name or its number of nodes is none")
     _require(isinstance(graph.edge_cut, float | int) and 0 <= graph.edge_cut <= 1, "its edge cut is no share")
     rows, uses, segments, configs = (
-        graph.node_ids.size, graph.config_rows.size, graph.owned_counts.size, graph.targets.size,
+        graph.node_ids.size, graph.config_rows.size, graph.owned_counts.size, len(np.atleast_1d(graph.targets)),
     )  # fmt: skip
     shapes = {
         "owned_counts": (segments,), "node_ids": (rows,), "node_features": (rows, -1), "opcodes": (rows,),
         "edges": (2, -1), "config_rows": (uses,), "config_columns": (uses,), "config_features": (configs, -1, -1),
-        "targets": (configs,), "counts": (configs,), "spreads": (configs,),
+        "targets": (configs, *[-1] * (graph.targets.ndim > 1)), "counts": (configs,), "spreads": (configs,),
     }  # fmt: skip
     data = {
         **{f"node_data_{name}": (array, rows) for name, array in graph.node_data.items()},

@@ -260,7 +260,7 @@ class Peers:
     world_size: int
     graphs: tuple[SegmentedGraph, ...]
     configs: Int64[Tensor, "graphs configs"]
-    targets: Float64[Tensor, "graphs configs"]
+    targets: Float64[Tensor, "graphs configs ..."]
 
     @property
     def idle(self) -> bool:

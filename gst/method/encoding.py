@@ -331,7 +331,7 @@ def _pooled(
         states = NodeStates(returned.reshape(nodes * configs, channels), every)
         return pool_nodes(_changed(states, phi), batch, pooling)
     if len(returned) == batch.num_segments:
-        if phi is not None or pooling == "softmax":
+        if phi is not None or pooling == "softmax" or "+" in pooling:
             raise ValueError("the readout goes over nodes, and the encoder returned one row for each segment")
         if call.whole != "batch" and batch.has_context:
             raise ValueError(COUNTS_CONTEXT)

@@ -22,7 +22,7 @@ from gst.method.readouts import Combination, GraphPool
 from gst.method.regression import TINY, RowRegression
 from gst.util.packing import sent
 
-MAXIMA = ("max", "softmax")  # readouts that no correction, which may be negative, can be added to
+SUMS = ("sum", "mean")  # readouts that a correction, which may be negative, can be added to
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ def checked_estimate(
     if not 0.0 <= keep_probability <= 1.0:
         raise ValueError(f"keep_probability is {keep_probability}; it is a probability, from 0 to 1")
     if estimate == "auto":
-        corrects = has_table and keep_probability == 1 and pooling not in MAXIMA
+        corrects = has_table and keep_probability == 1 and pooling in SUMS
         estimate = "difference" if corrects else "dropout"
     if isinstance(estimate, str):
         if estimate not in ESTIMATES:
@@ -203,7 +203,7 @@ def checked_estimate(
         raise ValueError(f"estimate={name!r} leaves out what the table would give; use one of the two")
     if estimate.reads == "all" and keep_probability < 1:
         raise ValueError(f"keep_probability is {keep_probability}; estimate={name!r} uses all rows: leave it 1")
-    if estimate.fills and pooling in MAXIMA:
+    if estimate.fills and pooling not in SUMS:
         raise ValueError(f"estimate={name!r} corrects a sum, and pooling={pooling!r} is none; use 'sum' or 'mean'")
     return estimate
 

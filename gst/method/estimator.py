@@ -24,7 +24,7 @@ from gst.method.draws import Catalogue, checked_configs
 from gst.method.estimates import Estimate, Part, RowsOfNow, Sample, checked_estimate, combine, pool_all
 from gst.method.exchange import SharedRows
 from gst.method.first_look import FirstLook
-from gst.method.readouts import ReadoutName, Rows, readout_of
+from gst.method.readouts import Rows, readout_of
 from gst.method.rows import (
     ModelKeys,
     OwnRows,
@@ -64,7 +64,8 @@ class GraphSegmentTraining(nn.Module):
             `NodeStates`, or embeddings `(nodes or segments, [configs,] channels)`; of a tuple the first.
         head: pooled embeddings `(graphs, configs, channels)` -> prediction.
         pooling: readout of the embeddings h of the nodes: `sum`, `mean`, `max`, `attention` (mean weighted by exp of a
-            learned linear gate), `softmax` (by exp(h), for each channel), `std`, or PyG's aggregations of these kinds.
+            learned linear gate), `softmax` (by exp(h), for each channel), `std`, PyG's aggregations of these kinds, or
+            several of the first three joined, as in `mean+max`, which make the head's input as many times as wide.
             All are exact in evaluation; under sampling all but `sum` and `mean` have a bias, which vanishes as
             `num_fresh` grows.
         num_fresh: segments encoded with gradient per graph and step.
@@ -92,7 +93,7 @@ class GraphSegmentTraining(nn.Module):
         self,
         encoder: Callable[..., Tensor],
         head: Callable[[Tensor], Tensor],
-        pooling: ReadoutName | Callable[..., Any] = "mean",
+        pooling: str | Callable[..., Any] = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: EmbeddingTable | ShardedTable | bool | None = None,

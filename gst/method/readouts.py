@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, cast, get_args, no_type_check
+from typing import Any, Literal, get_args, no_type_check
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from gst.method.batch import NodeStates, SegmentBatch
 from gst.util.compiled import compiled
 
 Pooling = Literal["sum", "mean", "max"]
-Combination = Literal["sum", "mean", "max", "softmax"]
+Combination = str
+"""`sum`, `mean`, `max`, `softmax`, or several of the first three joined by `+`, side by side in a row."""
 ReadoutName = Literal["sum", "mean", "max", "attention", "softmax", "std"]
 Rows = Callable[[Tensor], Tensor]
 BLOCK = 1024  # nodes that are added one by one
@@ -26,8 +27,8 @@ class Readout(nn.Module):
     """Readout rho(combination of phi(h)) over the nodes h of a graph: what PyG calls an aggregation.
 
     Args:
-        combine: `sum`, `mean` and `max` go over the rows phi(h); `softmax` is the mean of their first half with weights
-            that are the exponentials of their second half.
+        combine: `sum`, `mean` and `max` go over the rows phi(h), `mean+max` and the like concatenate several; `softmax`
+            is the mean of their first half with weights that are the exponentials of their second half.
         phi: (nodes, channels) -> (nodes, numbers); None leaves the nodes as they are.
         rho: (graphs, numbers) -> (graphs, channels), likewise. `softmax` hands on the mean alone.
 
@@ -100,7 +101,8 @@ _ORDERING = ("SortAggregation", "MedianAggregation", "QuantileAggregation", "LST
 
 
 def readout_of(pooling: object) -> Readout:
-    """Return the readout of a name, of a pair (phi, rho), or of an aggregation of PyG such as `SumAggregation()`.
+    """Return the readout of a name, of names joined as in `mean+max`, of a pair (phi, rho), or of an aggregation of PyG
+    such as `SumAggregation()`.
 
     Raises:
         ValueError: it is not known to decompose over segments.
@@ -108,17 +110,20 @@ def readout_of(pooling: object) -> Readout:
     if isinstance(pooling, Readout):
         return pooling
     if isinstance(pooling, str):
+        names = pooling.split("+")
+        if len(names) > 1 and set(names) <= set(get_args(Pooling)):
+            return Readout(pooling)
         if pooling not in get_args(ReadoutName):
             raise ValueError(
                 f"pooling {pooling!r} does not decompose over segments: the readout of a graph could not be computed "
                 "from the readouts of its parts, so training on parts would estimate something else; use one of "
-                f"{', '.join(get_args(ReadoutName))}, or readout=(phi, rho)"
+                f"{', '.join(get_args(ReadoutName))}, sum, mean and max joined as in mean+max, or readout=(phi, rho)"
             )
         if pooling == "attention":
             return Readout("softmax", _Logits(nn.LazyLinear(1)))
         if pooling == "softmax":
             return Readout("softmax", _Logits(nn.Identity()))
-        return Readout("mean", _with_squares, _deviation) if pooling == "std" else Readout(cast(Pooling, pooling))
+        return Readout("mean", _with_squares, _deviation) if pooling == "std" else Readout(pooling)
     if isinstance(pooling, tuple) and len(pooling) == 2 and all(map(callable, pooling)):
         return Readout("sum", *pooling)
     kind = pooling if hasattr(pooling, "__name__") else type(pooling)  # a function or a class; or an object
@@ -132,6 +137,9 @@ def readout_of(pooling: object) -> Readout:
             return _OF_PYG[name](pooling)
         if name in _SAME_AS:
             return readout_of(_SAME_AS[name])
+        if name == "MultiAggregation" and getattr(pooling, "mode", "") == "cat":
+            parts = (_SAME_AS.get(type(each).__name__, "?") for each in pooling.aggrs)  # type: ignore[attr-defined]
+            return readout_of("+".join(parts))
     reason = "is not known to decompose over segments (the readout of a graph computed from those of its parts)"
     if name in _ATTENDING:
         reason = "weighs every node against all others of its graph, so it does not decompose over segments"
@@ -144,6 +152,8 @@ def pool_nodes(
     states: NodeStates, batch: SegmentBatch, pooling: Combination
 ) -> Float[Tensor, "segments configs channels"]:
     """Pool the owned nodes of each segment, in float32 at least. Equal maxima share the gradient."""
+    if "+" in pooling:
+        return torch.cat([pool_nodes(states, batch, each) for each in pooling.split("+")], -1)
     if states.rows.device.type == "cpu" and pooling != "softmax":
         kernel = SegmentMaxima if pooling == "max" else SegmentSums
         row_of, segment = states.row_of[batch.owned], batch.segment_of_node[batch.owned]
@@ -219,6 +229,7 @@ class GraphPool:
     def __init__(self, graph_node_counts: Int64[Tensor, " graphs"], pooling: Combination) -> None:
         self.graph_node_counts, self.pooling = graph_node_counts, pooling
         self.total: Tensor | None = None
+        self.joined = [GraphPool(graph_node_counts, each) for each in pooling.split("+") if "+" in pooling]
 
     def add(
         self,
@@ -227,6 +238,10 @@ class GraphPool:
         node_counts: Int64[Tensor, " segments"],
         graph_of_segment: Int64[Tensor, " segments"],
     ) -> None:
+        if self.joined:
+            for pool, part in zip(self.joined, embeddings.chunk(len(self.joined), -1), strict=True):
+                pool.add(part, weights, node_counts, graph_of_segment)
+            return
         shape = (len(self.graph_node_counts), *embeddings.shape[1:])
         if self.pooling == "max":
             present = torch.where(weights[..., None] > 0, embeddings, -torch.inf)
@@ -249,6 +264,8 @@ class GraphPool:
 
     def result(self) -> Float[Tensor, "graphs configs channels"]:
         """A graph of which no segment was added is zero."""
+        if self.joined:
+            return torch.cat([pool.result() for pool in self.joined], -1)
         assert self.total is not None, "nothing was added"
         if self.pooling == "softmax":
             return self.total.chunk(2, -1)[0]

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import lightning as L
@@ -203,6 +203,8 @@ def _class_paths(settings: Any) -> Iterator[str]:
         if isinstance(named := settings.get("class_path"), str):
             yield named
         settings = list(settings.values())
+    if isinstance(settings, FunctionType):  # a loss
+        yield f"{settings.__module__}.{settings.__qualname__}"
     if isinstance(settings, list | tuple):
         for each in settings:
             yield from _class_paths(each)

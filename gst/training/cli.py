@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 from jsonargparse import DefaultHelpFormatter
 from jsonargparse.typing import PositiveFloat
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -62,13 +63,13 @@ USUAL = """\
 --json FILE                  write the result as JSON; also --quiet, --verbose, --debug
 --model.encoder CLASS        gst.nn.{encoders}, or your class; --model.encoder.channels N
 --model.head CLASS           gst.nn.Head, or your class
---model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std
+--model.pooling NAME         readout of the nodes of a graph: sum, mean, max, attention, softmax, std, or mean+max ...
 --model.num_fresh S          segments of a graph that are encoded with gradient in a step
 --model.table true           keep embeddings of the other segments in a table between steps
 --model.estimate NAME        use of the table: {estimates}
 --model.keep_probability P   share of rows that Stale Embedding Dropout keeps
---model.loss NAME            {losses}
---data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, or your class
+--model.loss NAME            {losses}, or your class or function
+--data.source CLASS          graphs: gst.data.SyntheticPrograms, gst.data.TpuGraphs, gst.data.PygDataset, or your class
 --data.store DIR|ADDRESS     where segments are kept once they are cut; --data.cache GB bounds copies here
 --data.max_nodes N           most nodes of a segment
 --data.method NAME           partitioner: {partitioners}
@@ -107,7 +108,8 @@ class PredictionWriter(BasePredictionWriter):
     """Callback of `gst predict` that writes `graph,config,score,target` to a CSV file.
 
     Configurations have the numbers of their file, as in `gst rank --out`, so that repeated ones have a row each. The
-    target is what was measured, empty where nothing was."""
+    target is what was measured, empty where nothing was. Of several targets the columns are `score_0`, `score_1`, ...,
+    `target_0`, `target_1`, ..."""
 
     def __init__(self, path: str = "runs/predictions.csv") -> None:
         super().__init__(write_interval="epoch")
@@ -119,19 +121,21 @@ class PredictionWriter(BasePredictionWriter):
         predictions = gathered(predictions)
         if not trainer.is_global_zero:
             return
-        graphs: dict[str, dict[int, tuple[float, float]]] = {}
+        graphs: dict[str, dict[int, tuple[list[float], list[float]]]] = {}
         for name, config, *result in (row for rows in predictions for row in rows):
             graphs.setdefault(name, {})[config] = (result[0], result[1])
+        several = max((len(scores) for each in graphs.values() for scores, _ in each.values()), default=1)
+        numbers = [""] if several == 1 else [f"_{k}" for k in range(several)]
         file_rows = getattr(trainer.datamodule.source_of("predict"), "file_rows", None)  # type: ignore[attr-defined]
         with atomic_write(self.path) as file:
             writer = csv.writer(file)
-            writer.writerow(["graph", "config", "score", "target"])
+            writer.writerow(["graph", "config", *(f"{what}{k}" for what in ("score", "target") for k in numbers)])
             for name, scored in graphs.items():
                 of_file = [(i, i, target) for i, (_, target) in scored.items()]
                 for number, config, target in zip(*file_rows(name), strict=True) if file_rows else of_file:
                     if config in scored:
-                        measured = "" if math.isnan(target) else repr(float(target))
-                        writer.writerow([name, number, repr(scored[config][0]), measured])
+                        measured = ("" if math.isnan(each) else repr(float(each)) for each in np.atleast_1d(target))
+                        writer.writerow([name, number, *map(repr, scored[config][0]), *measured])
 
 
 class SavedConfig(SaveConfigCallback):

@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 
+from gst.cost.losses import are_known
 from gst.data.loader import Selection, Step, StepLoader, split
 from gst.data.source import GraphSource
 from gst.graphs.segments import SegmentedGraph
@@ -106,6 +107,7 @@ class SegmentDataModule(L.LightningDataModule):
                 self._read(part)
         if stage in _SCORED and self.missing_targets == "refuse":
             _check_measured([selection for part in NEEDED[stage] for selection in self.parts[part]])
+        _check_numbers([selection for part in NEEDED[stage] for selection in self.parts[part]])
         for part in NEEDED[stage]:
             if stage in _SCORED:
                 self.parts[part] = _labelled(self.parts[part])
@@ -180,11 +182,20 @@ class SegmentDataModule(L.LightningDataModule):
 
 
 def _labelled(selections: list[Selection]) -> list[Selection]:
-    """Return the configurations whose targets are numbers, of the graphs that have some."""
-    measured = [
-        (graph, configs[torch.from_numpy(np.isfinite(graph.targets[configs.numpy()]))]) for graph, configs in selections
-    ]
+    """Return the configurations with a target that is a number and none that is infinite, of the graphs with some."""
+    measured = []
+    for graph, configs in selections:
+        targets = torch.from_numpy(graph.targets[configs.numpy()])
+        measured.append((graph, configs[are_known(targets) & ~targets[..., None].isinf().flatten(1).any(1)]))
     return [(graph, configs) for graph, configs in measured if len(configs)]
+
+
+def _check_numbers(selections: list[Selection]) -> None:
+    """Refuse graphs of which one has more targets than another."""
+    shapes = {graph.targets.shape[1:]: f"{graph.name!r} {graph.targets.shape}" for graph, _ in selections}
+    if len(shapes) > 1:
+        words = " and ".join([*shapes.values()][:2])
+        raise ValueError(f"targets have the shapes {words}; give each configuration equally many, NaN if unknown")
 
 
 def _check_measured(selections: list[Selection]) -> None:

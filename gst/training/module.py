@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 from embedding_cache import EmbeddingTable
 from embedding_cache.sharded import ShardedTable
 from embedding_cache.storage import Arrivals
-from gst.cost.losses import WITHIN_A_GRAPH, check_classes, check_positive, cross_entropy, log_runtime, loss_of
+from gst.cost import losses
 from gst.cost.metrics import evaluate
 from gst.data.loader import Step, StepLoader
 from gst.method.estimates import checked_estimate
 from gst.method.estimator import GraphSegmentTraining
-from gst.method.readouts import ReadoutName, readout_of
+from gst.method.readouts import readout_of
 from gst.training.checkpoints import check_built, random_states, read, set_random_states
 from gst.training.datamodule import NEEDED, PARTS, TRAIN, SegmentDataModule
 from gst.training.processes import gathered, reduced, share_of
@@ -54,10 +54,13 @@ class SegmentTrainingModule(L.LightningModule):
             graph) and replay it for each step. None, the default, does so on an accelerator unless that doubles the
             size; see `docs/operations.md`.
         loss: name of a loss in `gst.cost.LOSSES`; `log_runtime` makes scores logarithms of runtimes, `cross_entropy`
-            classes (the head then has as many outputs).
+            classes (the head then has as many outputs). Or a loss of one's own, such as one of torch.nn: a module or
+            function of predictions and targets `(rows,)`, see `gst.cost.losses.of_rows`.
 
     Attributes:
         estimator: the model; without a table, and with uniform draws, before a training.
+        loss: name of the loss; of one's own, which is `own_loss`, `squared_error` or, with classes, `cross_entropy`,
+            whose metrics it has beside `val/loss`.
         scored: scores and targets of the last evaluation, by graph.
 
     Raises:
@@ -68,29 +71,33 @@ class SegmentTrainingModule(L.LightningModule):
         self,
         encoder: nn.Module,
         head: nn.Module,
-        pooling: ReadoutName = "mean",
+        pooling: str = "mean",
         num_fresh: int = 1,
         keep_probability: float = 1.0,
         table: bool = False,
         table_tier: Literal["device", "pinned", "disk"] = "device",
         table_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         table_capacity: int | None = None,
-        loss: str = "pairwise_hinge",
+        loss: nn.Module | Callable[..., Any] | str = "pairwise_hinge",
         max_rows: int = 1 << 18,
         seed: int = 0,
         estimate: str = "auto",
         record_step: bool | None = None,
     ) -> None:
         super().__init__()
-        loss_of(loss)
+        self.own_loss = None if isinstance(loss, str) else loss
+        self.loss = loss if isinstance(loss, str) else "squared_error"
+        losses.loss_of(self.loss)
         self.save_hyperparameters()
         for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
+        if callable(self.hparams["loss"]):  # from Python too; loading without `loss` fails then
+            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[operator, index, assignment]
         readout = readout_of(pooling)
         checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
-        self.loss, self.record_step, self.wants_table = loss, record_step, table
+        self.record_step, self.wants_table = record_step, table
         self._method: dict[str, Any] = {
             "pooling": readout, "num_fresh": num_fresh, "keep_probability": keep_probability, "max_rows": max_rows,
             "seed": seed, "estimate": checked,
@@ -126,7 +133,12 @@ class SegmentTrainingModule(L.LightningModule):
         step = next(iter(loader), None)  # this loader is thrown away: it counts no epoch
         if step is None:
             raise ValueError(f"there is nothing to {stage}: the {_LOADER[stage]} part of the data is empty")
-        if stage == "fit" and self.loss in WITHIN_A_GRAPH:
+        if stage != "predict" and step.targets.dim() > 2 and self.loss in losses.WITHIN_A_GRAPH | losses.CLASSES:
+            raise ValueError(
+                f"loss={self.loss!r} takes one target for each configuration, and graphs have {step.targets.shape[2]}; "
+                "--model.loss squared_error, log_runtime or torch.nn.BCEWithLogitsLoss take several"
+            )
+        if stage == "fit" and self.loss in losses.WITHIN_A_GRAPH:
             self._check_compared()
         self._build(step, needs_table=stage == "fit" and self.wants_table and self.estimator.table is None)
         if stage != "predict":
@@ -146,16 +158,24 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _check_targets(self, stage: str, step: Step) -> None:
         """Refuse parts with targets that the loss cannot take; losses of other packages are not known here."""
-        loss = loss_of(self.loss)
-        outputs = 1
-        if loss is cross_entropy:
+        outputs, several = 1, step.targets.dim() > 2
+        if self.own_loss is not None or self.loss == "cross_entropy" or several:
             scores = self.estimator.exact(step.graphs[:1], step.configs[:1, :1])
             outputs = scores.shape[-1] if scores.dim() > 2 else 1
-        for part in NEEDED[stage] if loss in (cross_entropy, log_runtime) else ():
-            arrays = [graph.targets[configs.numpy()] for graph, configs in self._data.parts[part]]
+            if self.own_loss is not None:
+                losses.check_own(self.own_loss, scores, step.targets[:1, :1].nan_to_num(), self.trainer.world_size > 1)
+                has_classes = (outputs > 1 and not several) or isinstance(self.own_loss, nn.CrossEntropyLoss)
+                self.loss = "cross_entropy" if has_classes else "squared_error"
+            if several:
+                losses.check_shapes(scores, step.targets[:1, :1])
+        loss = losses.loss_of(self.loss)
+        for part in NEEDED[stage] if self.loss in ("cross_entropy", "log_runtime") else ():
+            arrays = [graph.targets[configs.numpy()].ravel() for graph, configs in self._data.parts[part]]
             targets = torch.from_numpy(np.concatenate([np.zeros(0), *arrays]))
             try:
-                check_classes(targets, outputs) if loss is cross_entropy else check_positive(targets)
+                losses.check_classes(targets, outputs) if loss is losses.cross_entropy else losses.check_positive(
+                    targets
+                )
             except ValueError as error:
                 raise ValueError(f"{PARTS[part]} part: {error}") from error
 
@@ -193,7 +213,7 @@ class SegmentTrainingModule(L.LightningModule):
     def training_step(self, step: Step, index: int) -> Tensor:
         loss, step = (None, step) if self._padded is None else self._padded.run(step)
         if loss is None:
-            loss = loss_of(self.loss)(self(step), step.targets.to(self.device))
+            loss = self.loss_of(self(step), step.targets)
         share = 1.0 if step.peers is None else share_of(step, step.peers, self.loss)
         together = loss.detach() * share
         if step.peers is not None:  # as gradients are averaged: schedulers and reports of all processes see one number
@@ -228,10 +248,11 @@ class SegmentTrainingModule(L.LightningModule):
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def overridden(self) -> list[str]:
-        """Return the methods of a training step that a subclass, or this object, replaces."""
+        """Return the methods of a training step that a subclass, or this object, replaces, and a loss of one's own."""
         names = ("training_step", "forward", "backward", "optimizer_zero_grad")
         own = {name: getattr(getattr(self, name), "__func__", None) for name in names}
-        return [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
+        replaced = [name for name in names if own[name] is not getattr(SegmentTrainingModule, name)]
+        return replaced + ["loss"] * (self.own_loss is not None)
 
     def on_train_start(self) -> None:
         """Forget losses of an earlier training, register its graphs, and record its step if that is wanted."""
@@ -260,7 +281,13 @@ class SegmentTrainingModule(L.LightningModule):
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of scores without their offset."""
-        return loss_of(self.loss)(scores + self.offset.float(), targets)
+        return self.loss_of(scores + self.offset.float(), targets)
+
+    def loss_of(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of scores and targets, which may lie on the host."""
+        if self.own_loss is not None:
+            return losses.of_rows(self.own_loss, scores, targets)
+        return losses.loss_of(self.loss)(scores, targets.to(scores.device))
 
     def _reading(self, step: Step, ahead: int) -> Any:
         """Draw a step; the result reads its segments."""
@@ -293,15 +320,15 @@ class SegmentTrainingModule(L.LightningModule):
             statistics = self.estimator.table.statistics()
             self.log_dict({f"table/{name}": float(value) for name, value in statistics.items()})
 
-    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, float, float]]:
-        """Return graph, configuration, score (with `cross_entropy` the class) and target of each configuration."""
+    def predict_step(self, step: Step, index: int) -> list[tuple[str, int, list[float], list[float]]]:
+        """Return graph, configuration, scores (of classes the likeliest) and targets of each configuration."""
         if step.peers is not None and step.peers.idle:
             return []
         scores = self(step).cpu()
-        if self.loss == "cross_entropy":
+        if scores.dim() > step.targets.dim():
             scores = scores.argmax(-1)
         return [
-            (graph.name, int(config), float(score), float(target))
+            (graph.name, int(config), score.double().reshape(-1).tolist(), target.reshape(-1).tolist())
             for graph, configs, row, targets in zip(step.graphs, step.configs, scores, step.targets, strict=True)
             for config, score, target in zip(configs, row, targets, strict=True)
             if config >= 0
@@ -319,7 +346,7 @@ class SegmentTrainingModule(L.LightningModule):
             return
         scores = self(step).float().cpu()
         for graph, row, targets in zip(step.graphs, scores, step.targets, strict=True):
-            real = ~targets.isnan()
+            real = losses.are_known(targets)
             self._evaluated.append((index, graph.name, row[real], targets[real]))
 
     test_step = validation_step
@@ -331,8 +358,18 @@ class SegmentTrainingModule(L.LightningModule):
                 pieces.append(piece)
         self._evaluated.clear()
         joined = {name: (torch.cat(scores), torch.cat(targets)) for name, (scores, targets) in by_graph.items()}
-        self.scored = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
-        metrics = evaluate(self.loss, [(scores.numpy(), targets.numpy()) for scores, targets in self.scored.values()])
+        joined = {name: pair for name, pair in joined.items() if len(pair[0])}  # targets may all be unknown
+        self.scored, metrics = {}, dict[str, float]()
+        for suffix, of_target in _by_target(joined).items():
+            self.scored |= of_target
+            pairs = [(scores.numpy(), targets.numpy()) for scores, targets in of_target.values()]
+            metrics |= {f"{key}{suffix}": value for key, value in evaluate(self.loss, pairs).items()}
+        for key in {key.rpartition("/")[0] for key in metrics if "/" in key}:
+            values = [value for name, value in metrics.items() if name.startswith(f"{key}/")]
+            metrics[key] = float(np.mean([each for each in values if not np.isnan(each)] or [np.nan]))
+        if self.own_loss is not None and joined:
+            together = (torch.cat(each)[None].to(self.device) for each in zip(*joined.values(), strict=True))
+            metrics["loss"] = float(self.loss_of(*together))
         means = {f"{part}/{key}": value for key, value in metrics.items()}
         wrong = [repr(name) for name, (scores, _) in self.scored.items() if scores.isnan().any()]
         known = any(np.isfinite(value) for key, value in means.items() if "slowdown" not in key)
@@ -347,7 +384,7 @@ class SegmentTrainingModule(L.LightningModule):
                 f"{where.format('no metric of')} can be computed, since no two of its targets of a graph differ; hold "
                 "out more (--data.num_valid, --data.num_test), or train with --trainer.limit_val_batches 0"
             )
-        self.log_dict(means, prog_bar=True)
+        self.log_dict(means, prog_bar=not any(key.count("/") > 1 for key in means))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_losses()
@@ -390,6 +427,22 @@ class SegmentTrainingModule(L.LightningModule):
             path = Path.cwd() / "runs" if self._table_options["tier"] == "disk" else None
             table = EmbeddingTable(1, rows.shape[1], path=path, **self._table_options)
             self.estimator = self._estimator(self.estimator.encoder, self.estimator.head, table)
+
+
+def _by_target(scored: dict[str, tuple[Tensor, Tensor]]) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the scores and the targets of each graph, for each of several targets by its number `/0`, `/1`, ..."""
+    number = next((targets.shape[1] for _, targets in scored.values() if targets.dim() > 1), None)
+    if number is None:
+        return {"": scored}
+    known = {name: (*pair, ~pair[1].isnan()) for name, pair in scored.items()}
+    return {
+        f"/{k}": {
+            f"{name}[{k}]": (scores[of[:, k], k], targets[of[:, k], k])
+            for name, (scores, targets, of) in known.items()
+            if of[:, k].any()
+        }
+        for k in range(number)
+    }
 
 
 _LOADER = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}

@@ -56,11 +56,9 @@ def opened(
     """Load the model of a checkpoint, and cut a graph, or that of a TpuGraphs file, as its training did.
 
     Raises:
-        ValueError: a file is wrong, the checkpoint tells classes apart or is of graphs with other features.
+        ValueError: a file is wrong, or the checkpoint is of graphs with other features.
     """
     model, cut = load(checkpoint, trusted)
-    if model.loss == "cross_entropy":
-        raise ValueError(f"{checkpoint} tells classes apart; it ranks nothing")
     graph = cut(program if isinstance(program, Graph) else read(program, merge=False))
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     model = model if accelerator is None or accelerator.type == "mps" else model.to(accelerator)  # mps: no float64
@@ -75,7 +73,9 @@ def opened(
 
 
 def score(model: SegmentTrainingModule, graph: SegmentedGraph) -> Float[np.ndarray, " configs"]:
-    """Return scores of all configurations; the lower, the faster."""
+    """Return scores of all configurations; the lower, the faster. A head of several outputs raises ValueError."""
     with Bars() as bars:
         scores = model.estimator.scores(graph, configs_at_once=256, progress=bars.show)
+    if scores.dim() > 1:
+        raise ValueError(f"it tells {scores.shape[1]} classes apart, or predicts as many targets; it ranks nothing")
     return (scores + model.offset.float()).cpu().numpy()

@@ -22,6 +22,7 @@ from torch import Tensor
 from embedding_cache.storage import Arrivals
 from gst.cost.controls import control_metrics
 from gst.cost.explain import explain
+from gst.cost.losses import name_of
 from gst.cost.metrics import METRICS, kendall_tau
 from gst.data.loader import Selection, Step
 from gst.machine.devices import machine_record
@@ -275,7 +276,8 @@ def _model(trainer: L.Trainer, module: SegmentTrainingModule) -> dict[str, Any]:
     return {
         "variant": _variant(module), "encoder": type(module.estimator.encoder).__name__,
         "head": type(module.estimator.head).__name__,
-        "parameters": sum(each.numel() for each in module.parameters()), "loss": module.loss,
+        "parameters": sum(each.numel() for each in module.parameters()),
+        "loss": module.loss if module.own_loss is None else name_of(module.own_loss),
         "optimizer": "; ".join(optimizers),
     } | {
         name: settings[name] for name in ("pooling", "num_fresh", "keep_probability", "estimate", "seed")

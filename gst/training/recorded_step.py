@@ -150,6 +150,8 @@ def _fixed(estimator: GraphSegmentTraining, loss: Loss, loader: StepLoader, is_a
             many of these or are more than `MOST_PADDING` times as large as without padding.
     """
     graphs = [graph for graph, _ in loader.selections]
+    if any(graph.targets.ndim > 1 for graph in graphs):
+        raise NoFixedShapes("graphs have several targets")
     num_configs = min(loader.configs_per_graph, max(len(configs) for _, configs in loader.selections))
     sizes = Sizes.of(graphs, loader.graphs_together, estimator.num_fresh, num_configs, estimator.encoder, likely=True)
     if not is_asked and (times := sizes.padding(_sample(loader, estimator.num_fresh, num_configs))) > MOST_PADDING:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
+from torch_geometric.transforms import OneHotDegree
 
-from gst.data.pyg import from_pyg, hetero_inputs
+from gst.data.pyg import PygDataset, from_pyg, hetero_inputs
 from gst.graphs.segments import segment
+from gst.graphs.store import prepare
 from gst.method.batch import assemble
 
 
@@ -160,3 +163,49 @@ def test_numbers_of_nodes_and_edges_are_no_data(name: str, rows: int) -> None:
     with pytest.raises(ValueError, match=rf"\['{name}'\] holds numbers of nodes or edges by its name"):
         from_pyg(data(**{name: torch.arange(rows)}))
     assert from_pyg(data(index_of_price=torch.ones(3))).node_data["index_of_price"].tolist() == [1, 1, 1]
+
+
+class OnDisk(InMemoryDataset):
+    """Graphs that `save` wrote; equal ones are allowed, as in TUDataset."""
+
+    def __init__(self, root: str, transform: Any = None) -> None:
+        super().__init__(root, transform)
+        self.load(self.processed_paths[0])
+
+    processed_file_names = "data.pt"
+
+    def process(self) -> None:
+        path = torch.tensor([[0, 1], [1, 2]])
+        graphs = [Data(edge_index=path, num_nodes=3, y=torch.tensor([k % 2])) for k in range(4)]
+        self.save(graphs, self.processed_paths[0])
+
+
+def test_a_dataset_of_pyg_yields_its_graphs_under_the_same_names_each_time(tmp_path: Path) -> None:
+    dotted = f"{__name__}.OnDisk"
+    source = PygDataset(dotted, {"root": str(tmp_path)}, transform=OneHotDegree(2))
+    graphs = list(source)
+    assert [graph.name for graph in graphs] == [graph.name for graph in source] == [f"OnDisk-{k}" for k in range(4)]
+    assert [graph.targets.item() for graph in graphs] == [0, 1, 0, 1] and len(source) == 4
+    np.testing.assert_array_equal(graphs[0].node_features, np.eye(3)[[1, 1, 0]])
+    assert prepare(source, tmp_path / "stores") == prepare(
+        PygDataset(dotted, {"root": str(tmp_path)}, OneHotDegree(2)), tmp_path / "stores"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("Absent", {}, "dataset Absent of PyG: AttributeError"),
+        ("absent.Absent", {}, "dataset absent.Absent of PyG: ModuleNotFoundError"),
+        ("TUDataset", {"number": 3}, "dataset TUDataset of PyG: TypeError"),
+        ("FakeDataset", {"task": "node"}, "y has shape .* want one number for the whole graph"),
+        (f"{__name__}.OnDisk", {"root": "here"}, "x is None"),
+    ],
+)
+def test_what_is_no_dataset_of_graphs_is_one_line(
+    name: str, arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message) as error:
+        list(PygDataset(name, arguments))
+    assert "\n" not in str(error.value)

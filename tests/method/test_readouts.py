@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import gst
 from gst.graphs.segments import SegmentedGraph
+from gst.method.readouts import readout_of
 from tests.choices import with_rest
 
 aggr = pytest.importorskip("torch_geometric.nn.aggr", reason="needs torch-geometric: pip install .[pyg]")
@@ -30,6 +31,14 @@ def attention() -> Any:
     return aggr.AttentionalAggregation(nn.Linear(CHANNELS, 1), nn.Linear(CHANNELS, CHANNELS))
 
 
+class Linear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 OF_PYG: dict[str, Callable[[], Any]] = {
     "sum": aggr.SumAggregation,
     "attention": attention,
@@ -38,6 +47,7 @@ OF_PYG: dict[str, Callable[[], Any]] = {
     "learned softmax": lambda: aggr.SoftmaxAggregation(t=0.3, learn=True),
     "semi softmax": lambda: aggr.SoftmaxAggregation(t=2.0, semi_grad=True),
     "standard deviation": aggr.StdAggregation,
+    "joined": lambda: aggr.MultiAggregation(["mean", "max", "sum"]),
 }
 
 
@@ -48,7 +58,8 @@ def graph(seed: int = 0, scale: float = 1.0) -> tuple[Tensor, SegmentedGraph]:
 
 
 def model_of(readout: Any, **settings: Any) -> gst.GraphSegmentTraining:
-    model = gst.GraphSegmentTraining(as_they_are, nn.Linear(CHANNELS, 2), readout, **settings)
+    width = CHANNELS * len(readout_of(readout).combine.split("+"))
+    model = gst.GraphSegmentTraining(as_they_are, nn.Linear(width, 2), readout, **settings)
     return model.double()
 
 
@@ -173,3 +184,34 @@ def test_a_norm_over_the_nodes_of_a_graph_inside_a_readout_is_refused() -> None:
     gate = MLP([CHANNELS, CHANNELS, 1], norm="GraphNorm")
     with pytest.raises(ValueError, match="AttentionalAggregation holds an MLP with a norm over the nodes of a graph"):
         model_of(aggr.AttentionalAggregation(gate))
+
+
+def test_joined_readouts_are_the_concatenation_of_theirs_with_gradients() -> None:
+    """In a step that encodes all segments, and in one that takes most from a table."""
+    _, cut = graph()
+    encoder = Linear()
+
+    def pooled(pooling: str, **settings: Any) -> Tensor:
+        model = gst.GraphSegmentTraining(encoder, nn.Identity(), pooling, **settings).double()
+        if settings:
+            model.train()([cut])
+        return model.train()([cut])
+
+    for settings in ({"num_fresh": 99}, {"table": True, "estimate": "dropout", "num_fresh": 2}):
+        joined = pooled("max+mean+sum", **settings)
+        alone = torch.cat([pooled(each, **settings) for each in ("max", "mean", "sum")], -1)
+        torch.testing.assert_close(joined, alone)
+        for ours, theirs in zip(
+            *(torch.autograd.grad(each.square().sum(), [*encoder.parameters()]) for each in (joined, alone)),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    for pooling in ("mean+std", "mean+", "median+max"):
+        with pytest.raises(ValueError, match=r"joined as in mean\+max"):
+            readout_of(pooling)
+    with pytest.raises(ValueError, match="corrects a sum"):
+        model_of("mean+max", table=True, estimate="difference")
+    assert model_of("mean+max", table=True).estimate.name == "dropout"

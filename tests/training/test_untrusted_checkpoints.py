@@ -33,7 +33,7 @@ PAYLOAD = {"class_path": "payload.Runs"}
 ATTACKS: dict[str, Any] = {
     "text": TEXT, "longer name": TEXT | {"class_path": "torch_geometric.nn.sequential.Sequential"},
     "name alone": TEXT | {"class_path": "Sequential"}, "class": PAYLOAD,
-    "imported by gst": "gst.training.cli.os.system",
+    "imported by gst": "gst.training.cli.os.system", "builds any class": {"class_path": "gst.data.PygDataset"},
     "within a text": json.dumps(PAYLOAD), "escaped": '"payload\\x2eRuns"', "tabs": '{\t"class_path":\t"payload.Runs"}',
     "a file": "settings", "an address": "memory://settings.yaml",
     "deep": SAGE | {"init_args": {"channels": [PAYLOAD]}},
