@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gst
 from gst.kernels import inductor
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
 from gst.placement.api.placed import Placed
+from gst.placement.planning import Settings
 from gst.programs import Step, TrainingStep, training_step
 
 
@@ -90,6 +94,34 @@ def test_a_learning_rate_that_is_a_tensor_is_part_of_the_state() -> None:
     placed.load_state_dict({**placed.state, "rate": torch.tensor(0.5)})
     placed(*batch(8, 1))
     assert not all(torch.equal(placed.state[key], before[key]) for key in trained)
+
+
+@pytest.mark.e2e
+def test_adamw_with_clipping_and_a_schedule_is_the_ordinary_loop() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+    ordinary = deepcopy(model)
+    loss_of = lambda model, x, y: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05, weight_decay=0.1) for each in (model, ordinary)]
+    step = training_step("net", model, loss_of, batch(8, 0), optimizers[0], max_norm=0.1)
+    placed = gst.place(step, devices="cpu:0", budget=0, settings=Settings(repetitions=1, compile_step=False))
+    optimizers[0].param_groups[0]["lr"] = placed.step.state["rate"]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 4) for each in optimizers]
+    for number in range(6):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # also that of a schedule whose optimizer takes no steps
+            loss = placed.step(*batch(8, number))
+            schedules[0].step()
+        optimizers[1].zero_grad()
+        want = loss_of(ordinary, *batch(8, number))
+        want.backward()
+        nn.utils.clip_grad_norm_(ordinary.parameters(), 0.1)
+        optimizers[1].step()
+        schedules[1].step()
+        torch.testing.assert_close(loss, want.detach())
+    for key, value in ordinary.named_parameters():
+        torch.testing.assert_close(placed.step.state[key], value.detach(), rtol=1e-5, atol=1e-6)
+    assert len(placed.step._code) == 1
 
 
 @pytest.mark.e2e
