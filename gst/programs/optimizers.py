@@ -1,142 +1,143 @@
-"""Updates of optimizers as pure functions: of three named ones, and of those of `torch.optim`."""
+"""Updates of SGD, Adam and AdamW of `torch.optim` as pure functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 State = dict[str, Tensor]
 Update = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], State]
 """Takes a state and gradients by the names of parameters; returns new parameters and new memories."""
 
-OPTIMIZERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("momentum",), "adam": ("mean", "mean_square")}
-"""State of each optimizer for every parameter."""
+EPSILON = 1e-6  # as BERT's; with less, a gradient that is 0 but for rounding would move its parameter at random
+OPTIMIZERS: dict[str, dict[str, Any]] = {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"eps": EPSILON}}
+"""Options of the optimizers that have a name here."""
 
 RATE = "rate"  # entry of a state
+MOMENTUM = {"momentum": "momentum_buffer"}
+MOMENTS = {"mean": "exp_avg", "mean_square": "exp_avg_sq"}
+LARGEST = {"largest_mean_square": "max_exp_avg_sq"}
+"""Entries of a state for each parameter, and their names in `torch.optim`."""
 
-DECAY = 0.9  # of momentum, and beta_1 of Adam
-SQUARE_DECAY = 0.999  # beta_2
-EPSILON = 1e-6  # as BERT's; with less, a gradient that is 0 but for rounding would move its parameter at random
+
+def named_optimizer(name: str, parameters: Iterable[Tensor], rate: float | Tensor) -> torch.optim.Optimizer:
+    """Return an optimizer of `OPTIMIZERS`; ValueError if there is none of this name."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"no optimizer {name!r}; want one of {', '.join(OPTIMIZERS)}, or one of torch.optim")
+    kind: Any = torch.optim.Adam if name == "adam" else torch.optim.SGD
+    return kind(parameters, rate, **OPTIMIZERS[name])
 
 
-def torch_update(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> tuple[State, Update]:
-    """Return the memory of SGD, Adam or AdamW of `torch.optim`, and its update, which leaves the optimizer as it is.
+def same_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """Return a new optimizer of the same options for other tensors of the same names, fused unless it is `foreach`."""
+    names = {id(value): name for name, value in parameters.items()}
+    kind: Any = type(optimizer)
+    options = [{**group, "lr": float(group["lr"]), "fused": not group["foreach"]} for group in optimizer.param_groups]
+    return kind([{**each, "params": [others[names[id(value)]] for value in each["params"]]} for each in options])
 
-    The memory is the learning rate, `rate` (`rate/0`, `rate/1`, ... of several groups), and `parameter/slot`.
+
+def pure_update(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], has_rates: bool = True
+) -> tuple[State, Update]:
+    """Return the memory of an optimizer and its update, which leaves the optimizer as it is.
+
+    The memory is `parameter/momentum`, `parameter/mean` and so on, Adam's number of `steps`, and the learning rate:
+    `rate`, or `rate/0`, `rate/1`, ... of several groups.
 
     Args:
-        optimizer: new, or after steps.
+        optimizer: SGD, Adam or AdamW, new or after steps.
         parameters: that it may train, by name.
+        has_rates: False if learning rates are constants.
 
     Raises:
-        ValueError: it is another optimizer, it trains other tensors, or the first step of SGD would have no dampening.
+        ValueError: it is another optimizer, it trains other tensors, parameters took different numbers of steps, or
+            the first step of SGD would have no dampening.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> memory, update = torch_update(torch.optim.SGD([weight], lr=0.5, weight_decay=1.0), {"weight": weight})
-        >>> update({"weight": weight, **memory}, {"weight": torch.ones(2)})["weight"]
-        tensor([0., 0.])
+        >>> memory, update = pure_update(torch.optim.SGD([weight], lr=0.5, weight_decay=1.0), {"weight": weight})
+        >>> update({"weight": torch.ones(2), **memory}, {"weight": torch.ones(2)})
+        {'weight': tensor([0., 0.])}
     """
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         raise ValueError(f"{kind.__name__} is not captured; want SGD, Adam or AdamW of torch.optim")
     names = {id(value): name for name, value in parameters.items()}
     memory: State = {}
-    groups: list[tuple[str, list[str], tuple[str, ...], Callable[..., None]]] = []
+    rates: State = {}
+    steps: set[float] = set()
+    groups: list[tuple[dict[str, Any], str, list[str]]] = []
     for number, group in enumerate(optimizer.param_groups):
         if any(id(value) not in names for value in group["params"]):
             raise ValueError(f"{kind.__name__} trains a tensor that is no parameter of the model, or a frozen one")
-        rate = RATE if len(optimizer.param_groups) == 1 else f"{RATE}/{number}"
-        memory[rate] = torch.tensor(float(group["lr"]), dtype=torch.float64)
-        slots, function = _functional(group)
-        groups.append((rate, [names[id(value)] for value in group["params"]], slots, function))
+        name, rate = RATE if len(optimizer.param_groups) == 1 else f"{RATE}/{number}", group["lr"]
+        rates[name] = rate.detach().clone() if torch.is_tensor(rate) else torch.tensor(rate, dtype=torch.float64)
+        slots = MOMENTS if "betas" in group else MOMENTUM if group["momentum"] else {}
+        slots = slots | (LARGEST if group.get("amsgrad") else {})
         for value in group["params"]:
             now = optimizer.state.get(value, {})
-            if group.get("dampening") and group["momentum"] and not now:
+            if "momentum" in slots and group["dampening"] and not now:
                 raise ValueError("the first step of SGD with momentum has no dampening; let it take one before")
-            for slot in slots:
-                first = torch.zeros((), dtype=torch.float64) if slot == "step" else torch.zeros_like(value)
-                memory[f"{names[id(value)]}/{slot}"] = now.get(slot, first).detach().clone().to(first.dtype)
+            for slot, theirs in slots.items():
+                first = now[theirs] if theirs in now else torch.zeros_like(value)
+                memory[f"{names[id(value)]}/{slot}"] = first.detach().clone()
+            steps |= {float(now["step"])} if "step" in now else set()
+        options = {key: value for key, value in group.items() if key not in ("params", "lr")}
+        groups.append((options, name, [names[id(value)] for value in group["params"]]))
+    if len(steps) > 1:
+        raise ValueError(f"parameters of {kind.__name__} took different numbers of steps")
+    memory |= {} if kind is torch.optim.SGD else {"steps": torch.tensor(max(steps, default=0.0))}
+    constants = {} if has_rates else {name: float(rate) for name, rate in rates.items()}
 
     def update(state: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> State:
-        new: State = {}
-        for rate, all_keys, slots, function in groups:
-            keys = [key for key in all_keys if key in gradients]
-            new |= {key: state[key].detach().clone() for key in keys}
-            new |= {f"{key}/{slot}": state[f"{key}/{slot}"].clone() for key in keys for slot in slots}
-            lists = {SLOTS[slot]: [new[f"{key}/{slot}"] for key in keys] for slot in slots}
-            with torch.no_grad():  # SGD reads the value of a rate that requires no gradient
-                lr = state[rate].detach().clone().requires_grad_()
-                function([new[key] for key in keys], [gradients[key] for key in keys], **lists, lr=lr)
+        new: State = {"steps": state["steps"] + 1} if "steps" in memory else {}
+        for options, name, keys in groups:
+            trained = {key: gradients[key] for key in keys if key in gradients}
+            renew = _adam if "betas" in options else _sgd
+            renew(new, state, trained, constants[name] if constants else state[name], options)
         return new
 
-    return memory, update
+    return memory | (rates if has_rates else {}), update
 
 
-SLOTS = {
-    "momentum_buffer": "momentum_buffer_list", "exp_avg": "exp_avgs", "exp_avg_sq": "exp_avg_sqs",
-    "max_exp_avg_sq": "max_exp_avg_sqs", "step": "state_steps",
-}  # fmt: skip
-"""Arguments of the functions of `torch.optim`, by entries of the state of an optimizer."""
-
-
-def _functional(group: Mapping[str, Any]) -> tuple[tuple[str, ...], Callable[..., None]]:
-    """Return the slots of a group of options, and its update of lists of tensors in place, by single operations."""
-    options = {key: group[key] for key in ("weight_decay", "maximize")} | {"foreach": False, "fused": False}
-    if "momentum" in group:
-        options |= {key: group[key] for key in ("momentum", "dampening", "nesterov")}
-        if group["momentum"]:
-            return ("momentum_buffer",), partial(sgd, **options)
-        return (), lambda values, gradients, lr: sgd(values, gradients, [None] * len(values), lr=lr, **options)
-    options |= {key: group[key] for key in ("amsgrad", "eps", "decoupled_weight_decay")}
-    options |= dict(zip(("beta1", "beta2"), group["betas"], strict=True)) | {"differentiable": True}
-    if group["amsgrad"]:
-        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"), partial(adam, **options)
-    return ("exp_avg", "exp_avg_sq", "step"), partial(adam, max_exp_avg_sqs=[], **options)
-
-
-def named_update(optimizer: str, parameters: Mapping[str, Tensor], rate: float | Tensor) -> tuple[State, Update]:
-    """Return the memory of an optimizer of `OPTIMIZERS`, zeros `parameter/slot` and Adam's number of steps, and its
-    update. A learning rate that is a tensor is part of the memory."""
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"no optimizer {optimizer!r}; want one of {', '.join(OPTIMIZERS)}, or one of torch.optim")
-    memory = {
-        f"{key}/{slot}": torch.zeros_like(value) for key, value in parameters.items() for slot in OPTIMIZERS[optimizer]
-    }
-    memory |= {"steps": torch.zeros(())} if optimizer == "adam" else {}
-    rates = {RATE: rate} if isinstance(rate, Tensor) else {}
-
-    def update(state: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> State:
-        return updated(optimizer, state, gradients, state[RATE] if rates else rate)
-
-    return memory | rates, update
-
-
-def updated(
-    optimizer: str, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor
-) -> State:
-    """Return new parameters and new memories, by their keys in `state`."""
-    new: State = {}
-    if optimizer == "adam":
-        steps = new["steps"] = state["steps"] + 1
-        corrections = [-torch.expm1(steps * math.log(decay)) for decay in (DECAY, SQUARE_DECAY)]  # 1 - decay**steps
+def _sgd(
+    new: State, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor,
+    options: Mapping[str, Any],
+) -> None:  # fmt: skip
     for key, gradient in gradients.items():
-        if optimizer == "sgd":
-            new[key] = state[key] - rate * gradient
-        elif optimizer == "momentum":
-            new[f"{key}/momentum"] = DECAY * state[f"{key}/momentum"] + gradient
-            new[key] = state[key] - rate * new[f"{key}/momentum"]
-        else:  # Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1
-            corrected = rate / corrections[0]
-            mean = new[f"{key}/mean"] = DECAY * state[f"{key}/mean"] + (1 - DECAY) * gradient
-            square = SQUARE_DECAY * state[f"{key}/mean_square"] + (1 - SQUARE_DECAY) * gradient * gradient
-            new[f"{key}/mean_square"] = square
-            new[key] = state[key] - corrected * mean / ((square / corrections[1]).sqrt() + EPSILON)
-    return new
+        step = -gradient if options["maximize"] else gradient
+        step = step + options["weight_decay"] * state[key] if options["weight_decay"] else step
+        if momentum := options["momentum"]:
+            taken = step if not options["dampening"] else (1 - options["dampening"]) * step
+            memory = new[f"{key}/momentum"] = momentum * state[f"{key}/momentum"] + taken
+            step = step + momentum * memory if options["nesterov"] else memory
+        new[key] = state[key] - rate * step
+
+
+def _adam(
+    new: State, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor,
+    options: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Renew by Algorithm 1 of Kingma and Ba, 2015 (arXiv 1412.6980), or 2 of Loshchilov and Hutter (1711.05101)."""
+    (decay, square_decay), weight_decay = options["betas"], options["weight_decay"]
+    corrections = [-torch.expm1(new["steps"] * math.log(each)) for each in options["betas"]]  # 1 - each**steps
+    for key, gradient in gradients.items():
+        value, step = state[key], -gradient if options["maximize"] else gradient
+        if weight_decay and options["decoupled_weight_decay"]:
+            value = value * (1 - rate * weight_decay)
+        elif weight_decay:
+            step = step + weight_decay * value
+        corrected = rate / corrections[0]
+        mean = new[f"{key}/mean"] = decay * state[f"{key}/mean"] + (1 - decay) * step
+        square = square_decay * state[f"{key}/mean_square"] + (1 - square_decay) * step * step
+        new[f"{key}/mean_square"] = square
+        if options["amsgrad"]:
+            square = torch.maximum(state[f"{key}/largest_mean_square"], square)
+            new[f"{key}/largest_mean_square"] = square
+        new[key] = value - corrected * mean / ((square / corrections[1]).sqrt() + options["eps"])

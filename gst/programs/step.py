@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gst.programs.optimizers import State, named_update, torch_update
+from gst.programs.optimizers import State, named_optimizer, pure_update, same_optimizer
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of the significand: with more, numbers would be rounded up to 1
 _is_seeded: ContextVar[bool] = ContextVar("_is_seeded", default=True)
@@ -218,11 +219,14 @@ class Step:
             the dictionaries `state` and `new_state` have the same keys in the same order. A step of inference takes and
             returns any structure of tensors.
         inputs: of `function`: tensors in tuples, lists and dictionaries.
+        ordinary: returns the ordinary loop of the same training on a device: called with a batch, it renews a copy of
+            the model. None if there is none.
     """
 
     name: str
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
+    ordinary: Callable[[torch.device], Callable[..., Tensor]] | None = None
 
 
 TrainingStep = Step
@@ -265,7 +269,7 @@ def training_step(
         loss_of: `loss_of(model, *tensors)`, a scalar.
         tensors: one batch of data.
         optimizer: SGD, Adam or AdamW of `torch.optim`, new or after steps; its learning rates are in the state, its
-            other options stay, see `gst.programs.optimizers.torch_update`. Or a name of `OPTIMIZERS` there.
+            other options stay, see `gst.programs.optimizers.pure_update`. Or a name of `OPTIMIZERS` there.
         rate: learning rate of a named optimizer; a tensor is part of the state, as `rate`.
         seed: for random operations of the first step, see `drawn_from`; the state holds it as `random/seed`, and each
             step adds 1. None = there are none.
@@ -282,17 +286,17 @@ def training_step(
         ['bias', 'weight']
     """
     trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
-    if isinstance(optimizer, torch.optim.Optimizer):
-        memory, update = torch_update(optimizer, trained)
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule warns if it takes no steps
-        optimized = {id(value) for group in optimizer.param_groups for value in group["params"]}
-        trained = {key: value for key, value in trained.items() if id(value) in optimized}
-    else:
-        memory, update = named_update(optimizer, trained, rate)
+    if not trained:
+        raise ValueError(f"step {name!r} trains nothing: no parameter of the model requires a gradient")
+    has_rates = isinstance(rate, Tensor) or not isinstance(optimizer, str)
+    if isinstance(optimizer, str):
+        optimizer = named_optimizer(optimizer, trained.values(), rate)
+    memory, update = pure_update(optimizer, trained, has_rates)
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # else a schedule warns that it takes no steps
+    optimized = {id(value) for group in optimizer.param_groups for value in group["params"]}
+    trained = {key: value for key, value in trained.items() if id(value) in optimized}
     parameters = {key: value.detach() for key, value in trained.items()}
     frozen = {key: value.detach() for key, value in model.named_parameters() if key not in trained}
-    if not parameters:
-        raise ValueError(f"step {name!r} trains nothing: no parameter of the model requires a gradient")
     buffers = {key: value.detach() for key, value in model.named_buffers()}
     seeds = {} if seed is None else {SEED: torch.tensor(seed)}
     if taken := (parameters | frozen | buffers).keys() & (memory | seeds).keys():
@@ -314,7 +318,23 @@ def training_step(
         new = state | update(state, gradients) | renewed | {key: state[key] + 1 for key in seeds}
         return loss, new
 
-    return TrainingStep(name, step, (parameters | frozen | buffers | memory | seeds, *tensors))
+    def ordinary(device: torch.device) -> Callable[..., Tensor]:
+        own = deepcopy(model).to(device)
+        values = dict(own.named_parameters())
+        renews = same_optimizer(optimizer, trained, values)
+
+        def loop(*tensors: Tensor) -> Tensor:
+            renews.zero_grad()
+            loss = loss_of(own, *tensors)
+            loss.backward()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_([values[key] for key in trained], max_norm)
+            renews.step()
+            return loss.detach()
+
+        return loop
+
+    return TrainingStep(name, step, (parameters | frozen | buffers | memory | seeds, *tensors), ordinary)
 
 
 def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:
