@@ -130,9 +130,10 @@ def test_another_size_of_batch_trains_the_same_state_which_is_saved_and_resumed(
     placed, resumed, state = StepInPlace(step), StepInPlace(step), step.inputs[0]
     for number, rows in enumerate([8, 5, 8, 5, 8]):
         data = batch(rows, number)
+        placed._compile_s *= number < 3  # then its time is up
         loss, state = step.function(state, *data)
         torch.testing.assert_close(placed(*data), loss, rtol=1e-4, atol=1e-6)
-    assert len(placed._code) == 2
+        assert len(placed._code) == 1 + (number >= 3)
     torch.save(placed.state_dict(), tmp_path / "half.pt")
     resumed.load_state_dict(torch.load(tmp_path / "half.pt"))
     assert all(placed(*batch(8, number)) == resumed(*batch(8, number)) for number in range(4))
@@ -171,6 +172,26 @@ def test_each_size_of_batch_is_compiled_with_a_line_and_within_the_time(capsys: 
         loss, state = step.function(state, *batch(8, number))
         torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
     assert "compiling" not in capsys.readouterr().err, "once for each size"
+
+
+def test_a_smaller_last_batch_is_not_compiled_and_trains_the_same_state(capsys: pytest.CaptureFixture[str]) -> None:
+    step = network("momentum")
+    with pytest.warns(UserWarning, match="not compiled within"):
+        placed, state = StepInPlace(step, seconds=0.01), step.inputs[0]
+    placed._compile_s = 1e9
+    addresses = {key: value.data_ptr() for key, value in placed.state.items()}
+    capsys.readouterr()
+    for number, rows in enumerate([8, 3, 8, 3, 2]):
+        loss, state = step.function(state, *batch(rows, number))
+        torch.testing.assert_close(placed(*batch(rows, number)), loss, rtol=1e-4, atol=1e-6)
+    for key, value in placed.state.items():
+        torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-6)
+        assert value.data_ptr() == addresses[key] and not value.requires_grad
+    said = capsys.readouterr().err
+    assert said.count("runs as written on a batch of (3, 6) and (3,)") == said.count("drop_last") == 1
+    assert "compiling step" not in said
+    with pytest.raises((RuntimeError, ValueError), match=r"dtype|float"):
+        placed(batch(3, 0)[0].double(), batch(3, 0)[1])
 
 
 def test_a_step_that_is_faster_as_written_runs_as_written() -> None:
