@@ -184,8 +184,7 @@ class StepInPlace:
             warnings.warn(f"gst: {change}; step {self._step.name!r} is compiled anew", stacklevel=2)
             self._code, self._written_s, self._watcher = {}, {}, Watcher(self._step.function)
         key = _size(batch)
-        others = {(spec, _dtypes(sizes)) for spec, sizes in self._code}
-        is_like = (key[0], _dtypes(key[1])) in others and self.device == HOST
+        is_like = self.device == HOST and any(key[:2] == each[:2] for each in self._code)
         if key not in self._code and is_like and self._written_s.get(key, 0.0) < self._compile_s:
             return self._as_written(batch, key)
         return self._of(batch)(batch)
@@ -193,7 +192,7 @@ class StepInPlace:
     def _as_written(self, batch: tuple[Any, ...], key: Any) -> Any:
         """Take a step on a batch whose size is not compiled, as written."""
         if not self._written_s:
-            sizes = " and ".join(str(shape) for shape, _ in key[1])
+            sizes = " and ".join(map(str, key[2]))
             notice(
                 f"step {self._step.name!r} runs as written on a batch of {sizes}, and is compiled for it once that has "
                 f"taken as long as compiling, {self._compile_s:.0f} s; DataLoader(drop_last=True) has one size alone"
@@ -327,14 +326,11 @@ class StepInPlace:
             self.load_state_dict(before)
 
 
-def _size(batch: Sequence[Any]) -> tuple[Any, tuple[tuple[tuple[int, ...], torch.dtype], ...]]:
-    """Return the structure of a batch, and shapes and dtypes of its tensors."""
+def _size(batch: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the structure of a batch, and dtypes and shapes of its tensors."""
     leaves, spec = pytree.tree_flatten(tuple(batch))
-    return spec, tuple((tuple(each.shape), each.dtype) for each in leaves if isinstance(each, Tensor))
-
-
-def _dtypes(sizes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[torch.dtype, ...]:
-    return tuple(dtype for _, dtype in sizes)
+    tensors = [each for each in leaves if isinstance(each, Tensor)]
+    return spec, tuple(each.dtype for each in tensors), tuple(tuple(each.shape) for each in tensors)
 
 
 def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:

@@ -88,7 +88,7 @@ def pure_update(
                 first = now[theirs] if theirs in now else torch.zeros_like(value)
                 memory[f"{names[id(value)]}/{slot}"] = first.detach().clone()
             steps |= {float(now["step"])} if "step" in now else set()
-        options = {key: value for key, value in group.items() if key not in ("params", "lr")}
+        options = {key: value for key, value in group.items() if key not in ("params", "lr")} | {"slots": list(slots)}
         groups.append((options, name, [names[id(value)] for value in group["params"]]))
     if len(steps) > 1:
         raise ValueError(f"parameters of {kind.__name__} took different numbers of steps")
@@ -98,46 +98,40 @@ def pure_update(
     def update(state: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> State:
         new: State = {"steps": state["steps"] + 1} if "steps" in memory else {}
         for options, name, keys in groups:
-            trained = {key: gradients[key] for key in keys if key in gradients}
-            renew = _adam if "betas" in options else _sgd
-            renew(new, state, trained, constants[name] if constants else state[name], options)
+            renewed, rate = _adam if "betas" in options else _sgd, constants[name] if constants else state[name]
+            if "betas" in options:  # 1 - beta**steps
+                corrections = [-torch.expm1(new["steps"] * math.log(each)) for each in options["betas"]]
+                options = {**options, "corrections": corrections}
+            for key in (each for each in keys if each in gradients):
+                gradient = -gradients[key] if options["maximize"] else gradients[key]
+                slots = {slot: state[f"{key}/{slot}"] for slot in options["slots"]}
+                new[key] = renewed(state[key], gradient, slots, rate, options)
+                new |= {f"{key}/{slot}": value for slot, value in slots.items()}
         return new
 
     return memory | (rates if has_rates else {}), update
 
 
-def _sgd(
-    new: State, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor,
-    options: Mapping[str, Any],
-) -> None:  # fmt: skip
-    for key, gradient in gradients.items():
-        step = -gradient if options["maximize"] else gradient
-        step = step + options["weight_decay"] * state[key] if options["weight_decay"] else step
-        if momentum := options["momentum"]:
-            taken = step if not options["dampening"] else (1 - options["dampening"]) * step
-            memory = new[f"{key}/momentum"] = momentum * state[f"{key}/momentum"] + taken
-            step = step + momentum * memory if options["nesterov"] else memory
-        new[key] = state[key] - rate * step
+def _sgd(value: Tensor, step: Tensor, slots: State, rate: float | Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return the new value of a parameter, and renew its slots."""
+    step = step + options["weight_decay"] * value if options["weight_decay"] else step
+    if momentum := options["momentum"]:
+        taken = step if not options["dampening"] else (1 - options["dampening"]) * step
+        slots["momentum"] = momentum * slots["momentum"] + taken
+        step = step + momentum * slots["momentum"] if options["nesterov"] else slots["momentum"]
+    return value - rate * step
 
 
-def _adam(
-    new: State, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor,
-    options: Mapping[str, Any],
-) -> None:  # fmt: skip
+def _adam(value: Tensor, step: Tensor, slots: State, rate: float | Tensor, options: Mapping[str, Any]) -> Tensor:
     """Renew by Algorithm 1 of Kingma and Ba, 2015 (arXiv 1412.6980), or 2 of Loshchilov and Hutter (1711.05101)."""
-    (decay, square_decay), weight_decay = options["betas"], options["weight_decay"]
-    corrections = [-torch.expm1(new["steps"] * math.log(each)) for each in options["betas"]]  # 1 - each**steps
-    for key, gradient in gradients.items():
-        value, step = state[key], -gradient if options["maximize"] else gradient
-        if weight_decay and options["decoupled_weight_decay"]:
-            value = value * (1 - rate * weight_decay)
-        elif weight_decay:
-            step = step + weight_decay * value
-        corrected = rate / corrections[0]
-        mean = new[f"{key}/mean"] = decay * state[f"{key}/mean"] + (1 - decay) * step
-        square = square_decay * state[f"{key}/mean_square"] + (1 - square_decay) * step * step
-        new[f"{key}/mean_square"] = square
-        if options["amsgrad"]:
-            square = torch.maximum(state[f"{key}/largest_mean_square"], square)
-            new[f"{key}/largest_mean_square"] = square
-        new[key] = value - corrected * mean / ((square / corrections[1]).sqrt() + options["eps"])
+    (decay, square_decay), weight_decay, corrections = options["betas"], options["weight_decay"], options["corrections"]
+    if weight_decay and options["decoupled_weight_decay"]:
+        value = value * (1 - rate * weight_decay)
+    elif weight_decay:
+        step = step + weight_decay * value
+    corrected = rate / corrections[0]
+    slots["mean"] = decay * slots["mean"] + (1 - decay) * step
+    square = slots["mean_square"] = square_decay * slots["mean_square"] + (1 - square_decay) * step * step
+    if options["amsgrad"]:
+        square = slots["largest_mean_square"] = torch.maximum(slots["largest_mean_square"], square)
+    return value - corrected * slots["mean"] / ((square / corrections[1]).sqrt() + options["eps"])
