@@ -205,8 +205,10 @@ def test_the_worth_of_a_search_is_told_by_runs_that_took_turns(record: dict[str,
     best, baseline = (record["plans"][name] for name in (record["best"], "single:cpu:0"))
     best |= {"again_median_ms": 50.0, "again_low_ms": 49.0, "again_high_ms": 51.0}
     assert "takes 70.3 ms (69.3\u201371.5), 1.71 times as long in the first set of runs." in Page(render(record)).text
+    assert "best baseline (single:cpu:0), in the first set of runs" in Page(render(record)).text
     baseline |= {"again_median_ms": 60.0, "again_low_ms": 59.0, "again_high_ms": 61.0}
-    assert "takes 60.0 ms (59.0\u201361.0), 1.20 times as long." in Page(render(record)).text
+    text = Page(render(record)).text
+    assert "takes 60.0 ms (59.0\u201361.0), 1.20 times as long." in text and "in the first set" not in text
 
 
 def test_the_fused_plan_of_a_method_is_no_baseline(record: dict[str, Any]) -> None:
