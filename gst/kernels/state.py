@@ -198,7 +198,8 @@ class StepInPlace:
                 f"taken as long as compiling, {self._compile_s:.0f} s; DataLoader(drop_last=True) has one size alone"
             )
         begun = time.perf_counter()
-        *result, new = self._step.function(self.state, *batch)
+        here = pytree.tree_map_only(Tensor, lambda value: value.detach().to(self.device), batch)
+        *result, new = self._step.function(self.state, *here)
         self.load_state_dict({name: value.detach().clone() for name, value in new.items()})  # some may hold others
         self._written_s[key] = self._written_s.get(key, 0.0) + time.perf_counter() - begun
         result = pytree.tree_map_only(Tensor, Tensor.detach, result)
