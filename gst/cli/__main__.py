@@ -2,7 +2,7 @@
 
 import sys
 
-from gst.cli.command_line import main
+from gst.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ Inductor drops copies that it holds needless. Each compiled step is compared wit
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,8 +129,9 @@ def _makes(target: Any) -> bool:
 class StepInPlace:
     """A training step that is called with batches alone: `loss = step(*batch)`. Its state stays where it is.
 
-    Each size of batch is compiled at its first call, and compared with the step as written. A step whose kernels cannot
-    be recorded runs as `torch.compile` runs it, in place too; one that computes something else so has its state written
+    The size of the first batch is compiled, and compared with the step as written. Another size runs as written until
+    that has taken as long as compiling did; so a smaller last batch is not waited for. A step whose kernels cannot be
+    recorded runs as `torch.compile` runs it, in place too; one that computes something else so has its state written
     after it, or runs as written, with a warning. On CPUs it also runs as written if that is faster, or if nothing is
     compiled within `seconds`. `reason` says why.
 
@@ -167,6 +169,7 @@ class StepInPlace:
         self._step, self._plan, self._seconds = step, plan, seconds
         self.state: dict[str, Tensor] = {key: self._own(value) for key, value in first.items()}
         self._code: dict[Any, _Code] = {}
+        self._compile_s, self._written_s = 0.0, dict[Any, float]()  # the latter by size, without being compiled
         self._watcher = Watcher(step.function)
         self.reason = ""
         self._of(step.inputs[1:])
@@ -179,8 +182,28 @@ class StepInPlace:
         """
         if change := self._watcher.change():
             warnings.warn(f"gst: {change}; step {self._step.name!r} is compiled anew", stacklevel=2)
-            self._code, self._watcher = {}, Watcher(self._step.function)
+            self._code, self._written_s, self._watcher = {}, {}, Watcher(self._step.function)
+        key = _size(batch)
+        is_like = self.device == HOST and any(key[:2] == each[:2] for each in self._code)
+        if key not in self._code and is_like and self._written_s.get(key, 0.0) < self._compile_s:
+            return self._as_written(batch, key)
         return self._of(batch)(batch)
+
+    def _as_written(self, batch: tuple[Any, ...], key: Any) -> Any:
+        """Take a step on a batch whose size is not compiled, as written."""
+        if not self._written_s:
+            sizes = " and ".join(map(str, key[2]))
+            notice(
+                f"step {self._step.name!r} runs as written on a batch of {sizes}, and is compiled for it once that has "
+                f"taken as long as compiling, {self._compile_s:.0f} s; DataLoader(drop_last=True) has one size alone"
+            )
+        begun = time.perf_counter()
+        here = pytree.tree_map_only(Tensor, lambda value: value.detach().to(self.device), batch)
+        *result, new = self._step.function(self.state, *here)
+        self.load_state_dict({name: value.detach().clone() for name, value in new.items()})  # some may hold others
+        self._written_s[key] = self._written_s.get(key, 0.0) + time.perf_counter() - begun
+        result = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        return result[0] if len(result) == 1 else tuple(result)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tensors of the state by name, as `torch.nn.Module.state_dict` does: later steps change them."""
@@ -206,12 +229,13 @@ class StepInPlace:
         return value.detach().to(self.device).clone(memory_format=torch.preserve_format)
 
     def _of(self, batch: Sequence[Any]) -> _Code:
-        leaves, spec = pytree.tree_flatten(tuple(batch))
-        key = spec, tuple((tuple(each.shape), each.dtype) for each in leaves if isinstance(each, Tensor))
+        key = _size(batch)
         if key not in self._code:
-            if others := [each for each in leaves if not isinstance(each, Tensor)]:
+            if others := [each for each in pytree.tree_leaves(tuple(batch)) if not isinstance(each, Tensor)]:
                 raise ValueError(f"a batch holds a {type(others[0]).__name__}; want tensors")
+            begun = time.perf_counter()
             self._code[key] = self._compiled(tuple(batch))
+            self._compile_s = max(self._compile_s, time.perf_counter() - begun)
         return self._code[key]
 
     def _compiled(self, batch: tuple[Any, ...]) -> _Code:
@@ -301,6 +325,13 @@ class StepInPlace:
             yield
         finally:
             self.load_state_dict(before)
+
+
+def _size(batch: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the structure of a batch, and dtypes and shapes of its tensors."""
+    leaves, spec = pytree.tree_flatten(tuple(batch))
+    tensors = [each for each in leaves if isinstance(each, Tensor)]
+    return spec, tuple(each.dtype for each in tensors), tuple(tuple(each.shape) for each in tensors)
 
 
 def _compiled_whole(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Call:

@@ -37,7 +37,7 @@ from gst.reporting.headline import LOOP
 from gst.util.progress import Progress, no_progress
 from gst.whole_model.child_process import Timed, variants_beside
 from gst.whole_model.choosing import TIMES, Candidates, winner
-from gst.whole_model.variants import COMPILED, PYTORCH, Variant
+from gst.whole_model.variants import COMPILED, ORDINARY, PYTORCH, Variant
 from partitioners import usual_method
 
 SEARCH_RUNS = 5  # of each plan that a search measures, alternating
@@ -293,7 +293,8 @@ class Finals:
     @property
     def winner(self) -> str:
         """Name of the variant or plan to run: the simplest that no other beats beyond noise in both sets."""
-        variants = [name for name, each in self.first.items() if each.plan_key is None and name != PYTORCH]
+        alone = {PYTORCH, ORDINARY}
+        variants = [name for name, each in self.first.items() if each.plan_key is None and name not in alone]
         return winner([PYTORCH, *variants, self.best], (self.first, self.second))
 
     def figures(self) -> dict[str, Any]:

@@ -7,10 +7,10 @@ are of Philox4x64-10 (Salmon et al., SC 2011), with seed and number as its key.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -22,6 +22,8 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gst.programs.optimizers import State, named_optimizer, pure_update, same_optimizer
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of the significand: with more, numbers would be rounded up to 1
 _is_seeded: ContextVar[bool] = ContextVar("_is_seeded", default=True)
@@ -204,17 +206,7 @@ for _kind in ("uniform", "normal"):
     torch.library.register_fake(f"gst::{_kind}", _shape, lib=_LIBRARY)
 
 
-State = dict[str, Tensor]
-
-OPTIMIZERS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("momentum",), "adam": ("mean", "mean_square")}
-"""State of each optimizer for every parameter."""
-
 SEED = "random/seed"  # entry of a state
-RATE = "rate"  # entry of a state
-
-DECAY = 0.9  # of momentum, and beta_1 of Adam
-SQUARE_DECAY = 0.999  # beta_2
-EPSILON = 1e-6  # as BERT's; with less, a gradient that is 0 but for rounding would move its parameter at random
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,11 +219,14 @@ class Step:
             the dictionaries `state` and `new_state` have the same keys in the same order. A step of inference takes and
             returns any structure of tensors.
         inputs: of `function`: tensors in tuples, lists and dictionaries.
+        ordinary: returns the ordinary loop of the same training on a device: called with a batch, it renews a copy of
+            the model. None if there is none.
     """
 
     name: str
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
+    ordinary: Callable[[torch.device], Callable[..., Tensor]] | None = None
 
 
 TrainingStep = Step
@@ -246,11 +241,11 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss_of = model, loss_of
 
-    def forward(self, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss, and its gradients for the parameters of these names."""
+    def forward(self, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """Return the loss, and its gradients for the parameters of these names; None for one without a use."""
         leaves = [attrgetter(name)(self.model) for name in names]  # before the model may replace some
         loss = self.loss_of(self.model, *tensors)
-        return loss.detach(), torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return loss.detach(), torch.autograd.grad(loss, leaves, allow_unused=True)
 
 
 def training_step(
@@ -258,9 +253,10 @@ def training_step(
     model: nn.Module,
     loss_of: Callable[..., Tensor],
     tensors: Sequence[Tensor],
-    optimizer: str = "sgd",
+    optimizer: str | torch.optim.Optimizer = "sgd",
     rate: float | Tensor = 0.1,
     seed: int | None = None,
+    max_norm: float | None = None,
 ) -> TrainingStep:
     """Return the step `(state, *tensors) -> (loss, new_state)`: forward, backward and the optimizer's update.
 
@@ -272,13 +268,15 @@ def training_step(
         model: called with the parameters and buffers of the state; its own are read once and stay as they are.
         loss_of: `loss_of(model, *tensors)`, a scalar.
         tensors: one batch of data.
-        optimizer: one of `gst.programs.step.OPTIMIZERS`.
-        rate: learning rate; a tensor is part of the state, as `rate`, and may change from step to step.
+        optimizer: SGD, Adam or AdamW of `torch.optim`, new or after steps; its learning rates are in the state, its
+            other options stay, see `gst.programs.optimizers.pure_update`. Or a name of `OPTIMIZERS` there.
+        rate: learning rate of a named optimizer; a tensor is part of the state, as `rate`.
         seed: for random operations of the first step, see `drawn_from`; the state holds it as `random/seed`, and each
             step adds 1. None = there are none.
+        max_norm: of all gradients that the optimizer takes, together, as `torch.nn.utils.clip_grad_norm_`.
 
     Raises:
-        ValueError: there is no such optimizer, or nothing to train.
+        ValueError: there is no such optimizer, it has other parameters than the model, or there is nothing to train.
 
     Examples:
         >>> loss = lambda model, x, y: (model(x) - y).square().mean()
@@ -287,15 +285,21 @@ def training_step(
         >>> sorted(state)
         ['bias', 'weight']
     """
-    parameters = {key: value.detach() for key, value in model.named_parameters() if value.requires_grad}
-    frozen = {key: value.detach() for key, value in model.named_parameters() if not value.requires_grad}
-    if not parameters:
+    trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
+    if not trained:
         raise ValueError(f"step {name!r} trains nothing: no parameter of the model requires a gradient")
+    has_rates = isinstance(rate, Tensor) or not isinstance(optimizer, str)
+    if isinstance(optimizer, str):
+        optimizer = named_optimizer(optimizer, trained.values(), rate)
+    memory, update = pure_update(optimizer, trained, has_rates)
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # else a schedule warns that it takes no steps
+    optimized = {id(value) for group in optimizer.param_groups for value in group["params"]}
+    trained = {key: value for key, value in trained.items() if id(value) in optimized}
+    parameters = {key: value.detach() for key, value in trained.items()}
+    frozen = {key: value.detach() for key, value in model.named_parameters() if key not in trained}
     buffers = {key: value.detach() for key, value in model.named_buffers()}
-    slots = first_state(optimizer, parameters)
     seeds = {} if seed is None else {SEED: torch.tensor(seed)}
-    rates = {RATE: rate} if isinstance(rate, Tensor) else {}
-    if taken := (parameters | frozen | buffers).keys() & (slots | seeds | rates).keys():
+    if taken := (parameters | frozen | buffers).keys() & (memory | seeds).keys():
         raise ValueError(f"step {name!r}: the optimizer needs the name {min(taken)!r}; rename that tensor of the model")
     loss_module = _Loss(model, loss_of)
 
@@ -305,13 +309,32 @@ def training_step(
         constant = {key: state[key] for key in frozen}
         named = {f"model.{key}": value for key, value in (leaves | constant | renewed).items()}
         with drawn_from(state[SEED]) if seeds else nullcontext():
-            loss, gradients = functional_call(loss_module, named, (list(leaves), *tensors))
+            loss, values = functional_call(loss_module, named, (list(leaves), *tensors))
+        gradients = {key: value for key, value in zip(leaves, values, strict=True) if value is not None}
+        if max_norm is not None:
+            norm = nn.utils.get_total_norm(list(gradients.values()), foreach=False)
+            gradients = {key: value * (max_norm / (norm + 1e-6)).clamp(max=1.0) for key, value in gradients.items()}
         renewed = {key: named[f"model.{key}"] for key in renewed}  # those that it replaced, too
-        new = updated(optimizer, state, dict(zip(leaves, gradients, strict=True)), state[RATE] if rates else rate)
-        new |= constant | renewed | {key: state[key] + 1 for key in seeds} | {key: state[key] for key in rates}
-        return loss, {key: new[key] for key in state}
+        new = state | update(state, gradients) | renewed | {key: state[key] + 1 for key in seeds}
+        return loss, new
 
-    return TrainingStep(name, step, (parameters | frozen | buffers | slots | seeds | rates, *tensors))
+    def ordinary(device: torch.device) -> Callable[..., Tensor]:
+        own = deepcopy(model).to(device)
+        values = dict(own.named_parameters())
+        renews = same_optimizer(optimizer, trained, values)
+
+        def loop(*tensors: Tensor) -> Tensor:
+            renews.zero_grad()
+            loss = loss_of(own, *tensors)
+            loss.backward()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_([values[key] for key in trained], max_norm)
+            renews.step()
+            return loss.detach()
+
+        return loop
+
+    return TrainingStep(name, step, (parameters | frozen | buffers | memory | seeds, *tensors), ordinary)
 
 
 def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = None) -> Step:
@@ -339,42 +362,6 @@ def inference_step(model: nn.Module, inputs: Sequence[Any], name: str | None = N
         return outputs
 
     return Step(name or type(model).__name__.lower(), step, (state, *inputs))
-
-
-# Optimizers ----------------------------------------------------------------------------------------------------------
-
-
-def first_state(optimizer: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the memory of `optimizer` before the first step: zeros `parameter/slot`, and Adam's number of steps."""
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"no optimizer {optimizer!r}; want one of {', '.join(OPTIMIZERS)}")
-    slots = {
-        f"{key}/{slot}": torch.zeros_like(value) for key, value in parameters.items() for slot in OPTIMIZERS[optimizer]
-    }
-    return slots | ({"steps": torch.zeros(())} if optimizer == "adam" else {})
-
-
-def updated(
-    optimizer: str, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: float | Tensor
-) -> dict[str, Tensor]:
-    """Return new parameters and new memories, by their keys in `state`."""
-    new: dict[str, Tensor] = {}
-    if optimizer == "adam":
-        steps = new["steps"] = state["steps"] + 1
-        corrections = [-torch.expm1(steps * math.log(decay)) for decay in (DECAY, SQUARE_DECAY)]  # 1 - decay**steps
-    for key, gradient in gradients.items():
-        if optimizer == "sgd":
-            new[key] = state[key] - rate * gradient
-        elif optimizer == "momentum":
-            new[f"{key}/momentum"] = DECAY * state[f"{key}/momentum"] + gradient
-            new[key] = state[key] - rate * new[f"{key}/momentum"]
-        else:  # Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1
-            corrected = rate / corrections[0]
-            mean = new[f"{key}/mean"] = DECAY * state[f"{key}/mean"] + (1 - DECAY) * gradient
-            square = SQUARE_DECAY * state[f"{key}/mean_square"] + (1 - SQUARE_DECAY) * gradient * gradient
-            new[f"{key}/mean_square"] = square
-            new[key] = state[key] - corrected * mean / ((square / corrections[1]).sqrt() + EPSILON)
-    return new
 
 
 def drawn(build: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:

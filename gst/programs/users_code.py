@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 PACKAGES = Path(torch.__file__).parents[1]
 OTHERS = (
     *(str(PACKAGES / name) for name in ("torch", "jaxtyping", "typeguard")),  # the last two check shapes in tests
-    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("users_code", "tracing", "step")),
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("users_code", "tracing", "step", "optimizers")),
 )
 
 

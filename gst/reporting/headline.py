@@ -10,13 +10,13 @@ from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.page import Record, listed, mapping, tiles
 
 LOOP = "loop"  # name of the plan that a search by measurements found
-PYTORCH, COMPILED = "pytorch", "compiled"
+PYTORCH, COMPILED, ORDINARY = "pytorch", "compiled", "ordinary loop"
 STEPS = {
-    PYTORCH: "as written", COMPILED: "compiled", "frozen": "frozen", "ahead of time": "compiled ahead of time",
-    "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "one graph": "recorded as one graph",
+    PYTORCH: "as written", ORDINARY: "as a loop", COMPILED: "compiled", "frozen": "frozen",
+    "ahead of time": "compiled ahead of time", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO",
+    "one graph": "recorded as one graph",
 }  # fmt: skip
 """Kinds of steps that run without a plan, by the beginning of their name."""
-WINNERS = {PYTORCH: "plain PyTorch", COMPILED: "torch.compile"}
 RUNTIMES = ("measured", "simulated")
 
 
@@ -65,8 +65,27 @@ def again(plan: Record) -> Record:
 
 
 def pytorch_of(record: Record) -> Record:
-    """Return the measurement of plain PyTorch."""
-    return plans_of(record).get(PYTORCH) or {"median_ms": record.get("pytorch_ms")}
+    """Return the measurement of plain PyTorch, of a training step the faster of the step as written and its loop."""
+    written = plans_of(record).get(PYTORCH) or {"median_ms": record.get("pytorch_ms")}
+    loop = plans_of(record).get(ORDINARY, {})
+    return loop if time_of(again(loop)) < time_of(again(written)) else written
+
+
+def name_of(record: Record, name: str) -> str:
+    """Return the name in sentences of a plan, or of a step without one.
+
+    Examples:
+        >>> name_of({}, "pytorch"), name_of({"plans": {"ordinary loop": {}}}, "pytorch")
+        ('plain PyTorch', 'the step as written')
+    """
+    written = "the step as written" if ORDINARY in plans_of(record) else "plain PyTorch"
+    return {PYTORCH: written, ORDINARY: "the ordinary loop", COMPILED: "torch.compile"}.get(name, name)
+
+
+def baseline_name(record: Record) -> str:
+    """Return the name in sentences of `pytorch_of`."""
+    is_loop = pytorch_of(record) is plans_of(record).get(ORDINARY)
+    return name_of(record, ORDINARY if is_loop else PYTORCH)
 
 
 def winner_of(record: Record) -> str:
@@ -124,10 +143,10 @@ def headline(record: Record) -> str:
 def conditions(record: Record) -> str:
     """Return sentences for below the headline: the times with their intervals, and a warning of busy cores."""
     if runtime_of(record) == "measured":
-        plans = {**plans_of(record), PYTORCH: pytorch_of(record)}
-        names = dict.fromkeys((str(record.get("best")), winner_of(record), PYTORCH))
-        timed = {name: plan for name in names if time_of(plan := again(plans.get(name, {}))) > 0}
-        parts = [f"{WINNERS.get(name, name)} {brief(time_of(each))} ms{_bracket(each)}" for name, each in timed.items()]
+        plans = {PYTORCH: pytorch_of(record), **plans_of(record)}
+        names = dict.fromkeys((str(record.get("best")), winner_of(record), ORDINARY, PYTORCH))
+        timed = {name_of(record, name): plan for name in names if time_of(plan := again(plans.get(name, {}))) > 0}
+        parts = [f"{name} {brief(time_of(each))} ms{_bracket(each)}" for name, each in timed.items()]
     else:
         (name, baseline), bound = best_baseline(record), number(record.get("lower_bound"))
         parts = ["Nothing was measured", *[f"lower bound {brief(bound)} ms"] * (bound > 0)]
@@ -175,23 +194,26 @@ def undercut(record: Record) -> str:
 
 def _measured(record: Record) -> str:
     best, base = again(best_of(record)), again(pytorch_of(record))
-    found, winner = time_of(best), winner_of(record)
+    found, winner, plain = time_of(best), winner_of(record), baseline_name(record)
     if math.isnan(found):
         return "No plan was measured to the end"
     if step_kind(winner):
-        fastest = again(plans_of(record).get(winner) or base)
+        fastest, words = again(plans_of(record).get(winner) or base), name_of(record, winner)
+        if time_of(base) < time_of(fastest):
+            fastest, words = base, plain
         noise = " beyond noise" if found < time_of(fastest) else ""
-        return f"No plan beat {WINNERS.get(winner, f'the step, {winner}')}{noise}: {brief(time_of(fastest))} ms"
+        words = f"the step, {words}" if words == winner else words
+        return f"No plan beat {words}{noise}: {brief(time_of(fastest))} ms"
     words, shown = f"Best plan {brief(found)} ms", ratio(base, best)
     if shown == DASH:
-        return f"{words}; plain PyTorch was not measured"
+        return f"{words}; {plain} was not measured"
     if shown == TOO_NOISY:
-        return f"{words}; gain over plain PyTorch: {TOO_NOISY}"
+        return f"{words}; gain over {plain}: {TOO_NOISY}"
     if "winner" not in record and overlaps(best, base):
-        return f"{words}; not settled if plain PyTorch is faster"
+        return f"{words}; not settled if {plain} is faster"
     if found > time_of(base):
-        return f"{words}; plain PyTorch is faster here: {brief(time_of(base))} ms"
-    return f"{words}, {shown} as fast as plain PyTorch"
+        return f"{words}; {plain} is faster here: {brief(time_of(base))} ms"
+    return f"{words}, {shown} as fast as {plain}"
 
 
 def _computed(record: Record) -> str:
@@ -263,10 +285,12 @@ def facts(record: Record) -> str:
     best, (name, baseline), model = again(best_of(record)), best_baseline(record), mapping(record.get("cost_model"))
     is_fused, label = mapping(record.get("certificate")).get("is_fused"), "lower bound, by the costs"
     label += ", of plans that fuse nothing" if is_fused else ", which real runs undercut" if undercut(record) else ""
+    is_first = number(best.get("again_median_ms")) > 0 and again(baseline) is baseline
+    first = ", in the first set of runs" * is_first
     entries = [
         (f"{brief(time_of(best))} ms", f"best plan ({record.get('best') or 'none'}), {runtime_of(record)}", ""),
         (f"{brief(record.get('lower_bound'))} ms", label, ""),
-        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'})", ""),
+        (f"{brief(time_of(again(baseline)))} ms", f"best baseline ({name or 'none'}){first}", ""),
     ]
     if runtime_of(record) == "simulated":
         asked = sum(count for plan in plans_of(record).values() if (count := number(plan.get("evaluations"))) >= 0)
@@ -275,8 +299,8 @@ def facts(record: Record) -> str:
     shown, is_slower = ratio(base, best), time_of(best) > time_of(base)
     tone = "" if shown in (DASH, TOO_NOISY) or overlaps(best, base) else "bad" if is_slower else "good"
     entries[1:1] = [
-        (f"{brief(time_of(base))} ms", "plain PyTorch, all threads", ""),
-        (shown, "plain PyTorch / best plan", tone),
+        (f"{brief(time_of(base))} ms", f"{baseline_name(record)}, all threads", ""),
+        (shown, f"{baseline_name(record)} / best plan", tone),
     ]
     counts = [("num_measured", "plans measured in the search"), ("num_screened", "plans predicted to choose these")]
     return tiles([*entries, *((whole(model.get(key)), words, "") for key, words in counts)])

@@ -14,6 +14,7 @@ from gst.reporting.headline import (
     MOST_PROFILE_LOAD,
     PYTORCH,
     again,
+    baseline_name,
     device_names,
     facts,
     headline,
@@ -176,7 +177,7 @@ def _times(record: Record, names: list[str]) -> str:
     what = "Median time and interval" if measured else "Time, not measured,"
     svg = charts.intervals(bars, reference, f"{what} of {len(bars)} plans")
     caption = (
-        "Median and 95 % interval, of the second set of runs where a plan has one; dashed: plain PyTorch."
+        f"Median and 95 % interval, of the second set of runs where a plan has one; dashed: {baseline_name(record)}."
         if measured
         else "Dashed: the lower bound."
     )

@@ -29,7 +29,7 @@ from gst.programs.traces import resolve, traced
 from gst.util.process import WAITING, Child, ChildFailed, connect, keep_freed_memory
 from gst.whole_model.choosing import subject_on_cores, tried
 from gst.whole_model.device_copy import first_accelerator, subject_on_accelerator
-from gst.whole_model.variants import COMPILED, PYTORCH, Bound
+from gst.whole_model.variants import COMPILED, PYTORCH, Bound, ordinary_loop
 
 START_LIMIT_S = 900.0  # to import, trace, and compile
 
@@ -138,7 +138,10 @@ def made(source: Path | str, device: torch.device, cores: int, seconds: float, s
     variants, reasons = tried(subject, seconds, not skip_reason, stops=True).serious()
     runs: dict[str, Callable[[], object]] = {name: run.timed(inputs) for name, run in variants.items()}
     if not is_saved:  # it draws as a step does without plans
-        runs[PYTORCH] = unseeded()(as_written(resolve(str(source)), device))
+        step = resolve(str(source))
+        runs[PYTORCH] = unseeded()(as_written(step, device))
+        loops, no_loop = ordinary_loop(step, device)
+        runs, reasons = runs | loops, reasons | no_loop
     return runs, reasons | ({COMPILED: skip_reason} if skip_reason else {})
 
 

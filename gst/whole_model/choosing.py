@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -86,11 +86,13 @@ class Candidates:
         runs: by name, the variants that compute the same as the model.
         reasons: by name, why other variants are left out.
         first_ms: by name, the least time of a few alternating runs.
+        loops: by name, functions that are timed too and never chosen.
     """
 
     runs: Mapping[str, GuardedRun]
     reasons: Mapping[str, str]
     first_ms: Mapping[str, float]
+    loops: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     @property
     def best_ms(self) -> float:
@@ -273,8 +275,8 @@ def confirmed(
         the reasons of variants that were not timed.
     """
     runs, reasons = made.serious()
-    calls = {name: run.timed(inputs) for name, run in runs.items()}
-    round_s = sum(2 * made.first_ms[name] / 1e3 + SPIN_S for name in runs)  # see `rested`
+    calls = {name: run.timed(inputs) for name, run in runs.items()} | dict(made.loops)
+    round_s = sum(2 * made.first_ms.get(name, made.first_ms[PYTORCH]) / 1e3 + SPIN_S for name in calls)  # see `rested`
     rounds = int(min(max(seconds / round_s, LEAST_ROUNDS), MOST_ROUNDS))
     gate = LoadGate(patience_s=min(seconds, LoadGate.patience_s), interval_s=0.0)
     for attempt in range(ATTEMPTS):
@@ -284,7 +286,7 @@ def confirmed(
         progress("timing the variants once more", 2 * attempt + 1, 2 * ATTEMPTS)
         second = measured(seed=2 * attempt + 1)  # in other orders
         best = winner(list(runs), (first, second))
-        least_ms = min(each.median_ms for each in second.values() if each.outcome == "ok")
+        least_ms = min(second[name].median_ms for name in runs if second[name].outcome == "ok")
         if second[best].median_ms <= NEAR * least_ms:  # noise hides no variant that is faster by more
             break
     plans: dict[str, dict[str, Any]] = {name: {"feasible": False, "reason": reason} for name, reason in reasons.items()}

@@ -24,10 +24,12 @@ from gst.lowering.calls import laid_out
 from gst.machine.devices import usable_cores
 from gst.programs import Program, Step, as_module
 from gst.programs.operation import opened
+from gst.util.untrusted import first_line
 from gst.whole_model.comparing import Guard
 from gst.whole_model.engines import PACKAGES, Exported, export, missing
 
 PYTORCH, COMPILED = "pytorch", "compiled"  # the model as written, and as torch.compile makes it
+ORDINARY = "ordinary loop"  # of a training step: forward, backward, `optimizer.step()`; it is compared, never chosen
 FROZEN, AHEAD = "frozen", "ahead of time"
 ONE_GRAPH = "one graph"  # as written, recorded once on an accelerator
 MODE = "reduce-overhead"  # of `torch.compile`, on an accelerator
@@ -143,6 +145,27 @@ def as_written(model: nn.Module | Step, inputs: Sequence[Any]) -> Any:
         return pytree.tree_map_only(Tensor, Tensor.detach, opened(model.function(*inputs)))
     with torch.no_grad():
         return model(*inputs)
+
+
+def ordinary_loop(model: nn.Module | Step, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Return by `ORDINARY` the ordinary loop of a training step on a device, or the reason why there is none; of a
+    model, neither.
+
+    Examples:
+        >>> ordinary_loop(Step("double", lambda x: x + x, (torch.ones(2),)), torch.device("cpu"))
+        ({}, {'ordinary loop': 'left out: the step is a function, whose loop is not known'})
+    """
+    if not isinstance(model, Step) or (model.ordinary is None and model.function.__module__ == Step.__module__):
+        return {}, {}
+    if model.ordinary is None:
+        return {}, {ORDINARY: "left out: the step is a function, whose loop is not known"}
+    try:
+        loop = model.ordinary(device)
+        batch = pytree.tree_map_only(Tensor, lambda value: value.detach().to(device), model.inputs[1:])
+        loop(*batch)
+    except Exception as error:  # any exception of the user's model
+        return {}, {ORDINARY: first_line(error)}
+    return {ORDINARY: lambda: loop(*batch)}, {}
 
 
 def whole_run(

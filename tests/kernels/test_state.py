@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gst
 from gst.kernels import inductor
 from gst.kernels.program import KernelProgram
 from gst.kernels.run import Run
 from gst.kernels.state import StepInPlace
 from gst.placement.api.placed import Placed
+from gst.placement.planning import Settings
 from gst.programs import Step, TrainingStep, training_step
 
 
@@ -93,14 +97,43 @@ def test_a_learning_rate_that_is_a_tensor_is_part_of_the_state() -> None:
 
 
 @pytest.mark.e2e
+def test_adamw_with_clipping_and_a_schedule_is_the_ordinary_loop() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+    ordinary = deepcopy(model)
+    loss_of = lambda model, x, y: nn.functional.cross_entropy(model(x), y)  # noqa: E731
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.05, weight_decay=0.1) for each in (model, ordinary)]
+    step = training_step("net", model, loss_of, batch(8, 0), optimizers[0], max_norm=0.1)
+    placed = gst.place(step, devices="cpu:0", budget=0, settings=Settings(repetitions=1, compile_step=False))
+    optimizers[0].param_groups[0]["lr"] = placed.step.state["rate"]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 4) for each in optimizers]
+    for number in range(6):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # also that of a schedule whose optimizer takes no steps
+            loss = placed.step(*batch(8, number))
+            schedules[0].step()
+        optimizers[1].zero_grad()
+        want = loss_of(ordinary, *batch(8, number))
+        want.backward()
+        nn.utils.clip_grad_norm_(ordinary.parameters(), 0.1)
+        optimizers[1].step()
+        schedules[1].step()
+        torch.testing.assert_close(loss, want.detach())
+    for key, value in ordinary.named_parameters():
+        torch.testing.assert_close(placed.step.state[key], value.detach(), rtol=1e-5, atol=1e-6)
+    assert len(placed.step._code) == 1
+
+
+@pytest.mark.e2e
 def test_another_size_of_batch_trains_the_same_state_which_is_saved_and_resumed(tmp_path: Path) -> None:
     step = network("momentum")
     placed, resumed, state = StepInPlace(step), StepInPlace(step), step.inputs[0]
     for number, rows in enumerate([8, 5, 8, 5, 8]):
         data = batch(rows, number)
+        placed._compile_s *= number < 3  # then its time is up
         loss, state = step.function(state, *data)
         torch.testing.assert_close(placed(*data), loss, rtol=1e-4, atol=1e-6)
-    assert len(placed._code) == 2
+        assert len(placed._code) == 1 + (number >= 3)
     torch.save(placed.state_dict(), tmp_path / "half.pt")
     resumed.load_state_dict(torch.load(tmp_path / "half.pt"))
     assert all(placed(*batch(8, number)) == resumed(*batch(8, number)) for number in range(4))
@@ -139,6 +172,26 @@ def test_each_size_of_batch_is_compiled_with_a_line_and_within_the_time(capsys: 
         loss, state = step.function(state, *batch(8, number))
         torch.testing.assert_close(placed(*batch(8, number)), loss, rtol=1e-4, atol=1e-6)
     assert "compiling" not in capsys.readouterr().err, "once for each size"
+
+
+def test_a_smaller_last_batch_is_not_compiled_and_trains_the_same_state(capsys: pytest.CaptureFixture[str]) -> None:
+    step = network("momentum")
+    with pytest.warns(UserWarning, match="not compiled within"):
+        placed, state = StepInPlace(step, seconds=0.01), step.inputs[0]
+    placed._compile_s = 1e9
+    addresses = {key: value.data_ptr() for key, value in placed.state.items()}
+    capsys.readouterr()
+    for number, rows in enumerate([8, 3, 8, 3, 2]):
+        loss, state = step.function(state, *batch(rows, number))
+        torch.testing.assert_close(placed(*batch(rows, number)), loss, rtol=1e-4, atol=1e-6)
+    for key, value in placed.state.items():
+        torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-6)
+        assert value.data_ptr() == addresses[key] and not value.requires_grad
+    said = capsys.readouterr().err
+    assert said.count("runs as written on a batch of (3, 6) and (3,)") == said.count("drop_last") == 1
+    assert "compiling step" not in said
+    with pytest.raises((RuntimeError, ValueError), match=r"dtype|float"):
+        placed(batch(3, 0)[0].double(), batch(3, 0)[1])
 
 
 def test_a_step_that_is_faster_as_written_runs_as_written() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,8 @@ from gst.machine.devices import discover, usable_cores
 from gst.placement.api import placed as placed_module
 from gst.placement.api.placed import Placed
 from gst.placement.planning import Settings
-from gst.programs import training_step
+from gst.programs import Step, training_step
+from gst.reporting.headline import conditions, headline
 from gst.util.compiled import compiler
 from tests.execution.recorded import Recorder
 
@@ -117,6 +119,28 @@ def test_a_training_step_is_placed_too(model: Branches) -> None:
     want_loss, want_state = step.function(*step.inputs)
     torch.testing.assert_close(loss, want_loss)
     torch.testing.assert_close(state, want_state)
+
+
+def test_a_step_is_compared_with_its_ordinary_loop_which_leaves_the_model(model: Branches) -> None:
+    loss_of = lambda model, x: model(x).square().mean()  # noqa: E731
+    before = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    step = training_step("branches", model, loss_of, [EXAMPLE], optimizer, max_norm=0.1)
+    state, loop = step.inputs[0], step.ordinary(torch.device("cpu"))  # type: ignore[misc]
+    for _ in range(4):
+        loss, state = step.function(state, EXAMPLE)
+        torch.testing.assert_close(loop(EXAMPLE), loss)
+    placed = gst.place(step, devices="cpu:0", budget=0, settings=QUICK, seconds=5)
+    assert placed.result["plans"]["ordinary loop"]["again_median_ms"] > 0
+    assert "ordinary loop: " in placed.explain() and "ordinary loop" not in placed.runs
+    assert all(torch.equal(one, other) for one, other in zip(before.parameters(), model.parameters(), strict=True))
+    assert not optimizer.state and all(value.grad is None for value in model.parameters())
+
+    add = Step("add", lambda state: (state["a"].sum(), {"a": state["a"] + 1}), ({"a": EXAMPLE},))
+    pure = gst.place(add, devices="cpu:0", budget=0, settings=QUICK, seconds=5)
+    assert pure.result["plans"]["ordinary loop"]["reason"].startswith("left out: the step is a function")
+    assert headline(pure.result).startswith("No plan beat the step")
+    assert "the step as written" in conditions(pure.result)
 
 
 @pytest.mark.e2e

@@ -128,6 +128,26 @@ def test_the_headline_is_honest(record: dict[str, Any], base: float, found: floa
     assert conditions(record).startswith("hdp 41.2 ms (40.2\u201342.2); plain PyTorch ")
 
 
+def test_the_headline_compares_with_the_ordinary_loop_of_a_step_if_it_is_faster(record: dict[str, Any]) -> None:
+    record["winner"] = "hdp"
+    plain = record["plans"]["pytorch"]
+    for loop_ms, says in (
+        (51.5, "Best plan 41.2 ms, 1.25x as fast as the ordinary loop"),
+        (38.0, "Best plan 41.2 ms; the ordinary loop is faster here: 38.0 ms"),
+        (70.0, "Best plan 41.2 ms, 1.50x as fast as the step as written"),
+        (None, "Best plan 41.2 ms, 1.50x as fast as the step as written"),
+    ):
+        loop = {"feasible": False, "reason": "no loop"}
+        if loop_ms is not None:
+            loop = plain | {"median_ms": loop_ms, "low_ms": loop_ms - 1, "high_ms": loop_ms + 1}
+        record["plans"]["ordinary loop"] = loop
+        assert headline(record) == says
+        text = Page(render(record)).text
+        assert f"dashed: {'the ordinary loop' if (loop_ms or 99) < 61.8 else 'the step as written'}." in text
+    record["plans"]["ordinary loop"] = plain | {"median_ms": 30.0}
+    assert headline(record | {"winner": "pytorch"}) == "No plan beat the ordinary loop: 30.0 ms"
+
+
 def test_a_ratio_is_shown_only_if_its_interval_is_narrow(record: dict[str, Any]) -> None:
     """The whole page agrees: headline, tiles, table and paragraph."""
     assert "1.50x" in Page(render(record)).text and "too noisy" not in Page(render(record)).text
@@ -185,8 +205,10 @@ def test_the_worth_of_a_search_is_told_by_runs_that_took_turns(record: dict[str,
     best, baseline = (record["plans"][name] for name in (record["best"], "single:cpu:0"))
     best |= {"again_median_ms": 50.0, "again_low_ms": 49.0, "again_high_ms": 51.0}
     assert "takes 70.3 ms (69.3\u201371.5), 1.71 times as long in the first set of runs." in Page(render(record)).text
+    assert "best baseline (single:cpu:0), in the first set of runs" in Page(render(record)).text
     baseline |= {"again_median_ms": 60.0, "again_low_ms": 59.0, "again_high_ms": 61.0}
-    assert "takes 60.0 ms (59.0\u201361.0), 1.20 times as long." in Page(render(record)).text
+    text = Page(render(record)).text
+    assert "takes 60.0 ms (59.0\u201361.0), 1.20 times as long." in text and "in the first set" not in text
 
 
 def test_the_fused_plan_of_a_method_is_no_baseline(record: dict[str, Any]) -> None:

@@ -119,3 +119,20 @@ def test_a_signal_while_a_command_starts_is_one_line(seconds: float) -> None:
         process.kill()
     assert process.returncode == 130, said
     assert "Traceback" not in said and last_line(said).startswith("gst: stopped by SIGINT")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])
+def test_a_signal_before_a_command_catches_signals_is_one_line(seconds: float) -> None:
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); import gst.cli"
+    command = [sys.executable, "-c", f"{code}; print(flush=True); sys.exit(gst.cli.main(['fit']))"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in said, said
+    assert last_line(said).startswith("gst: stopped by SIGINT")

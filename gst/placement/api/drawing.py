@@ -13,7 +13,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import core_use
 from gst.placement.task import Task
 from gst.programs.features import KINDS, kind_of
-from gst.reporting.headline import LOOP, best_of, ratio_of
+from gst.reporting.headline import LOOP, again, baseline_name, best_of, pytorch_of, ratio_of, time_of
 
 PARTS = ("without a plan", "baselines", "search in simulation", "compiled groups", "search with measurements")
 NUM_NAMED = 3
@@ -114,8 +114,8 @@ def _part(name: str, methods: Collection[str]) -> str:
 
 def _outcome(result: dict[str, Any]) -> str:
     words = f"{result['objective']:.2f} ms {result['runtime']}"
-    plain = result.get("pytorch_ms")
-    return words if not plain else f"{words}, plain PyTorch {plain:.2f} ms ({ratio_of(result, best_of(result))})"
+    plain_ms, ratio = time_of(again(pytorch_of(result))), ratio_of(result, best_of(result))
+    return f"{words}, {baseline_name(result)} {plain_ms:.2f} ms ({ratio})" if plain_ms > 0 else words
 
 
 def _opcodes(task: Task) -> list[str]:

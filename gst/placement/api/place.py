@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gst.execution.measure import failing
+from gst.lowering.calls import HOST
 from gst.machine.devices import Device, core_numbers, discover, shared_domains, usable_devices, with_core_sets
 from gst.machine.load import LoadMeter
 from gst.placement.api.arguments import Arguments
@@ -35,6 +36,7 @@ from gst.util.untrusted import plain
 from gst.whole_model.choosing import Candidates, confirmed, subject_as_written, subject_on_cores, tried
 from gst.whole_model.comparing import repeats
 from gst.whole_model.device_copy import first_accelerator, give_back, subject_on_accelerator
+from gst.whole_model.variants import ordinary_loop
 
 BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # written in training mode
 
@@ -112,10 +114,12 @@ def place(
         left_s = limit_s - meter.spent()
         if not math.isinf(limit_s) and memory_limit is None and not no_plan:
             no_plan = no_headroom(whole, chosen, call.cores, settings, left_s / limit_s, program)
-        variants = Candidates(runs, reasons, {name: whole.first_ms[name] for name in runs})
+        first_ms = {name: whole.first_ms[name] for name in runs}
         del whole  # frees memory of the others
         if accelerator := where.get("accelerator"):
             give_back(torch.device(accelerator))
+        loops, no_loop = ordinary_loop(model, torch.device(accelerator or HOST))
+        variants = Candidates(runs, reasons | no_loop, first_ms, loops)
         if program is not None and not no_plan:
             try:
                 placed = _by_plans(call, program, variants, None if out is None else Path(out), left_s)
@@ -186,7 +190,7 @@ def _whole(call: _Call, captured: _Capture) -> tuple[Candidates, dict[str, Any]]
 
 def _by_plans(call: _Call, program: Program, variants: Candidates, out: Path | None, seconds: float) -> Placed:
     here: dict[str, Callable[[], object]] = {name: run.timed(call.inputs) for name, run in variants.runs.items()}
-    here |= {name: partial(failing, reason) for name, reason in variants.reasons.items()}
+    here |= {**variants.loops} | {name: partial(failing, reason) for name, reason in variants.reasons.items()}
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary)
         saved = _saved(program, folder)

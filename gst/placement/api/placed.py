@@ -39,7 +39,7 @@ from gst.util.writing import atomic_path
 from gst.whole_model.choosing import GuardedRun, Subject, subject_on_cores
 from gst.whole_model.comparing import Guard
 from gst.whole_model.device_copy import subject_on_accelerator
-from gst.whole_model.variants import PYTORCH, Variant, may_freeze
+from gst.whole_model.variants import ORDINARY, PYTORCH, Variant, may_freeze
 
 PLAN = "plan"
 SCHEMA = 1  # of files of placed models
@@ -131,11 +131,15 @@ class Placed:
     def explain(self) -> str:
         """Describe in a few lines the time of each variant, and where the time of the plan goes."""
         lines = [f"the fastest is {self.winner}, {self.result['winner_ms']:.2f} ms{busy(self.result)}"]
+        loop_ms = self.result["plans"].get(ORDINARY, {}).get("again_median_ms") or math.inf
+        if loop_ms < self.result["winner_ms"]:
+            lines.append(f"your ordinary loop is faster, {loop_ms:.2f} ms: keep it, or try placed.step")
         if accelerator := self.result.get("accelerator"):
             lines.append(f"without a plan it runs on {accelerator}:")
         if unused := self.result.get("unused_accelerators"):
             lines.append(unused_words(unused))
-        for name in (*self.runs, *self.result["left_out"]):
+        loops = [] if math.isinf(loop_ms) else [ORDINARY]
+        for name in (*self.runs, *loops, *self.result["left_out"]):
             entry = self.result["plans"].get(name, {})
             reason = self.result["left_out"].get(name) or entry.get("reason")
             lines.append(f"  {name}: " + (reason or f"{entry['again_median_ms']:.2f} ms"))
