@@ -197,14 +197,14 @@ def table_keys(
     """Return the keys of all (segment, configuration) pairs in an embedding table; -1 for padding.
 
     A segment without configurable nodes has one key for all configurations, and with `by_class` configurations that
-    give a segment the same features share one. Then the last entry of each segment is the key of its origin
-    (`gst.method.origins`), -1 if it has only one class. Keys belong to the content of a graph and its cut, whatever its
-    name. `ranges` of the table allocate them; `slot` is the number of the encoder.
+    give a segment the same features share one. If some segment then has several, the last entry of each is the key of
+    its origin (`gst.method.origins`), -1 where there is none. Keys belong to the content of a graph and its cut,
+    whatever its name. `ranges` of the table allocate them; `slot` is the number of the encoder.
 
     Raises:
         ValueError: two graphs have one fingerprint.
     """
-    keys, is_padding = [], torch.nn.functional.pad(configs[catalogue.graph] < 0, (0, int(by_class)))
+    keys, is_padding = [], torch.nn.functional.pad(configs[catalogue.graph] < 0, (0, 1))
     of_graph = catalogue.configurable.split([graph.num_segments for graph in catalogue.graphs])
     for graph, configurable, chosen in zip(catalogue.graphs, of_graph, configs.clamp(min=0).numpy(), strict=True):
         if by_class:
@@ -212,19 +212,20 @@ def table_keys(
             origins = classes.counts > 1
             counts, numbers = classes.counts + origins, np.c_[classes.of(chosen), classes.counts]
         else:
+            origins = np.zeros(graph.num_segments, np.bool_)
             counts = np.where(configurable.numpy(), graph.num_configs, 1)
-            numbers = np.where(counts[:, None] > 1, chosen[None, :], 0)
+            numbers = np.where(counts[:, None] > 1, np.append(chosen, 0)[None, :], 0)
         starts = counts.cumsum() - counts
         sizes = (
             f"{graph.num_segments} segments, {len(graph.node_features)} rows, {graph.edges.shape[1]} edges, "
             f"{graph.num_configs} configurations"
         )
         first = ranges.first_key(slot, graph.fingerprint, int(counts.sum()), sizes)
-        of_pairs = first + starts[:, None] + numbers
-        if by_class:
-            of_pairs[~origins, -1] = -1
-        keys.append(torch.from_numpy(of_pairs))
-    return torch.where(is_padding, -1, torch.cat(keys))
+        entries = first + starts[:, None] + numbers
+        entries[~origins, -1] = -1
+        keys.append(torch.from_numpy(entries))
+    every = torch.where(is_padding, -1, torch.cat(keys))
+    return every if bool((every[:, -1] >= 0).any()) else every[:, :-1]
 
 
 def choose_fresh(num_segments: int, num_fresh: int, generator: torch.Generator) -> Bool[Tensor, " segments"]:

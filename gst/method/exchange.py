@@ -42,10 +42,11 @@ class SharedRows(StepRows):
             )
         registered = table.ranges.num_keys
         every = keys.of(whole.catalogue, whole.configs)
+        self.num_configs = draw.configs.shape[1]
+        self.has_origins = every.shape[1] > self.num_configs
         if table.ranges.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
-        self._table, self._draw, self._like, self.num_configs = table, draw, like, draw.configs.shape[1]
-        self.has_origins = keys.by_class
+        self._table, self._draw, self._like = table, draw, like
         self._pulled: Pulled | None = None
         catalogue, peers = whole.catalogue, draw.peers
         counted = every >= 0  # not padding; a segment whose embedding depends on no configuration has one entry

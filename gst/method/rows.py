@@ -66,10 +66,8 @@ class StepRows(RowSource, Protocol):
             return embedded.detach()
         kept, keys = self.kept(segments), self.origin_keys(segments)
         is_known = (self.ages()[segments] >= 0) & moves
-        others = (
-            each.to(kept.device, non_blocking=True) for each in (is_known, origins.first_of_same(keys), keys >= 0)
-        )
-        return origins.relative(embedded.detach(), kept, *others)
+        marks = is_known, origins.first_of_same(keys), keys >= 0
+        return origins.relative(embedded.detach(), kept, *(each.to(kept.device, non_blocking=True) for each in marks))
 
     def push(
         self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]
@@ -146,13 +144,17 @@ class OwnRows(StepRows):
 
     def __init__(self, keys: ModelKeys, draw: Draw, like: Callable[[], Tensor]) -> None:
         assert isinstance(keys.table, EmbeddingTable)
-        self.num_configs, self.has_origins = draw.configs.shape[1], keys.by_class
+        self.num_configs = draw.configs.shape[1]
         self._table, self._model_keys, self._draw, self._like = keys.table, keys, draw, like
 
     @cached_property
     def keys(self) -> Int64[Tensor, "segments entries"]:
         """The keys of all segments; the first access may allocate them."""
         return self._model_keys.of(self._draw.catalogue, self._draw.configs)
+
+    @property
+    def has_origins(self) -> bool:  # type: ignore[override]
+        return self.keys.shape[1] > self.num_configs
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
@@ -245,7 +247,7 @@ def report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tens
 
 
 STATE_VERSION = (
-    4  # of checkpoints: rows of 1 belong to names of graphs, of 2 to numbers of configurations; 3 has no origins
+    4  # of checkpoints; rows of 1 are of names of graphs, of 2 of numbers of configurations; 3 has no origins
 )
 
 
