@@ -43,7 +43,7 @@ class SharedRows(StepRows):
         registered = table.ranges.num_keys
         every = keys.of(whole.catalogue, whole.configs)
         self.num_configs = draw.configs.shape[1]
-        self.has_origins = every.shape[1] > self.num_configs
+        self._has_origins = every.shape[1] > self.num_configs
         if table.ranges.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
         self._table, self._draw, self._like = table, draw, like
@@ -76,9 +76,12 @@ class SharedRows(StepRows):
         """Begin an asynchronous pull of the wanted rows."""
         self._pulled = self._table.request(self._keys, self._process, self._wanted)
 
+    def has_origins(self) -> bool:
+        return self._has_origins
+
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = torch.cat([self._arrived[1], torch.tensor([-1])])[self._own]  # -1, padding, is the last
-        if self.has_origins:
+        if self._has_origins:
             written = origins.written_at(written, self._own[:, -1] >= 0)
         return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
 
@@ -95,7 +98,7 @@ class SharedRows(StepRows):
             return rows.new_zeros(*own.shape, self._table.channels)
         place = torch.from_numpy(self._wanted[self._mine].cumsum() - 1)  # of each entry among the rows that arrive
         rows = rows[place[own.clamp(min=0)].to(rows.device, non_blocking=True)]
-        if self.has_origins:
+        if self._has_origins:
             rows[:, -1].masked_fill_((own[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
         return rows
 

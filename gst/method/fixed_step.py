@@ -160,7 +160,7 @@ class FixedStep:
             is_written = torch.zeros(keys.shape, dtype=torch.bool)
             is_written.flatten()[first_of_each(keys.flatten())] = True
             others |= {"number": torch.tensor(draw.number), "slots": rows.keys + 1, "is_written": is_written}
-            if rows.has_origins:
+            if rows.has_origins():
                 others["first"] = origins.first_of_same(rows.origin_keys(fresh))
         return self._fixed.load(draw, **others)
 

@@ -32,15 +32,17 @@ class StepRows(RowSource, Protocol):
 
     Attributes:
         num_configs: configurations of the step.
-        has_origins: the table keeps rows relative to the origins of their segments (`gst.method.origins`).
     """
 
     num_configs: int
-    has_origins: bool
 
     def begin(self) -> None:
         """Begin to fetch rows that other processes hold, if there are any."""
         return
+
+    def has_origins(self) -> bool:
+        """Return True if the table keeps rows relative to the origins of their segments (`gst.method.origins`)."""
+        return False
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         """Yield the segments that are read and their rows, at most `PULL_ROWS` rows or a single segment at a time."""
@@ -50,7 +52,7 @@ class StepRows(RowSource, Protocol):
     def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
         """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none, or
         the origin."""
-        return origins.absolute(self.kept(segments)) if self.has_origins else self.kept(segments)
+        return origins.absolute(self.kept(segments)) if self.has_origins() else self.kept(segments)
 
     def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
         """Return what the table keeps of `segments`; zeros where it keeps nothing."""
@@ -62,7 +64,7 @@ class StepRows(RowSource, Protocol):
         self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"], moves: bool
     ) -> Float[Tensor, "chosen entries channels"]:
         """Return what the table shall keep of new embeddings; the origin `moves` with them, or stays."""
-        if not self.has_origins:
+        if not self.has_origins():
             return embedded.detach()
         kept, keys = self.kept(segments), self.origin_keys(segments)
         is_known = (self.ages()[segments] >= 0) & moves
@@ -152,14 +154,13 @@ class OwnRows(StepRows):
         """The keys of all segments; the first access may allocate them."""
         return self._model_keys.of(self._draw.catalogue, self._draw.configs)
 
-    @property
-    def has_origins(self) -> bool:  # type: ignore[override]
+    def has_origins(self) -> bool:
         return self.keys.shape[1] > self.num_configs
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
         written = torch.where(self.keys >= 0, written, -1)
-        if self.has_origins:
+        if self.has_origins():
             written = origins.written_at(written, self.keys[:, -1] >= 0)
         return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
 
@@ -172,7 +173,7 @@ class OwnRows(StepRows):
         summed_as = torch.promote_types(like.dtype, torch.float32)  # half precision would lose what is added to a sum
         rows = self._table.pull(keys.clamp(min=0).flatten())[0].to(like.device, summed_as, non_blocking=ahead)
         rows = rows.view(*keys.shape, rows.shape[1])
-        if self.has_origins:
+        if self.has_origins():
             rows[:, -1].masked_fill_((keys[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
         return rows
 

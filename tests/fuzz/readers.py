@@ -29,8 +29,8 @@ from gst.data import MalNet, TpuGraphsCollection, read_hlo
 from gst.data.malnet import read_edge_list
 from gst.data.tpugraphs import read
 from gst.execution.measure import Log
+from gst.graphs.remote import checksum_of
 from gst.graphs.segments import ARRAYS
-from gst.graphs.store import _checksum as _checksum_of_meta
 from gst.graphs.store import open_store, prepare, verify
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
@@ -178,7 +178,7 @@ def _seal_store(folder: Path) -> None:
         for record in meta["graphs"]:
             for key, entry in record["arrays"].items():
                 entry["checksum"] = shortened(hashlib.sha256(as_bytes(view(files[key], entry))))
-        (folder / "meta.json").write_text(json.dumps(meta | {"checksum": _checksum_of_meta(meta)}))
+        (folder / "meta.json").write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))
 
 
 # Programs, plans, measurements ---------------------------------------------------------------------
