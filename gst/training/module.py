@@ -89,12 +89,13 @@ class SegmentTrainingModule(L.LightningModule):
         self.loss = loss if isinstance(loss, str) else "squared_error"
         losses.loss_of(self.loss)
         self.save_hyperparameters()
-        for name in ("encoder", "head", "pooling"):  # from Python they are modules, which a checkpoint must not pickle
+        for name in ("encoder", "head"):  # from Python they are modules, which a checkpoint must not pickle
             if isinstance(self.hparams.get(name), nn.Module):
                 del self.hparams[name]
                 self._hparams_initial.pop(name)  # type: ignore[operator, union-attr]
-        if callable(self.hparams["loss"]):  # from Python too; loading without `loss` fails then
-            self.hparams["loss"] = self._hparams_initial["loss"] = losses.name_of(loss)  # type: ignore[operator, index, assignment]
+        for name in ("loss", "pooling"):  # from Python too; loading without them fails then
+            if callable(own := self.hparams[name]):
+                self.hparams[name] = self._hparams_initial[name] = losses.name_of(own)  # type: ignore[operator, index, assignment]
         readout = readout_of(pooling)
         checked = checked_estimate(readout.combine, num_fresh, keep_probability, table, estimate)
         self.record_step, self.wants_table = record_step, table

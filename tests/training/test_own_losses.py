@@ -167,3 +167,13 @@ def test_a_loss_given_in_python_is_no_part_of_a_checkpoint() -> None:
         assert settings["loss"] in ("L1Loss", "l1_loss")
         with pytest.raises(ValueError, match=r"there is no loss '[Ll]1_?[Ll]oss'"):
             SegmentTrainingModule(**arguments, **settings)
+
+
+def test_a_pooling_given_in_python_is_wanted_again_where_a_checkpoint_is_loaded() -> None:
+    aggr = pytest.importorskip("torch_geometric.nn.aggr")
+    arguments: dict[str, Any] = {"encoder": SAGE(8, 1, num_opcodes=8), "head": Head(8)}
+    settings = dict(SegmentTrainingModule(**arguments, pooling=aggr.SumAggregation()).hparams)
+    with pytest.raises(ValueError, match=r"pooling 'SumAggregation' does not decompose"):
+        SegmentTrainingModule(**arguments, **settings)
+    again = SegmentTrainingModule(**arguments, **settings | {"pooling": aggr.SumAggregation()})
+    assert again.estimator.pooling == "sum"
