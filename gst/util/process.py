@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -81,8 +82,14 @@ def handlers_kept() -> Iterator[None]:
 def _raise(number: int, frame: FrameType | None, waited: float = 0.0) -> None:
     """Raise `Stopped`, after a running import: an exception out of a C++ module that is being imported ends Python."""
     if waited < LONGEST_IMPORT_S and _is_importing(frame):
-        signal.signal(number, lambda number, frame: _raise(number, frame, waited + LOOK_S))
-        again = threading.Timer(LOOK_S, os.kill, (os.getpid(), number))
+        later = partial(_raise, waited=waited + LOOK_S)
+
+        def send_again() -> None:
+            if signal.getsignal(number) is later:  # else whoever was to be stopped has ended
+                os.kill(os.getpid(), number)
+
+        signal.signal(number, later)
+        again = threading.Timer(LOOK_S, send_again)
         again.daemon = True
         again.start()
         return
