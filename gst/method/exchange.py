@@ -43,7 +43,6 @@ class SharedRows(StepRows):
         registered = table.ranges.num_keys
         every = keys.of(whole.catalogue, whole.configs)
         self.num_configs = draw.configs.shape[1]
-        self._has_origins = every.shape[1] > self.num_configs
         if table.ranges.num_keys != registered:
             raise ValueError("a step holds graphs without keys; register(graphs) on every process before the first")
         self._table, self._draw, self._like = table, draw, like
@@ -77,11 +76,11 @@ class SharedRows(StepRows):
         self._pulled = self._table.request(self._keys, self._process, self._wanted)
 
     def has_origins(self) -> bool:
-        return self._has_origins
+        return self._own.shape[1] > self.num_configs
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = torch.cat([self._arrived[1], torch.tensor([-1])])[self._own]  # -1, padding, is the last
-        if self._has_origins:
+        if self.has_origins():
             written = origins.written_at(written, self._own[:, -1] >= 0)
         return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
 
@@ -98,7 +97,7 @@ class SharedRows(StepRows):
             return rows.new_zeros(*own.shape, self._table.channels)
         place = torch.from_numpy(self._wanted[self._mine].cumsum() - 1)  # of each entry among the rows that arrive
         rows = rows[place[own.clamp(min=0)].to(rows.device, non_blocking=True)]
-        if self._has_origins:
+        if self.has_origins():
             rows[:, -1].masked_fill_((own[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
         return rows
 

@@ -247,9 +247,7 @@ def report(catalogue: Catalogue, segment_of_row: Tensor, step: int, places: Tens
     )
 
 
-STATE_VERSION = (
-    4  # of checkpoints; rows of 1 are of names of graphs, of 2 of numbers of configurations; 3 has no origins
-)
+STATE_VERSION = 4  # of checkpoints: rows of 1 are by names of graphs, of 2 by configurations; 3 has no origins
 
 
 class RowsVersion:
