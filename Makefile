@@ -14,8 +14,8 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-# Two processes, files with costly tests first; what takes longest is listed at the end.
-PYTEST := env OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+# Two processes, files with costly tests first; one that crashes ends the run. What takes longest is listed at the end.
+PYTEST := env OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=20
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test studies e2e rest versions lint audit results package docs sbom chaos fuzz bench gpu sparse clean

@@ -32,6 +32,7 @@ class Server:
     def __init__(self, latency: float = 0.0) -> None:
         self.latency = latency
         self.sent, self.requests = Counter[str](), Counter[str]()
+        self._lock = threading.Lock()  # moto closes an object that another thread overwrites
         self._application = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -45,7 +46,8 @@ class Server:
             return
         time.sleep(self.latency)
         self.requests[method] += 1
-        parts: Iterable[bytes] = self._application(environ, start_response)
+        with self._lock:
+            parts: Iterable[bytes] = self._application(environ, start_response)
         for part in parts:
             if method == "GET":
                 self.sent[path] += len(part)

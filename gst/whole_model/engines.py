@@ -13,7 +13,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from operator import getitem
 from pathlib import Path
@@ -146,12 +146,19 @@ def _onnx_runtime(exported: Exported, threads: int) -> Engine:
     return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
 
 
-def _openvino(exported: Exported, threads: int) -> Engine:
+@cache
+def _core() -> Any:
+    """The one core of OpenVINO, kept as long as the process: of two that end, the second leaves a freed stack as the
+    one for handlers of signals, and the next signal is a segmentation fault."""
     import openvino
 
+    return openvino.Core()
+
+
+def _openvino(exported: Exported, threads: int) -> Engine:
     # The file is read by the runtime: `openvino.convert_model` would report its use to Intel.
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.Core().compile_model(exported.onnx, "CPU", settings).create_infer_request()
+    request = _core().compile_model(exported.onnx, "CPU", settings).create_infer_request()
     lock = threading.Lock()
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:

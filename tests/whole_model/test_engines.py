@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +196,22 @@ def test_a_package_that_is_not_installed_is_named(package: str, monkeypatch: pyt
     with pytest.raises(ValueError, match=f"{package} is not installed"):
         whole_run(model, Variant(kind), inputs)
     assert not missing(COMPILED) and not missing(PYTORCH)
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_signals_are_handled_after_engines_have_gone(kind: str) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        model, inputs = perceptron()
+        runs = [Exported(inference(model), inputs).run(kind, 1) for _ in range(2)]
+        while runs:  # the first one ends first
+            del runs[0]
+            gc.collect()
+        os.kill(os.getpid(), signal.SIGUSR1)  # ends Python if its stack for handlers was freed
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
 
 
 @pytest.mark.slow
