@@ -27,7 +27,8 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         "gst prepare gst.data:MalNet --arg root=malnet-graphs-tiny --arg part=train --arg splits=split_info_tiny/type\n"
         "gst prepare tpugraphs --root data/tpugraphs --collection layout/xla/random --part train\n"
         "gst prepare gst.placement:MeasuredPlans --arg 'directories=[runs/measured/*]'\n"
-        "gst prepare mypackage.graphs:Circuits --arg root=data --arg limit=100",
+        "gst prepare mypackage.graphs:Circuits --arg root=data --arg limit=100\n"
+        "gst prepare 's3://bucket/programs/*.npz' --store s3://bucket/stores --workers ray://HOST:PORT",
     )  # fmt: skip
     prepare.add_argument(
         "dataset", nargs="+",
@@ -50,6 +51,10 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="seed of the partitioner (default: %(default)s)")
+    prepare.add_argument(
+        "--workers", metavar="CLUSTER",
+        help="hosts that read and cut: ray, the cluster on this host, or ray://HOST:PORT (default: this host)",
+    )  # fmt: skip
     data = command(
         commands, "data", _data, "print the commands that download a published dataset",
         "gst data tpugraphs --root data/tpugraphs > download.sh",
@@ -109,7 +114,7 @@ def _prepare_one(source: GraphSource, options: argparse.Namespace) -> dict[str, 
         shown.set_description("preparing")
         directory = prepare(
             source, options.store, options.max_nodes, options.method, options.halo, options.seed,
-            lambda name: shown.update() and None,
+            lambda name: shown.update() and None, workers=options.workers,
         )  # fmt: skip
     graphs = open_store(directory)
     totals = {name: sum(getattr(graph, f"num_{name}") for graph in graphs) for name in ("nodes", "segments", "configs")}

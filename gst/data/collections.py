@@ -59,15 +59,22 @@ class TpuGraphsCollection(GraphSource):
 
     def __iter__(self) -> Iterator[Graph]:
         widths: dict[str, tuple[int, Path]] = {}
-        rows = self._rows
-        for path in self.files:
-            graph = read(path, self.merge, None if rows is None else rows[path.stem])
+        for path in self.items():
+            graph = self.load(path)
             columns = {"configuration": graph.config_features.shape[2], "node feature": graph.node_features.shape[1]}
             for what, width in columns.items():
                 expected, first = widths.setdefault(what, (width, path))
                 if width != expected:
                     raise ValueError(f"{path} has {width} {what} columns and {first.name} {expected}; leave one out")
             yield graph
+
+    def items(self) -> tuple[Path, ...]:
+        """Return the files, which hosts may read at once."""
+        return self.files
+
+    def load(self, item: Path) -> Graph:
+        """Return the graph of a file."""
+        return read(item, self.merge, None if self._rows is None else self._rows[item.stem])
 
     def __len__(self) -> int:
         return len(self.files)

@@ -94,8 +94,15 @@ class MalNet(GraphSource):
             raise ValueError(f"which graphs are in part {self.part!r}? give splits, the folder of {self.part}.txt")
 
     def __iter__(self) -> Iterator[Graph]:
-        number = {name: i for i, name in enumerate(self.classes)}
-        return (_read(path, number[path.parent.parent.name]) for path in self.files)
+        return map(self.load, self.items())
+
+    def items(self) -> tuple[Path, ...]:
+        """Return the files, which hosts may read at once."""
+        return self.files
+
+    def load(self, item: Path) -> Graph:
+        """Return the graph of a file."""
+        return _read(item, self._numbers[item.parent.parent.name])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -108,6 +115,10 @@ class MalNet(GraphSource):
     def classes(self) -> tuple[str, ...]:
         """Names of the types in the order of their numbers, the same for every part."""
         return tuple(sorted({path.parent.parent.name for path in self._everything}))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
 
     @cached_property
     def _everything(self) -> tuple[Path, ...]:

@@ -14,10 +14,11 @@ class GraphSource(ABC):
     """A dataset of graphs. Subclass it, define `__iter__`, and name the class by `class_path` in a configuration file.
 
     Optional: `fingerprint() -> str`, equal for equal graphs, lets `gst.prepare` find its segment store without reading
-    them; `__len__`, an approximate number for progress bars; `classes`, names by number, and `skipped`, reasons by item
-    left out or a `Counter` of reasons, which `gst prepare` prints; `file_rows(name)`, the
-    `gst.data.tpugraphs.FileRows` of a graph, by which `gst predict` numbers configurations as the file does;
-    `unit`, of the targets, and `opcode_names`, by number, for the report.
+    them; `items()`, a sequence, and `load(item)`, the graph of one, let the hosts of a cluster read them; `__len__`, an
+    approximate number for progress bars; `classes`, names by number, and `skipped`, reasons by item left out or a
+    `Counter` of reasons, which `gst prepare` prints; `file_rows(name)`, the `gst.data.tpugraphs.FileRows` of a graph,
+    by which `gst predict` numbers configurations as the file does; `unit`, of the targets, and `opcode_names`, by
+    number, for the report.
 
     Examples:
         >>> import numpy as np

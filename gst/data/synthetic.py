@@ -154,16 +154,20 @@ class SyntheticPrograms(GraphSource):
     scratch: str | None = None
 
     def __iter__(self) -> Iterator[Graph]:
-        arguments = (self.num_nodes, self.num_configs, self.num_regions, self.configurable)
-        for seed in range(self.seed, self.seed + self.num_graphs):
-            if self.num_nodes <= IN_MEMORY:
-                yield synthetic_program(*arguments, seed)
-                continue
-            with tempfile.TemporaryDirectory(
-                prefix="synthetic-", dir=self.scratch, ignore_cleanup_errors=True
-            ) as scratch:
-                program = synthetic_program(*arguments, seed, Path(scratch))
-            yield program  # mapped files stay readable until the arrays are garbage
+        return map(self.load, self.items())
+
+    def items(self) -> range:
+        """Return the seeds of the programs, which hosts may make at once."""
+        return range(self.seed, self.seed + self.num_graphs)
+
+    def load(self, item: int) -> Graph:
+        """Return the program of a seed."""
+        arguments = (self.num_nodes, self.num_configs, self.num_regions, self.configurable, item)
+        if self.num_nodes <= IN_MEMORY:
+            return synthetic_program(*arguments)
+        # Mapped files stay readable until the arrays are garbage.
+        with tempfile.TemporaryDirectory(prefix="synthetic-", dir=self.scratch, ignore_cleanup_errors=True) as scratch:
+            return synthetic_program(*arguments, Path(scratch))
 
     def __len__(self) -> int:
         return self.num_graphs

@@ -166,7 +166,15 @@ class TpuGraphs(GraphSource):
         return paths
 
     def __iter__(self) -> Iterator[Graph]:
-        return map(read, self.paths())
+        return map(self.load, self.items())
+
+    def items(self) -> list[Path | Address]:
+        """Return the files, which hosts may read at once."""
+        return self.paths()
+
+    def load(self, item: Path | Address) -> Graph:
+        """Return the graph of a file."""
+        return read(item)
 
     def __len__(self) -> int:
         return len(self.paths())

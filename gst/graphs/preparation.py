@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from gst.graphs.graph import Graph
+from gst.graphs.parts import Part
 from gst.graphs.segments import ARRAYS, Cutting, Job
 from gst.util.arrays import ArrayWriter, Record
 from gst.util.process import Child, ChildFailed, connect
@@ -65,8 +66,8 @@ class Preparation:
     ) -> None:
         self._exit(kind, error, trace)
 
-    def add(self, graph: Graph) -> None:
-        """Write the segments of `graph`, now or a little later."""
+    def add(self, graph: Graph | Part) -> None:
+        """Write the segments of `graph`, now or a little later; those of a part are copied."""
         position = self._added
         self._added += 1
         record = {"name": graph.name, "num_nodes": graph.num_nodes, "digest": graph.digest()}
@@ -76,6 +77,9 @@ class Preparation:
                 return
             self._writer.keep(position)
             self._resumed = position
+        if isinstance(graph, Part):
+            self._finish(graph.record, lambda: {"arrays": graph.write(self._writer)})
+            return
         max_nodes, halo, block_nodes = (self.settings[key] for key in ("max_nodes", "halo", "block_nodes"))
         scratch = self._scratch / str(position) if graph.num_nodes > block_nodes else None
         if scratch is not None:
@@ -101,15 +105,22 @@ class Preparation:
         cut.assign(parts.result())
         if not cut.assigned:
             return
-        try:
+
+        def write() -> Record:
             arrays = self._writer.write(cut.pieces())
-            self._writer.finish(record | {"edge_cut": cut.edge_cut, "blocks": cut.num_blocks, "arrays": arrays})
+            return {"edge_cut": cut.edge_cut, "blocks": cut.num_blocks, "arrays": arrays}
+
+        self._finish(record, write)
+        if cut.scratch is not None:
+            shutil.rmtree(cut.scratch, ignore_errors=True)  # what is mapped stays a while on NFS; `finish` takes it
+
+    def _finish(self, record: Record, write: Callable[[], Record]) -> None:
+        try:
+            self._writer.finish(record | write())
         except OSError as error:
             place = self.directory.parent
             message = f"cannot write a store in {place}: {error.strerror}; make room or give another place"
             raise OSError(error.errno, message) from error
-        if cut.scratch is not None:
-            shutil.rmtree(cut.scratch, ignore_errors=True)  # what is mapped stays a while on NFS; `finish` takes it
         self.progress(record["name"])
 
 

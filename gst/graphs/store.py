@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gst.graphs.graph import Graph, from_pyg, is_pyg, trouble_with
+from gst.graphs.parts import Part, Parts
 from gst.graphs.preparation import Preparation
 from gst.graphs.remote import INDEX, checksum_of, open_files, publish
 from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
@@ -51,7 +52,7 @@ def prepare(
     seed: int = 0,
     progress: Callable[[str], None] = lambda name: None,
     block_nodes: int = BLOCK_NODES,
-    workers: int | None = None,
+    workers: int | str | None = None,
 ) -> Path | Address:
     """Cut `graphs` into segments and write them as a store under `root`, a folder or an address; returns its directory.
 
@@ -64,10 +65,12 @@ def prepare(
             `fingerprint() -> str`, which changes with any graph ("" if unknown), graphs of a known store are not read.
         max_nodes, method, halo, seed, block_nodes: see `gst.segment`.
         progress: called with the name of each graph once it is written.
-        workers: processes that partition, one per core if not given. They do not change the result.
+        workers: processes that partition, one per core if not given; or `ray`, or `ray://HOST:PORT`, hosts of a Ray
+            cluster, which read and cut the graphs of a `GraphSource` with `items()` and `load(item)`, and write them
+            beside the store, in a folder that they share or at an address. The result is the same.
 
     Raises:
-        ValueError: there are no graphs, or two share a name.
+        ValueError: there are no graphs, or two share a name; a cluster does not answer.
         OSError: the disk is full; nothing is left behind.
     """
     root = place(root)
@@ -76,6 +79,11 @@ def prepare(
     settings: dict[str, Any] = {
         "max_nodes": max_nodes, "method": method, "halo": halo, "seed": seed, "block_nodes": block_nodes,
     }  # fmt: skip
+    if isinstance(workers, str):
+        parts = Parts(graphs, root, workers, prepare, settings)
+        directory = prepare(parts, root, progress=progress, workers=1, **settings)
+        parts.remove()
+        return directory
     fingerprint = getattr(graphs, "fingerprint", str)()
     if isinstance(root, Address):
         here = lambda folder: prepare(graphs, folder, progress=progress, workers=workers, **settings)  # noqa: E731
@@ -134,11 +142,11 @@ def _prepare_at(
     return root / name
 
 
-def _named(graphs: Iterable[Graph | Any]) -> Iterator[Graph]:
+def _named(graphs: Iterable[Graph | Any]) -> Iterator[Graph | Part]:
     names: set[str] = set()
     for each in graphs:
         graph = from_pyg(each) if is_pyg(each) else each
-        if not isinstance(graph, Graph):
+        if not isinstance(graph, Graph | Part):
             raise ValueError(f"a {type(graph).__name__} cannot be prepared; want graphs as gst.Graph, or PyG's Data")
         if graph.name in names:
             raise ValueError(f"two graphs are named {graph.name!r}; names must be unique within a dataset")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -198,17 +199,26 @@ class MeasuredPlans(GraphSource):
         return fingerprint_of_files(files, f"measured plans {VERSION}")
 
     def __iter__(self) -> Iterator[Graph]:
-        first: MeasuredSet | None = None
-        for path in self.paths():
-            measured = read_measured(path)
-            first = first or measured
-            ours, theirs = ([each.name for each in one.profiled.devices] for one in (first, measured))
-            if ours != theirs:
-                raise ValueError(
-                    f"{path} was measured on {', '.join(theirs)}, the first directory on {', '.join(ours)}; a dataset "
-                    "has one list of devices"
-                )
-            try:
-                yield measured.graph()
-            except ValueError as error:
-                raise ValueError(f"{path}: {plain(error, 400)}") from error
+        return map(self.load, self.items())
+
+    def items(self) -> list[Path]:
+        """Return the directories, which hosts may read at once."""
+        return self.paths()
+
+    def load(self, item: Path) -> Graph:
+        """Return the graph of a directory; ValueError if its list of devices is not that of the first directory."""
+        measured = read_measured(item)
+        ours, theirs = ([each.name for each in one.profiled.devices] for one in (self._first, measured))
+        if ours != theirs:
+            raise ValueError(
+                f"{item} was measured on {', '.join(theirs)}, the first directory on {', '.join(ours)}; a dataset has "
+                "one list of devices"
+            )
+        try:
+            return measured.graph()
+        except ValueError as error:
+            raise ValueError(f"{item}: {plain(error, 400)}") from error
+
+    @cached_property
+    def _first(self) -> MeasuredSet:
+        return read_measured(self.paths()[0])

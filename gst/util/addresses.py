@@ -168,6 +168,12 @@ def download(address: Address, file: Path, size: int) -> None:
         raise Unreachable(f"{address}: {file.stat().st_size} of {size} bytes arrived")
 
 
+def remove(folder: Address) -> None:
+    """Remove all objects below an address."""
+    with _served(folder) as (files, path):
+        files.rm(path, recursive=True)
+
+
 @contextmanager
 def _served(address: Address) -> Iterator[tuple[Any, str]]:
     """Yield the file system of an address and the path in it; its errors become one line that names the address."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -85,6 +86,17 @@ class ArrayWriter:
             growing[name].append(piece)
         assert growing.keys() >= set(self.fields)
         return {name: each.entry() for name, each in growing.items()}
+
+    def write_part(self, part: Path, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """Append the files of a writer of one graph, whose arrays have these `entries`."""
+        places: dict[str, Entry] = {}
+        for name, entry in entries.items():
+            file = self._file(name)
+            file.write(b"\0" * (-file.tell() % ALIGNMENT))
+            places[name] = entry | {"offset": file.tell() + entry["offset"]}
+            with (part / self._path(name).name).open("rb") as own:
+                shutil.copyfileobj(own, file)
+        return places
 
     def finish(self, record: Record) -> None:
         """Note that the graph of `record` is written."""

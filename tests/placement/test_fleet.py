@@ -20,8 +20,8 @@ from gst.cli import main
 from gst.execution.measure import Log
 from gst.machine.devices import this_machine, usable_cores
 from gst.placement.api.measuring import MeasuringSettings, measure_on_fleet
-from gst.placement.fleet.cluster import joined
 from gst.placement.measured_plans import LOG, read_measured
+from gst.util.cluster import joined
 from gst.util.progress import Progress
 
 pytestmark = [

@@ -26,7 +26,7 @@ from gst.execution.measure import Log, Measurement
 from gst.lowering.calls import Costs, profiled_costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device
-from gst.placement.fleet.cluster import Kind, joined, kind_of_search, select_kinds
+from gst.placement.fleet.cluster import Kind, kind_of_search, select_kinds
 from gst.placement.fleet.host import (
     PROGRAM_FILES,
     Host,
@@ -39,6 +39,7 @@ from gst.placement.fleet.host import (
 )
 from gst.placement.fleet.workers import FleetWorkers, NoWorker, Pool, attempt
 from gst.programs import Program, Step, capture
+from gst.util.cluster import joined
 
 NAN = float("nan")
 Harm = Callable[[int, Plan], None]

@@ -15,10 +15,10 @@ import yaml
 from torch import nn
 
 from gst.cli import main
-from gst.placement.fleet import cluster
 from gst.training import SegmentTrainingModule
 from gst.training.checkpoints import BackgroundCheckpointIO, check_readable
 from gst.training.rank import load
+from gst.util import cluster
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "experiments" / "configs" / "giant_synthetic.yaml"

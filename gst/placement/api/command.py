@@ -21,7 +21,7 @@ from gst.machine.devices import Device, parse_bytes, usable_devices
 from gst.placement.api.drawing import contributions, explanation, loop_words, plan_drawing
 from gst.placement.baselines.bounds import certificate_of
 from gst.placement.cost_models import LEARNED
-from gst.placement.fleet.cluster import joined, kind_of_search, kinds_with
+from gst.placement.fleet.cluster import kind_of_search, kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.loop import RAN, Trial, fastest, ran
 from gst.placement.machines import machine
@@ -32,6 +32,7 @@ from gst.placement.task import save_plan
 from gst.programs import Program, kind_for
 from gst.programs.traces import pinned, traced
 from gst.reporting.placement import render
+from gst.util.cluster import joined
 from gst.util.process import Stopped
 from gst.util.progress import Progress
 from gst.util.writing import atomic_write

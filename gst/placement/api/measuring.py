@@ -22,13 +22,14 @@ from gst.lowering.calls import Costs
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
-from gst.placement.fleet.cluster import joined, kinds_with
+from gst.placement.fleet.cluster import kinds_with
 from gst.placement.fleet.workers import FleetWorkers
 from gst.placement.measured_plans import LOG, MeasuredPlans, Profiled, read_measured, write_header
 from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task, check_same, load_plan
 from gst.programs import Program, kind_for
 from gst.programs.traces import pinned, traced
+from gst.util.cluster import joined
 from gst.util.progress import Progress, no_progress
 
 AT_ONCE = 4  # plans that are timed alternately; the log holds all of them before the next four begin
@@ -117,7 +118,7 @@ def measure_on_fleet(settings: MeasuringSettings, address: str, progress: Progre
 
     Args:
         settings: devices are those of the hosts; the files of each kind are in `out/KIND`.
-        address: of the cluster, see `gst.placement.fleet.cluster.joined`.
+        address: of the cluster, see `gst.util.cluster.joined`.
 
     Returns:
         program, key, and for each of `kinds` the number of hosts and its `summary`.

@@ -1,130 +1,22 @@
-"""Ray cluster with this process as its controller, and its hosts, by kind of machine."""
+"""Hosts of a Ray cluster, by kind of machine."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import torch
-
 from gst.execution.measure import Log
 from gst.machine.devices import Device, select, with_core_sets
 from gst.placement.fleet.host import Host, RemoteWorker, WorkerLost
-from gst.util.process import DISTRIBUTION, handlers_kept, version
-from gst.util.untrusted import plain
-
-HERE = "ray"  # the cluster on this host
-CLIENT = "ray://"
-RESOURCE = "gst"  # of Ray: number of simultaneous measurements on a host
-CONNECT_S = 10.0
-
-
-@contextmanager
-def joined(address: str) -> Iterator[None]:
-    """Join a Ray cluster as its controller, and leave it at the end, unless this process is in one already.
-
-    `ray` is the cluster that runs on this host; without one, a cluster starts here, which listens on the loopback
-    address alone and ends with this context. `ray://HOST:PORT` is the client server of any other.
-
-    Raises:
-        ValueError: Ray is not installed, or the cluster does not answer.
-    """
-    if address != HERE and not address.startswith(CLIENT):
-        raise ValueError(f"workers {address!r}: want 'ray' or 'ray://HOST:PORT'")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError(f'--workers {address} needs Ray: pip install "{DISTRIBUTION}[ray]"') from error
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        with handlers_kept():  # Ray replaces them
-            _connect(address)
-    except ValueError:
-        raise
-    except Exception as error:  # any exception of Ray
-        with suppress(Exception):
-            ray.shutdown()
-        raise ValueError(f"cannot join the cluster at {address}: {plain(error)}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _connect(address: str) -> None:
-    import ray
-
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == HERE:
-        address_here = _cluster_address_here()
-        if address_here is None:
-            _start_cluster_here(quiet)
-            return
-        address = address_here
-    if not _is_here(address) and os.environ.get("RAY_AUTH_MODE", "disabled") == "disabled":
-        raise ValueError(
-            f"{address} would be joined without authentication; export RAY_AUTH_MODE=token here and on all hosts, see "
-            "docs/fleet.md"
-        )
-    ray.init(address, **quiet)
-
-
-def _cluster_address_here() -> str | None:
-    """Return $RAY_ADDRESS, or the address that `ray start` recorded, if that cluster runs; Ray would wait minutes."""
-    from ray._private.utils import read_ray_address
-
-    if address := os.environ.get("RAY_ADDRESS"):
-        if not _is_here(address):
-            raise ValueError(
-                f"RAY_ADDRESS is {plain(address)}, another host; name it by --workers ray://HOST:PORT, or unset it"
-            )
-        return address
-    with suppress(ValueError):
-        if address := read_ray_address():
-            _is_here(address)  # it answers
-            return str(address)
-    return None
-
-
-def _is_here(address: str) -> bool:
-    """True if this host answers at an address; ValueError if none does."""
-    host, _, port = address.removeprefix(CLIENT).rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"workers {address!r}: want ray://HOST:PORT, such as ray://127.0.0.1:10001")
-    try:
-        with socket.create_connection((host, int(port)), CONNECT_S) as connection:
-            return bool(connection.getpeername()[0] == connection.getsockname()[0])
-    except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"no cluster answers at {address} ({error}); start one there by ray start --head, see docs/fleet.md"
-        ) from error
-
-
-def _start_cluster_here(quiet: dict[str, Any]) -> None:
-    """Start a cluster of this host alone; Ray makes it ask for a token (RAY_AUTH_MODE)."""
-    import ray
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # no other host may join, so it listens on the loopback address alone
-    try:
-        resources = {RESOURCE: float(max(1, torch.accelerator.device_count()))}
-        ray.init("local", resources=resources, include_dashboard=False, **quiet)
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
+from gst.util.cluster import MEASUREMENTS
+from gst.util.process import DISTRIBUTION, version
 
 START_S = 90.0  # for the workers of all hosts to start, or to become free
 
@@ -261,7 +153,7 @@ def _nodes() -> list[dict[str, Any]]:
     """Return the running hosts that measure, as Ray describes them."""
     import ray
 
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1]
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(MEASUREMENTS, 0) >= 1]
     return sorted(nodes, key=lambda node: str(node["NodeID"]))
 
 
@@ -271,12 +163,12 @@ def _start(node: dict[str, Any], stopping: Event) -> RemoteWorker:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     resources = node["Resources"]
-    number = int(resources[RESOURCE])
+    number = int(resources[MEASUREMENTS])
     shares = {name: resources.get(name, 0) / number for name in ("CPU", "GPU")}
     cores, gpus = (share if share < 1 else int(share) for share in shares.values())  # Ray wants whole ones from 1 on
     every_gpu = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if gpus else None
     actor = ray.remote(Host).options(
-        num_cpus=cores, num_gpus=gpus, resources={RESOURCE: 1}, max_restarts=0, runtime_env=every_gpu,
+        num_cpus=cores, num_gpus=gpus, resources={MEASUREMENTS: 1}, max_restarts=0, runtime_env=every_gpu,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
     ).remote()  # fmt: skip
     return RemoteWorker(actor, node["NodeID"], stopping)
@@ -286,10 +178,10 @@ def _start_all(nodes: Sequence[dict[str, Any]], stopping: Event) -> list[tuple[R
     """Start all workers of the hosts that are free, and return them with their descriptions."""
     if not nodes:
         raise ValueError(
-            f"no host of the cluster offers to measure; start it by ray start --resources '{{\"{RESOURCE}\": 1}}' (see "
-            "docs/fleet.md)"
+            f"no host of the cluster offers to measure; start it by ray start --resources '{{\"{MEASUREMENTS}\": 1}}' "
+            "(see docs/fleet.md)"
         )
-    workers = [_start(node, stopping) for node in nodes for _ in range(int(node["Resources"][RESOURCE]))]
+    workers = [_start(node, stopping) for node in nodes for _ in range(int(node["Resources"][MEASUREMENTS]))]
     deadline, started, reasons = time.monotonic() + START_S, [], set()
     for worker in workers:
         try:
