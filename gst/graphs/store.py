@@ -287,7 +287,8 @@ def _compare_checksums(directory: Path, meta: dict[str, Any]) -> None:
 def check_layout(graph: SegmentedGraph) -> None:
     """Raise ValueError for an array of wrong type or shape, without reading what is as long as the graph."""
     for name, dtype in DTYPES.items():
-        _require(getattr(graph, name).dtype == dtype, f"{name} is {getattr(graph, name).dtype}, want {dtype.__name__}")
+        if (own := getattr(graph, name).dtype) != dtype:
+            raise ValueError(f"{name} is {own}, want {dtype.__name__}")
     features = graph.config_features
     _require(features.dtype in (np.int8, np.float32), f"config_features is {features.dtype}, want int8 or float32")
     _require(isinstance(graph.name, str) and type(graph.num_nodes) is int, "its name or its number of nodes is none")
@@ -307,14 +308,14 @@ def check_layout(graph: SegmentedGraph) -> None:
     for name, (array, length) in data.items():
         _require(array.shape[:1] == (length,), f"{name} has shape {array.shape}, want ({length}, ...)")
     for name, array in (("node_features", graph.node_features), *((name, array) for name, (array, _) in data.items())):
-        problem = trouble_with(array.dtype)
-        _require(not problem, f"{name} is {array.dtype}, {problem}")
+        if problem := trouble_with(array.dtype):
+            raise ValueError(f"{name} is {array.dtype}, {problem}")
     for name, shape in shapes.items():
-        own = tuple(getattr(graph, name).shape)
-        fits = len(own) == len(shape) and all(want in (-1, got) for want, got in zip(shape, own, strict=True))
-        _require(fits, f"{name} has shape {own}, want {shape}")
+        sizes = tuple(getattr(graph, name).shape)
+        if len(sizes) != len(shape) or not all(want in (-1, got) for want, got in zip(shape, sizes, strict=True)):
+            raise ValueError(f"{name} has shape {sizes}, want {shape}")
     for name, length in (("row_ptr", rows), ("edge_ptr", graph.edges.shape[1]), ("config_ptr", uses)):
-        starts = getattr(graph, name)
+        starts = np.asarray(getattr(graph, name))
         _require(starts.shape == (segments + 1,), f"{name} has shape {starts.shape}, want ({segments + 1},)")
         ordered = starts[0] == 0 and starts[-1] == length and bool((starts[1:] >= starts[:-1]).all())
         _require(ordered, f"{name} does not divide {length} entries among {segments} segments")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -226,7 +227,7 @@ def shortened(checksum: Any) -> str:
 
 
 def _end(entry: Entry) -> int:
-    num_bytes = int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+    num_bytes = math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize
     return int(entry["offset"]) + num_bytes
 
 
