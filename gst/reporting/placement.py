@@ -86,12 +86,18 @@ def render(record: Record) -> str:
 
 def _next(record: Record) -> dict[str, str]:
     command = str(record.get("command") or "").replace(" --resume", "")
-    simulated = re.sub(r" --(machine|runtime)[ =]\S+", "", command)
+    simulated = _without(command, "machine", "runtime")
     if simulated != command:
-        return {"measure on this machine": f"{simulated} --out runs/measured"}
+        return {"measure on this machine": f"{_without(simulated, 'out')} --out runs/measured"}
     if number(record.get("profile_load")) > MOST_PROFILE_LOAD:
-        return {"place it again when the cores are free": f"{command} --out runs/again"}
-    return {} if not command or "--workers" in command else {"search for longer": f"{command} --resume --seconds 300"}
+        return {"place it again when the cores are free": f"{_without(command, 'out')} --out runs/again"}
+    longer = f"{_without(command, 'seconds')} --resume --seconds 300"
+    return {} if not command or "--workers" in command else {"search for longer": longer}
+
+
+def _without(command: str, *options: str) -> str:
+    """Return a command without options and their values, which may be quoted."""
+    return re.sub(rf" --({'|'.join(options)})[ =]('[^']*'|\S)+", "", command)
 
 
 def plans(record: Record) -> str:

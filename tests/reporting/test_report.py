@@ -55,13 +55,23 @@ def test_all_figures_of_a_plan_that_was_measured_again_are_of_the_second_set(rec
     assert "In the second set annealing took less, 42.7 ms (41.7\u201343.7)." in page.text
 
 
-def test_the_head_has_a_command_to_go_on_with(record: dict[str, Any]) -> None:
-    for more in ("", " --resume"):
-        page = Page(render(record | {"command": f"gst place rnnlm --out here{more}"}))
-        code = [words for tag, words in page.words if tag == "code"]
-        assert code[0] == "gst place rnnlm --out here --resume --seconds 300  # search for longer"
-    assert "search for longer" not in render(record | {"command": "gst place rnnlm --workers ray --out here"})
-    assert "search for longer" not in render(record | {"profile_load": 0.6})
+@pytest.mark.parametrize(
+    ("command", "record_of", "wanted"),
+    [
+        ("--out here", {}, "--out here --resume --seconds 300  # search for longer"),
+        ("--out here --resume", {}, "--out here --resume --seconds 300  # search for longer"),
+        ("--seconds 9 --out here", {}, "--out here --resume --seconds 300  # search for longer"),
+        ("--out 'my runs'", {"profile_load": 0.6}, "--out runs/again  # place it again when the cores are free"),
+        ("--machine a.json --out=a", {}, "--out runs/measured  # measure on this machine"),
+        ("--workers ray --out here", {}, ""),
+    ],
+)
+def test_the_head_has_a_command_to_go_on_with(
+    record: dict[str, Any], command: str, record_of: dict[str, Any], wanted: str
+) -> None:
+    page = Page(render(record | record_of | {"command": f"gst place rnnlm {command}"}))
+    code = [words for tag, words in page.words if tag == "code"]
+    assert code[:1] == [f"gst place rnnlm {wanted}"] if wanted else "search for longer" not in page.text
 
 
 def test_a_bound_that_real_runs_undercut_is_said_to_be_one_of_costs(record: dict[str, Any]) -> None:
