@@ -42,6 +42,15 @@ EQUIVALENT = {
     "for part in chunks(len(features), max(1, CONFIG_BYTES // max(1, features[:1].nbytes))):": "for memory alone",
     "return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))": "as long",
     'self._device = torch.device("cpu") if dist.get_backend(group) == "gloo" else shard.device': "alike on cores",
+    "CONFIG_BYTES = 1 << 24  # of configuration features rearranged at once, a single configuration being the least": (
+        "for memory alone"
+    ),
+    'ages = inputs["fresh"].new_full(shape, -1) if rows is None else rows.ages()': "without rows nothing reads ages",
+    "for graph, configurable, chosen in zip(catalogue.graphs, of_graph, configs.clamp(min=0).numpy(), strict=True):": (
+        "as long"
+    ),
+    "labels = np.arange(csr.num_nodes, dtype=np.int32 if csr.num_nodes < 2**31 else np.int64)": "for memory alone",
+    "if words == 1:  # the processor looks far enough ahead by itself": "for speed alone",
 }  # lines of survivors that change no result here, by inspection, with the reason
 LIMIT_S, ENDED = 400, "the process ended or took too long"  # seconds of processor time, for the tests of one mutant
 NEAREST = 12  # files of tests at most

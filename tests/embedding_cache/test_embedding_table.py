@@ -42,6 +42,9 @@ def test_a_table_that_finds_no_memory_for_all_rows_stays_as_it_was(monkeypatch: 
         table.resize(100)
     table.push(torch.tensor([8]), torch.ones(1, 2), step=5)
     assert table.num_keys == 9 and table.rows_in_use == 3
+    table.resize(30)  # more than twice as many
+    table.push(torch.tensor([29]), torch.ones(1, 2), step=6)
+    assert table.is_known(torch.tensor([3, 28, 29])).tolist() == [True, False, True]
 
 
 def test_memory_stops_at_the_capacity() -> None:
@@ -118,6 +121,8 @@ def test_pull_and_resize_refuse(unchecked: None) -> None:
         table.resize(3)
     with pytest.raises(ValueError, match=r"keys are 0\.\.4; wanted 0\.\.3"):
         pull(torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"keys are -1\.\.0; wanted 0\.\.3"):
+        pull(torch.tensor([0, -1]))
     with pytest.raises(ValueError, match="step is 4; wanted at least 5"):
         pull(KEY, step=4)
     with pytest.raises(ValueError, match=r"dtype torch\.float32; wanted one axis of int64"):

@@ -71,6 +71,7 @@ def over_all_draws(model: GraphSegmentTraining, data: list[Any]) -> tuple[list[T
     """Value and gradients from all segments, and their means over all draws of two."""
     every = torch.ones(2 * NUM_SEGMENTS, dtype=torch.bool)
     truth, runs = values_and_gradients(model, data, every, 1.0), []
+    torch.testing.assert_close(truth[0], model.exact(data), rtol=1e-9, atol=1e-9)
     for pair in itertools.combinations(range(NUM_SEGMENTS), 2):
         fresh = torch.isin(torch.arange(2 * NUM_SEGMENTS) % NUM_SEGMENTS, torch.tensor(pair))
         runs.append(values_and_gradients(model, data, fresh, 2 / NUM_SEGMENTS))

@@ -113,6 +113,18 @@ def test_who_hides_the_arguments_is_asked_for_them() -> None:
     assert call_of(lambda *args: None, inputs).positional == tuple(inputs)
 
 
+@pytest.mark.parametrize(
+    ("encoder", "wanted"),
+    [
+        (lambda h, adjacency: h, ("x", "edge_index")),
+        (lambda edge_index, h: h, ("edge_index", "x")),
+        (lambda h, adjacency, weight: h, ("x", "edge_index", "weight")),
+    ],
+)
+def test_the_first_two_arguments_are_nodes_and_edges_by_any_names(encoder: Any, wanted: tuple[str, ...]) -> None:
+    assert call_of(encoder).positional == wanted
+
+
 def test_data_that_no_argument_takes_is_named_once() -> None:
     graph = ring(edge_weight=torch.rand(2 * NODES), pos=torch.rand(NODES, 2))
     model = model_of(pyg.SAGEConv(3, 8))

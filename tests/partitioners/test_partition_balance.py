@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import largest_part, num_parts_for, quality, repair, symmetric_csr
-from partitioners.balance import _overflow, heaviest_first
+from partitioners.balance import _overflow, heaviest_first, unplaceable
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -97,6 +97,13 @@ def test_largest_weight_is_reached_by_placing_the_heaviest_first(node_weights: n
     assert largest >= node_weights.max()
     ones = np.ones(num_nodes, np.int64)
     assert largest_part(num_nodes, num_parts, tolerance, ones) == largest_part(num_nodes, num_parts, tolerance)
+
+
+def test_a_node_finds_no_room_where_the_lightest_part_is_as_heavy_as_an_even_one() -> None:
+    weights = np.array([3, 3, 3, 1])  # without the node: (10 - 3) // 3 = 2 on the lightest part, or (10 - 1) // 3 = 3
+    assert unplaceable(weights, 3, 5).tolist() == [False, False, False, False]
+    assert unplaceable(weights, 3, 4).tolist() == [True, True, True, False]
+    assert unplaceable(weights, 3, 3).all()
 
 
 def test_a_node_that_outweighs_the_rest_is_alone_and_is_the_bound() -> None:

@@ -104,6 +104,17 @@ def test_half_of_the_draws_take_any_group_and_half_take_one_by_its_time() -> Non
     np.testing.assert_allclose(chances, 0.5 / len(group_us) + 0.5 * group_us / group_us.sum(), atol=1e-9)
 
 
+def test_a_group_of_the_busiest_device_goes_to_the_idlest_and_an_order_changes_within_the_program() -> None:
+    task = replace(made_task(20, 0), colocation=np.arange(20))
+    around = Neighbourhood(task, np.random.default_rng(0))
+    state = around.state(task.plan(np.zeros(20, np.int64)), by_tail=True)
+    moved = [around.moves["unload"](state).placement for _ in range(20)]
+    assert all(1 <= np.count_nonzero(each) < 20 for each in moved)
+    longest = task.times_us[np.isfinite(task.times_us)].sum()
+    offsets = np.concatenate([around.moves["order"](state).offset_us for _ in range(50)])
+    assert 0 < np.abs(offsets).max() < 2 * longest
+
+
 @pytest.mark.parametrize("queue", [False, True])
 def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
     """Each operation of the chain began when the next in it let it: at its end, or when its copy arrived."""

@@ -148,6 +148,9 @@ def test_contention_is_recovered_from_runs_under_it() -> None:
     learned = got.slowdown, got.memory_slowdown, got.remote_ns_per_byte, got.helper_us
     assert learned == pytest.approx((0.08, 0.02, 0.01, 40.0), rel=0.15)  # LEAST_RATE is no law of it
     assert (got.switch_us, got.hand_over_us, got.wake_us) == pytest.approx((0.4, 1.5, 25.0), rel=0.1)
+    slower = Simulator(costs, want._replace(switch_us=9.0, hand_over_us=30.0))
+    of_the_quickest = fit(costs, [[slower.run(plan), run] for plan, run in zip(plans, runs, strict=True)])
+    assert (of_the_quickest.switch_us, of_the_quickest.hand_over_us) == (got.switch_us, got.hand_over_us)
     several = [[interrupted(costs, want, plan, rng) for _ in range(5)] for plan in plans]
     disturbed, of_one_run = fit(costs, several), fit(costs, [runs[:1] for runs in several])
     assert disturbed.slowdown == pytest.approx(0.08, rel=0.15), "hardly any operation is interrupted in all five"
