@@ -52,7 +52,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     prepare.add_argument("--halo", type=int, default=0, help="hops of context around a segment (default: %(default)s)")
     prepare.add_argument("--seed", type=int, default=0, help="seed of the partitioner (default: %(default)s)")
     prepare.add_argument(
-        "--workers", metavar="CLUSTER",
+        "--workers", metavar="ADDRESS",
         help="hosts that read and cut: ray, the cluster on this host, or ray://HOST:PORT (default: this host)",
     )  # fmt: skip
     data = command(

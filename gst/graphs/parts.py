@@ -19,7 +19,7 @@ from typing import Any
 
 from gst.graphs.remote import INDEX
 from gst.util.addresses import Address, download, remove
-from gst.util.arrays import ArrayWriter, Entry, Record, shortened
+from gst.util.arrays import ArrayWriter, Entry, Record, check_names, shortened
 from gst.util.cluster import joined
 from gst.util.copies import local_copy
 from gst.util.untrusted import read_object
@@ -33,7 +33,12 @@ class Part:
     """A store of one graph."""
 
     place: Path | Address
-    record: Record
+    meta: dict[str, Any]
+
+    @property
+    def record(self) -> Record:
+        """Properties of the graph and the entries of its arrays."""
+        return self.meta["graphs"][0]
 
     @property
     def name(self) -> str:
@@ -51,10 +56,9 @@ class Part:
         """Append its arrays and return their entries."""
         if isinstance(self.place, Path):
             return writer.write_part(self.place, self.record["arrays"])
-        meta = read_object(local_copy(self.place / INDEX))
         with TemporaryDirectory(dir=writer.directory) as folder:
-            for name, size in meta["files"].items():
-                download(self.place / meta["parts"] / name, Path(folder, name), size)
+            for name, size in self.meta["files"].items():
+                download(self.place / self.meta["parts"] / name, Path(folder, name), size)
             return writer.write_part(Path(folder), self.record["arrays"])
 
 
@@ -126,8 +130,10 @@ class Parts:
     def _opened(self, place: Path | Address) -> Part:
         if isinstance(place, Path) and not place.is_dir():
             raise ValueError(f"{place} is not on this host; give a folder that all hosts share, or an address")
-        (record,) = read_object(local_copy(place / INDEX))["graphs"]
-        return Part(place, record)
+        part = Part(place, read_object(local_copy(place / INDEX)))
+        names = (f"{name}.bin" for name in (*part.record["arrays"], part.meta.get("parts", "none")))
+        check_names(place, (*part.meta["files"], *names))
+        return part
 
 
 class _Item:
