@@ -15,7 +15,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -59,11 +58,9 @@ class ArrayWriter:
         self.keep(len(self.finished))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         for file in (*self._files.values(), self._journal):
-            with suppress(OSError) if error is not None else nullcontext():  # a full disk was reported already
+            with suppress(OSError) if kind is not None else nullcontext():  # a full disk was reported already
                 file.close()
 
     def keep(self, count: int) -> None:

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from gst.execution.isolated import START_LIMIT_S
 from gst.execution.measure import Measurement
@@ -54,9 +53,7 @@ class Pool(Generic[Worker]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         """Wait for all jobs; after an error only for those that have begun, and the others are cancelled."""
         self._executor.shutdown(cancel_futures=kind is not None)
         for _, stack in filter(None, self._idle):
@@ -165,12 +162,10 @@ class FleetWorkers:
         self._pool.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         if kind is not None:
             self.kind.stopping.set()
-        self._pool.__exit__(kind, error, trace)
+        self._pool.__exit__(kind, *error)
         end_workers(worker for worker in self._free if isinstance(worker, RemoteWorker))
 
     def costs(self, repetitions: int = 5) -> Costs:
