@@ -252,14 +252,8 @@ def packable(values: Shaped[np.ndarray, "*rows symbols"]) -> bool:
 
 
 def packed(values: Int8[np.ndarray, "*rows symbols"]) -> UInt[np.ndarray, "*rows"]:
-    """Return words with symbol k of a row, plus one, in the bits 3k .. 3k + 2.
-
-    Raises:
-        ValueError: a value is not among -1 .. 6, or there are more than 21 in a row.
-    """
+    """Return words with symbol k of a row, plus one, in the bits 3k .. 3k + 2; values are `packable`."""
     word = word_for(values.shape[-1])
-    if not packable(values):
-        raise ValueError(f"values {values.min()} .. {values.max()} do not fit {BITS} bits, which hold -1 .. {HIGHEST}")
     words = np.zeros(values.shape[:-1], word)
     for k in range(values.shape[-1]):
         words |= (values[..., k] - LOWEST).astype(word) << word.type(BITS * k)

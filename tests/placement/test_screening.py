@@ -153,11 +153,3 @@ def test_what_cannot_run_gets_no_runtime(
     impossible = np.array([plan.placement[30] == 2 for plan in plans])
     assert impossible.any() and np.array_equal(np.isnan(said), impossible)
     assert screened.num_measured == (~impossible[:20]).sum() >= 8
-
-
-def test_what_cannot_be_learned_or_asked_is_refused(moldable: Task, plans: list[Plan]) -> None:
-    screened = Reward(moldable, FittedSimulator(moldable))
-    with pytest.raises(ValueError, match="1 measurements of 2 plans"):
-        screened.learn(plans[:2], np.ones(1))
-    with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
-        screened.learn(plans[:2], np.array([1.0, 0.0]))

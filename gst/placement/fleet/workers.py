@@ -43,8 +43,6 @@ class Pool(Generic[Worker]):
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Worker]], count: int) -> None:
-        if count < 1:
-            raise ValueError(f"count is {count}; measuring needs at least one worker")
         self._make, self._executor = make, ThreadPoolExecutor(count)
         self._changed = threading.Condition()
         self._idle: list[tuple[Worker, ExitStack] | None] = [None] * count  # None: a worker that is not made yet
