@@ -339,7 +339,12 @@ class Reward:
 
         Args:
             short: all plans so far for which memory was short, from which limits of memories are learned (`limits`).
+
+        Raises:
+            ValueError: a measurement, perhaps of a changed log, is not positive.
         """
+        if (measured_ms <= 0).any():
+            raise ValueError(f"a measurement is {np.nanmin(measured_ms)} ms; runtimes are positive, NaN = failed")
         ran = [(plan, ms) for plan, ms in zip(plans, measured_ms, strict=True) if np.isfinite(ms)]
         for (plan, ms), prior_ms in zip(ran, self.prior([plan for plan, _ in ran]).tolist(), strict=True):
             if np.isfinite(prior_ms):

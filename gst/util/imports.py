@@ -65,7 +65,7 @@ def imported(name: str, of: str = "") -> ModuleType:
     import_from_here()
     try:
         return import_module(name)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
         named = f"{name!r} of {of}" if of else repr(name)
         raise ValueError(f"cannot import {named} ({error}); run gst where that module is, or set PYTHONPATH") from error
 

@@ -153,3 +153,8 @@ def test_what_cannot_run_gets_no_runtime(
     impossible = np.array([plan.placement[30] == 2 for plan in plans])
     assert impossible.any() and np.array_equal(np.isnan(said), impossible)
     assert screened.num_measured == (~impossible[:20]).sum() >= 8
+
+
+def test_a_runtime_that_is_not_positive_is_refused(moldable: Task, plans: list[Plan]) -> None:
+    with pytest.raises(ValueError, match=r"a measurement is 0\.0 ms"):
+        Reward(moldable, FittedSimulator(moldable)).learn(plans[:2], np.array([1.0, 0.0]))
