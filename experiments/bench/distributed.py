@@ -258,8 +258,7 @@ def _planned_ms(model: GraphSegmentTraining, loader: StepLoader) -> float:
     rows = model.rows_of(draw)
     assert rows is not None
     rows.begin()
-    rows.ages()
     fresh = draw.fresh.nonzero().squeeze(1)
-    rows.push(torch.zeros(len(fresh), draw.configs.shape[1], CHANNELS), fresh)
+    rows.push(torch.zeros(len(fresh), draw.configs.shape[1], CHANNELS), fresh, rows.ages()[fresh] >= 0)
     table.wait()
     return 1e3 * (time.perf_counter() - began)

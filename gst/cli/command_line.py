@@ -16,19 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gst.training import TRAINING
 from gst.util.addresses import Unreachable
-from gst.util.imports import import_from_here, import_torchmetrics
+from gst.util.imports import import_from_here, import_torchmetrics, imported
 from gst.util.process import Stopped, stoppable, version, wait_briefly
 from gst.util.progress import Verbosity, saying, verbosity
 from gst.util.writing import directory_lock, write_json
 
 EVERYWHERE = ("--debug", "--quiet", "--verbose")
-TRAINING = {
-    "fit": "train a model (LightningCLI: every trainer flag works)",
-    "validate": "evaluate on the validation part",
-    "test": "evaluate on the test part",
-    "predict": "score the test part",
-}
 COMMANDS = {
     "place": "place", "demo": "demo", "sweep": "training", "measure": "place", "prepare": "data", "data": "data",
     "rank": "training", "trace": "data", "devices": "doctor", "doctor": "doctor",
@@ -74,12 +69,8 @@ def _with_imports(arguments: list[str]) -> list[str]:
     if not any(each.startswith("--import") for each in arguments):
         return arguments
     ours, rest = taken.parse_known_args(arguments)
-    import_from_here()
     for name in ours.modules:
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise ValueError(f"cannot import {name!r} ({error}); run gst where it is, or set PYTHONPATH") from error
+        imported(name)
     return rest
 
 

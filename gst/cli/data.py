@@ -197,22 +197,14 @@ def dataset(words: Sequence[str], arguments: Sequence[str] = (), **options: Any)
 
 def _of_class(name: str, module_name: str, class_name: str, arguments: Sequence[str]) -> GraphSource:
     """Import a class and call it with arguments of the types in its signature."""
-    from importlib import import_module
     from inspect import signature
 
     from jsonargparse import ArgumentError, ArgumentParser
 
     from gst.data.source import GraphSource
-    from gst.util.imports import import_from_here
+    from gst.util.imports import imported
 
-    import_from_here()
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"cannot import {module_name!r} of {name!r} ({error}); run gst where that module is, or set PYTHONPATH"
-        ) from error
-    kind = getattr(module, class_name, None)
+    kind = getattr(imported(module_name, repr(name)), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, GraphSource)):
         raise ValueError(f"module {module_name!r} has no subclass {class_name!r} of gst.data.GraphSource")
     parser = ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)

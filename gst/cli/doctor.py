@@ -197,8 +197,6 @@ def _wandb() -> Finding:
 
 
 def _list_devices(options: argparse.Namespace) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from rich.console import Console
     from rich.table import Table
 

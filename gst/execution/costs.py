@@ -221,8 +221,7 @@ def event_times_us(
         graph: makes an empty graph, see `graph_maker`.
 
     Raises:
-        ValueError: there is no such device here, `repetitions` or `batch` is below 1, or an operation runs neither on
-            the device nor on the host.
+        ValueError: there is no such device here, or an operation runs neither on it nor on the host.
         RuntimeError: memory is short.
 
     Examples:
@@ -231,8 +230,6 @@ def event_times_us(
         >>> (event_times_us(program, torch.device("cpu")) > 0).tolist()  # the input, and relu
         [False, True]
     """
-    if repetitions < 1 or batch < 1:
-        raise ValueError(f"want repetitions >= 1 and batch >= 1, got {repetitions} and {batch}")
     make = graph_maker(device, graph)
     times, of_signature = np.zeros(program.num_nodes), dict[Hashable, float]()
     with timing_on(device):
@@ -342,9 +339,6 @@ def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float
     Returns:
         latency_us; gb_per_s, at most `MOST_GB_PER_S`.
 
-    Raises:
-        ValueError: there are fewer than two sizes, a size or time is impossible, or their numbers differ.
-
     Examples:
         >>> latency_us, gb_per_s = fitted([0, 1_000_000, 10_000_000], [20.0, 120.0, 1020.0])
         >>> round(latency_us, 3), round(gb_per_s, 3)
@@ -353,10 +347,6 @@ def fitted(num_bytes: Sequence[float], times_us: Sequence[float]) -> tuple[float
     from scipy.optimize import nnls  # its import takes long
 
     size, time = np.asarray(num_bytes, np.float64), np.asarray(times_us, np.float64)
-    if size.shape != time.shape or len(np.unique(size)) < 2:
-        raise ValueError(f"a link is fitted to times of at least two sizes, got {len(size)} sizes, {len(time)} times")
-    if not (np.isfinite(time).all() and (time > 0).all() and np.isfinite(size).all() and (size >= 0).all()):
-        raise ValueError("a link is fitted to times above 0 of sizes that are not negative")
     largest = size.max()
     (latency, slope), _ = nnls(np.stack([1 / time, size / largest / time], axis=1), np.ones(len(time)))
     gb_per_s = largest / slope / 1e3 if slope > 0 else MOST_GB_PER_S

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -61,10 +60,8 @@ class Preparation:
             self._exit = stack.pop_all().__exit__
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exit(kind, error, trace)
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        self._exit(kind, *error)
 
     def add(self, graph: Graph | Part) -> None:
         """Write the segments of `graph`, now or a little later; those of a part are copied."""
@@ -141,9 +138,7 @@ class Partitioning:
     def __enter__(self) -> Partitioning:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         if kind is not None:
             for child in self._children:
                 child.process.kill()

@@ -177,7 +177,7 @@ class GraphSegmentTraining(nn.Module):
         fresh = draw.fresh.nonzero().squeeze(1)
         pooled = combine(self.estimate, sample, fresh, embedded, self.pooling, source)
         if rows is not None:
-            require_finite_gradients(embedded, self.encoder, rows.push(embedded, fresh))
+            require_finite_gradients(embedded, self.encoder, rows.push(embedded, fresh, sample.is_known[fresh]))
         return pooled
 
     def _predict(

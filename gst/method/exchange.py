@@ -12,13 +12,13 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from embedding_cache.sharded import Pulled, Pushed, ShardedTable
 from gst.method import origins
 from gst.method.draws import Draw
-from gst.method.rows import ModelKeys, StepRows, report
+from gst.method.rows import Chosen, Embedded, IsKnown, Kept, ModelKeys, StepRows, report
 
 
 class SharedRows(StepRows):
@@ -80,16 +80,14 @@ class SharedRows(StepRows):
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = torch.cat([self._arrived[1], torch.tensor([-1])])[self._own]  # -1, padding, is the last
-        if self.has_origins():
-            written = origins.written_at(written, self._own[:, -1] >= 0)
-        return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
+        return origins.ages(written, self._own >= 0, self.num_configs, self._draw.number)
 
-    def origin_keys(self, segments: Int64[Tensor, " chosen"]) -> Int64[Tensor, " chosen"]:
+    def origin_keys(self, segments: Chosen) -> Chosen:
         own = self._own[segments, -1]
         keys = torch.from_numpy(np.append(self._keys[self._mine], -1))
         return keys[own]
 
-    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
+    def kept(self, segments: Chosen) -> Kept:
         """Return rows of wanted segments; zeros where there is none and in an idle process, any row at padding."""
         like, own = self._like(), self._own[segments]
         rows = self._arrived[0].to(like.device, torch.promote_types(like.dtype, torch.float32))
@@ -97,21 +95,20 @@ class SharedRows(StepRows):
             return rows.new_zeros(*own.shape, self._table.channels)
         place = torch.from_numpy(self._wanted[self._mine].cumsum() - 1)  # of each entry among the rows that arrive
         rows = rows[place[own.clamp(min=0)].to(rows.device, non_blocking=True)]
-        if self.has_origins():
-            rows[:, -1].masked_fill_((own[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
-        return rows
+        return origins.without_absent(rows, own >= 0, self.num_configs)
 
-    def push(self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]) -> Pushed:
+    def push(self, embedded: Embedded, segments: Chosen, is_known: IsKnown) -> Pushed:
         """Send the rows of the fresh segments of this process, which its owner writes after the step."""
-        return self._push(self._fresh, self.to_keep(embedded, segments, moves=True), segments)
+        return self._push(self._fresh, self.to_keep(embedded, segments, is_known), segments)
 
-    def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
+    def push_missing(self, embedded: Sequence[Tensor], segments: Chosen) -> None:
         """Send the rows that the table lacks; every process takes part, also one without any."""
         empty = torch.zeros(0, self.num_configs, self._table.channels, device=self._like().device)
         _ = self._arrived
         assert self._pulled is not None
-        new = self.to_keep(torch.cat([*embedded] or [empty]), segments, moves=False)
-        self._push(self._pulled.unknown, new, segments)
+        new = torch.cat([*embedded] or [empty])
+        kept = self.to_keep(new, segments, torch.zeros(new.shape[:2], dtype=torch.bool))
+        self._push(self._pulled.unknown, kept, segments)
 
     def summed(self, values: Float64[Tensor, " numbers"]) -> Float64[Tensor, " numbers"]:
         """Return the sum over the processes, without those that are idle."""

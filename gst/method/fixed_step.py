@@ -52,28 +52,29 @@ class DeviceRows(RowSource):
         slots: of each segment and configuration; those of padding have no row.
         number: of the step.
         dtype: of the parts.
-        has_origins: the table keeps rows relative to the origins of their segments (`gst.method.origins`).
+        num_configs: of the step; the table keeps an origin of each segment if there are more entries than that.
     """
 
     def __init__(
         self, rows: Float[Tensor, "slots channels"], steps: Int64[Tensor, " slots"],
-        slots: Int64[Tensor, "segments entries"], number: Int64[Tensor, ""], dtype: torch.dtype, has_origins: bool,
+        slots: Int64[Tensor, "segments entries"], number: Int64[Tensor, ""], dtype: torch.dtype, num_configs: int,
     ) -> None:  # fmt: skip
-        self.rows, self.steps, self.slots, self.has_origins = rows, steps, slots, has_origins
+        self.rows, self.steps, self.slots, self.num_configs = rows, steps, slots, num_configs
         self._number, self._dtype = number, dtype
 
+    def has_origins(self) -> bool:
+        """Return True if the table keeps rows relative to the origins of their segments (`gst.method.origins`)."""
+        return self.slots.shape[1] > self.num_configs
+
     def ages(self) -> Int64[Tensor, "segments configs"]:
-        written = self.steps[self.slots]
-        if self.has_origins:
-            written = origins.written_at(written, self.slots[:, -1] > 0)
-        return torch.where(written >= 0, (self._number - written).clamp(min=0), -1)
+        return origins.ages(self.steps[self.slots], self.slots > 0, self.num_configs, self._number)
 
     def parts(self, is_read: Bool[Tensor, " segments"]) -> Iterator[Part]:
         """Yield all segments: the host does not know which are read."""
         everything = torch.arange(len(self.slots), device=self.slots.device)
         for chunk in everything.split(max(1, PULL_ROWS // self.slots.shape[1])):
             kept = self.kept(chunk)
-            yield chunk, origins.absolute(kept) if self.has_origins else kept
+            yield chunk, origins.absolute(kept) if self.has_origins() else kept
 
     def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
         """Return what the table keeps of `segments`; zeros where it keeps nothing."""
@@ -187,8 +188,7 @@ class FixedStep:
         if self.model.table is not None:
             inputs = self._fixed.tensors
             like = torch.promote_types(self.model.like().dtype, torch.float32)
-            by_class = self.model.keys is not None and self.model.keys.by_class
-            self._rows = DeviceRows(*self._dense(), inputs["slots"], inputs["number"], like, by_class)
+            self._rows = DeviceRows(*self._dense(), inputs["slots"], inputs["number"], like, self.sizes.configs)
 
     def compute(self) -> None:
         """Encode, pool, predict, learn from it, and write rows. Nothing here depends on values, and nothing asks for
@@ -277,7 +277,7 @@ class FixedStep:
         fresh, known = inputs["fresh"], self._rows
         mask, slots = inputs["is_written"].flatten(), known.slots[fresh]
         table, steps = known.rows, known.steps
-        if known.has_origins:
+        if known.has_origins():
             is_known = known.ages()[fresh] >= 0
             embedded = origins.relative(embedded, known.kept(fresh), is_known, inputs["first"], slots[:, -1] > 0)
         slots, rows = slots.flatten(), embedded.flatten(0, 1).to(table.dtype)

@@ -8,6 +8,8 @@ it writes. A segment that has the same embedding under all configurations has no
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -54,16 +56,34 @@ def relative(
     return torch.cat([embedded - origin, origin], 1)
 
 
-def written_at(
-    written: Int64[Tensor, "segments entries"], has_origin: Bool[Tensor, " segments"]
+def ages(
+    written: Int64[Tensor, "segments entries"], is_used: Bool[Tensor, "segments entries"], num_configs: int, now: Any
 ) -> Int64[Tensor, "segments configs"]:
-    """Return the step of each row; -1 where there is none, or where the origin that it is relative to has left.
+    """Return the steps since each row was written; -1 where there is none, or the origin of its segment has left.
+
+    Args:
+        written: the step that wrote each entry; -1 where the table keeps nothing.
+        is_used: True at entries that have a key. The last entry is the origin if there are more than `num_configs`.
+        now: the number of the step, or a tensor with it.
 
     Examples:
-        >>> written_at(torch.tensor([[3, 4, -1], [3, -1, -1]]), torch.tensor([True, False])).tolist()
-        [[-1, -1], [3, -1]]
+        >>> is_used = torch.tensor([[True, True, True], [True, True, False]])
+        >>> ages(torch.tensor([[3, 4, -1], [3, -1, -1]]), is_used, 2, 5).tolist()
+        [[-1, -1], [2, -1]]
     """
-    return torch.where((has_origin & (written[:, -1] < 0))[:, None], -1, written[:, :-1])
+    is_kept = is_used[:, :num_configs] & (written[:, :num_configs] >= 0)
+    if written.shape[1] > num_configs:
+        is_kept &= ~is_used[:, -1:] | (written[:, -1:] >= 0)
+    return torch.where(is_kept, (now - written[:, :num_configs]).clamp(min=0), -1)
+
+
+def without_absent(
+    kept: Float[Tensor, "segments entries channels"], is_used: Bool[Tensor, "segments entries"], num_configs: int
+) -> Float[Tensor, "segments entries channels"]:
+    """Return what the table keeps, with zeros in place of origins that have no key."""
+    if kept.shape[1] > num_configs:
+        kept[:, -1].masked_fill_(~is_used[:, -1:].to(kept.device, non_blocking=True), 0)
+    return kept
 
 
 def first_of_same(keys: Int64[Tensor, " segments"]) -> Int64[Tensor, " segments"]:

@@ -25,6 +25,11 @@ from gst.method.estimates import Part, RowSource, pool_all
 
 PULL_ROWS = 1 << 13  # (segment, configuration) pairs taken from the table at once
 
+Chosen = Int64[Tensor, " chosen"]
+Embedded = Float[Tensor, "chosen configs channels"]
+Kept = Float[Tensor, "chosen entries channels"]
+IsKnown = Bool[Tensor, "chosen configs"]
+
 
 @runtime_checkable
 class StepRows(RowSource, Protocol):
@@ -49,34 +54,30 @@ class StepRows(RowSource, Protocol):
         segments = is_read.nonzero().squeeze(1)
         return ((chunk, self.of(chunk)) for chunk in segments.split(max(1, PULL_ROWS // self.num_configs)))
 
-    def of(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen configs channels"]:
+    def of(self, segments: Chosen) -> Embedded:
         """Return the rows of `segments` on the device of the model, in float32 at least; zeros where there is none, or
         the origin."""
         return origins.absolute(self.kept(segments)) if self.has_origins() else self.kept(segments)
 
-    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
+    def kept(self, segments: Chosen) -> Kept:
         """Return what the table keeps of `segments`; zeros where it keeps nothing."""
 
-    def origin_keys(self, segments: Int64[Tensor, " chosen"]) -> Int64[Tensor, " chosen"]:
+    def origin_keys(self, segments: Chosen) -> Chosen:
         """Return the keys of the origins of `segments`; -1 where there is none."""
 
-    def to_keep(
-        self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"], moves: bool
-    ) -> Float[Tensor, "chosen entries channels"]:
-        """Return what the table shall keep of new embeddings; the origin `moves` with them, or stays."""
+    def to_keep(self, embedded: Embedded, segments: Chosen, is_known: IsKnown) -> Kept:
+        """Return what the table shall keep of new embeddings; the change of rows that are known moves the origin."""
         if not self.has_origins():
             return embedded.detach()
         kept, keys = self.kept(segments), self.origin_keys(segments)
-        is_known = (self.ages()[segments] >= 0) & moves
         marks = is_known, origins.first_of_same(keys), keys >= 0
         return origins.relative(embedded.detach(), kept, *(each.to(kept.device, non_blocking=True) for each in marks))
 
-    def push(
-        self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"]
-    ) -> Staged | Pushed:
-        """Write the rows of the fresh `segments` after the step, unless a condition of the result fails."""
+    def push(self, embedded: Embedded, segments: Chosen, is_known: IsKnown) -> Staged | Pushed:
+        """Write the rows of the fresh `segments` after the step, unless a condition of the result fails. The change of
+        those that are known moves the origin."""
 
-    def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
+    def push_missing(self, embedded: Sequence[Tensor], segments: Chosen) -> None:
         """Write the rows of `segments` that have none."""
 
 
@@ -159,39 +160,32 @@ class OwnRows(StepRows):
 
     def ages(self) -> Int64[Tensor, "segments configs"]:
         written = self._table.written(self.keys.clamp(min=0).flatten()).cpu().view_as(self.keys)
-        written = torch.where(self.keys >= 0, written, -1)
-        if self.has_origins():
-            written = origins.written_at(written, self.keys[:, -1] >= 0)
-        return torch.where(written >= 0, (self._draw.number - written).clamp(min=0), -1)
+        return origins.ages(written, self.keys >= 0, self.num_configs, self._draw.number)
 
-    def origin_keys(self, segments: Int64[Tensor, " chosen"]) -> Int64[Tensor, " chosen"]:
+    def origin_keys(self, segments: Chosen) -> Chosen:
         return self.keys[segments, -1]
 
-    def kept(self, segments: Int64[Tensor, " chosen"]) -> Float[Tensor, "chosen entries channels"]:
+    def kept(self, segments: Chosen) -> Kept:
         keys, like = self.keys[segments], self._like()
         ahead = like.device.type != "cpu"  # a host may not read what is still on its way to it
         summed_as = torch.promote_types(like.dtype, torch.float32)  # half precision would lose what is added to a sum
         rows = self._table.pull(keys.clamp(min=0).flatten())[0].to(like.device, summed_as, non_blocking=ahead)
-        rows = rows.view(*keys.shape, rows.shape[1])
-        if self.has_origins():
-            rows[:, -1].masked_fill_((keys[:, -1:] < 0).to(rows.device, non_blocking=True), 0)
-        return rows
+        return origins.without_absent(rows.view(*keys.shape, rows.shape[1]), keys >= 0, self.num_configs)
 
-    def push(
-        self, embedded: Float[Tensor, "chosen configs channels"], segments: Int64[Tensor, " chosen"], moves: bool = True
-    ) -> Staged:
+    def push(self, embedded: Embedded, segments: Chosen, is_known: IsKnown) -> Staged:
         """Stage the rows: a step that `GradScaler` skips leaves the table as it was. A key that comes more than once
         (it stands for all configurations, or its graph is here twice) is written once."""
         flat = self.keys[segments].flatten()
         first = first_of_each(flat)
-        rows = self.to_keep(embedded, segments, moves).flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
+        rows = self.to_keep(embedded, segments, is_known).flatten(0, 1)[first.to(embedded.device, non_blocking=True)]
         segment_of_row = segments[first // self.keys.shape[1]]
         refused = partial(report, self._draw.catalogue, segment_of_row, self._draw.number)
         return self._table.stage(flat[first], rows, self._draw.number, refused)
 
-    def push_missing(self, embedded: Sequence[Tensor], segments: Int64[Tensor, " chosen"]) -> None:
+    def push_missing(self, embedded: Sequence[Tensor], segments: Chosen) -> None:
         if embedded:
-            self.push(torch.cat([*embedded]), segments, moves=False)
+            new = torch.cat([*embedded])
+            self.push(new, segments, torch.zeros(new.shape[:2], dtype=torch.bool))
 
 
 def first_of_each(keys: Int64[Tensor, " keys"]) -> Int64[Tensor, " distinct"]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args, no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from gst.method.batch import SegmentBatch
@@ -273,10 +273,10 @@ class Sharing(Plan):
         np.cumsum(sum(np.repeat(each.degrees, rows_of_node) for each in neighbours), out=row_ptr[1 : num_rows + 1])
         heard, stride = int(row_ptr[num_rows]), len(parts) if stacked else 1
         row_ptr[num_rows + 1 :] = heard
-        entries = Entries(row_ptr[:num_rows].copy(), np.empty(heard, np.int64), np.empty(heard))
+        ends, arrays = row_ptr[:num_rows].copy(), (row_ptr, np.empty(heard, np.int64), np.empty(heard))
         for i, (part, adjacency) in enumerate(zip(parts, neighbours, strict=True)):
-            _fill(entries, before, after, adjacency, self._scales(part, weights), stride, i if stacked else 0)
-        arrays = (row_ptr, entries.columns, entries.weights)
+            scales, shift = self._scales(part, weights), i if stacked else 0
+            _fill(ends, arrays, before, after, adjacency, scales, stride, shift)
         return *arrays, *transposed(*arrays, before.num_rows * stride)
 
     def _scales(self, part: Part, weights: Weights) -> tuple[np.ndarray, np.ndarray]:
@@ -314,25 +314,18 @@ def check_directions(directions: tuple[str, ...]) -> None:
             raise ValueError(f"direction {direction!r}? messages run 'forward', with the data, or 'backward'")
 
 
-class Entries(NamedTuple):
-    """The entries of a CSR matrix while they are written; the next entry of each row goes to its place in `ends`."""
-
-    ends: Int64[np.ndarray, " rows"]
-    columns: Int64[np.ndarray, " entries"]
-    weights: Float64[np.ndarray, " entries"]
-
-
 @compiled
 @no_type_check
-def _fill(entries, before, after, adjacency, scales, stride, shift):
-    """Write for each row after a layer the rows that it hears: row r is column `stride * r + shift`."""
-    sender, receiver = scales
+def _fill(ends, arrays, before, after, adjacency, scales, stride, shift):
+    """Write for each row after a layer, behind its entries so far, which end at `ends`, the rows that it hears: row r
+    is column `stride * r + shift` of a CSR matrix."""
+    (sender, receiver), (_, columns, weights) = scales, arrays
     for node in range(len(adjacency.starts) - 1):
         for row in range(after.first[node], after.first[node + 1]):
-            config, place = after.config_of_row[row], entries.ends[row]
+            config, place = after.config_of_row[row], ends[row]
             for index in range(adjacency.starts[node], adjacency.starts[node + 1]):
                 other = adjacency.others[index]
-                entries.columns[place] = (before.first[other] + before.alike[other, config]) * stride + shift
-                entries.weights[place] = sender[other] * receiver[node]
+                columns[place] = (before.first[other] + before.alike[other, config]) * stride + shift
+                weights[place] = sender[other] * receiver[node]
                 place += 1
-            entries.ends[row] = place
+            ends[row] = place

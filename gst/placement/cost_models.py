@@ -13,7 +13,7 @@ import numpy as np
 from gst.lowering.plan import Plan
 from gst.placement.fitted import FittedSimulator
 from gst.placement.measured_plans import plan_features, plans_graph
-from gst.placement.objectives import Answers, Learned, Surrogate
+from gst.placement.objectives import SAME, Answers, Learned, Surrogate
 from gst.placement.task import Task
 from gst.util.untrusted import DAMAGE, plain, read_object
 from gst.util.writing import write_json
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 PLANS_AT_ONCE = 64  # asked of the cost model; features of more than these are never held
 LEARNED = "learned_costs.json"  # learned parameters, from which searches of other programs start
 EPOCHS, MORE_EPOCHS = 40, 10  # of a network that begins, and of one that goes on
-SAME = 1e-9  # logarithms of ratios that differ by less are equal
 
 
 class NetworkSurrogate(Surrogate):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gst.util.imports import import_from_here
+from gst.util.imports import imported
 from gst.util.progress import Progress
 
 if TYPE_CHECKING:
@@ -180,11 +179,7 @@ def registered(names: Iterable[str]) -> tuple[str, ...]:
     for each in names:
         module, colon, name = each.rpartition(":")
         if colon:
-            import_from_here()
-            try:
-                import_module(module)
-            except (ImportError, ValueError) as error:
-                raise ValueError(f"cannot import {module!r} of the method {each!r} ({error})") from error
+            imported(module, f"the method {each!r}")
             if name not in METHODS:
                 raise ValueError(
                     f"module {module!r} registers no method {name!r}, as by METHODS[{name!r}] = Method(...)"

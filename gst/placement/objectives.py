@@ -341,10 +341,8 @@ class Reward:
             short: all plans so far for which memory was short, from which limits of memories are learned (`limits`).
 
         Raises:
-            ValueError: there are not as many measurements as plans, or one is not positive.
+            ValueError: a measurement, perhaps of a changed log, is not positive.
         """
-        if len(plans) != len(measured_ms):
-            raise ValueError(f"{len(measured_ms)} measurements of {len(plans)} plans; give one for each")
         if (measured_ms <= 0).any():
             raise ValueError(f"a measurement is {np.nanmin(measured_ms)} ms; runtimes are positive, NaN = failed")
         ran = [(plan, ms) for plan, ms in zip(plans, measured_ms, strict=True) if np.isfinite(ms)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 import re
@@ -23,7 +22,7 @@ from gst.programs.program import Program
 from gst.programs.step import Step
 from gst.programs.tracing import capture
 from gst.programs.workloads import WORKLOADS
-from gst.util.imports import import_from_here
+from gst.util.imports import import_from_here, imported
 from gst.util.process import DISTRIBUTION, version_of
 
 TRACES = Path("runs/traces")
@@ -78,14 +77,9 @@ def _built(name: str, factory: Callable[..., Step], arguments: dict[str, Any]) -
 
 
 def _from_function(name: str, module_name: str, function_name: str) -> Step:
-    import_from_here()
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        if module_name.endswith(".py"):
-            raise ValueError(f"{name!r} names a file; write {module_name[:-3]}:{function_name}") from error
-        raise ValueError(f"cannot import {module_name!r} of {name!r}: {error}; is it here or on PYTHONPATH?") from error
-    factory = getattr(module, function_name, None)
+    if module_name.endswith(".py"):
+        raise ValueError(f"{name!r} names a file; write {module_name[:-3]}:{function_name}")
+    factory = getattr(imported(module_name, repr(name)), function_name, None)
     if not callable(factory):
         raise ValueError(f"module {module_name!r} has no function {function_name!r}")
     try:

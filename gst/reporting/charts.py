@@ -138,11 +138,6 @@ def mark(kind: str, x: float, y: float, title: str = "") -> str:
     return f'<path class="mark {kind}" transform="translate({x:g} {y:g})" d="{SHAPES[kind]}">{inside}</path>'
 
 
-def shape_of(index: int) -> str:
-    """Return the outline of the marks of a device or a line, in a box from -6 to 6."""
-    return list(SHAPES.values())[(index + 1) % len(SHAPES)]
-
-
 def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
     """Return grid lines, numbers on both axes, and their labels."""
     out = []
@@ -213,7 +208,7 @@ def over_epochs(courses: Sequence[Course], y_label: str, label: str, zero: bool 
     y = Axis.fit([value for _, points in courses for _, value in points], HEIGHT - 50, 14, zero=zero)
     out = [frame(x, y, "epochs", y_label)]
     for index, (name, points) in enumerate(courses):
-        colour, shape = EPOCH_COLOURS[index % len(EPOCH_COLOURS)], shape_of(index)
+        colour, shape = EPOCH_COLOURS[index % len(EPOCH_COLOURS)], list(SHAPES.values())[(index + 1) % len(SHAPES)]
         places = [(x(epoch), y(value)) for epoch, value in points]
         line = "L".join(f"{across} {up}" for across, up in places)
         out.append(f'<path class="line {colour} d{index % 4}" d="M{line}"/>')

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gst.reporting import charts
+from gst.reporting import charts, page
 from gst.reporting.charts import DASH, brief, escape, number, span, whole
 from gst.reporting.headline import (
     MOST_PROFILE_LOAD,
@@ -30,23 +30,7 @@ from gst.reporting.headline import (
     undercut,
     winner_of,
 )
-from gst.reporting.page import (
-    Record,
-    block,
-    command_line,
-    command_of,
-    definitions,
-    details,
-    figure,
-    legend,
-    mapping,
-    mappings,
-    next_steps,
-    page,
-    pair,
-    rows,
-    section,
-)
+from gst.reporting.page import Record, mapping, mappings
 from gst.reporting.timeline import timeline
 
 KINDS = {"baseline": "baseline", "method": "search method", "mutation": "mutation"}
@@ -75,13 +59,13 @@ def render(record: Record) -> str:
     """
     title, program = headline(record), str(record.get("program") or "program")
     size = f"{whole(record.get('num_nodes'))} nodes, {whole(record.get('num_edges'))} edges"
-    command = command_of(record)
+    command = page.command_of(record)
     eyebrow = f"{command} · <strong>{escape(program)}</strong> · {size}"
     measured = runtime_of(record) == "measured" or mappings(record.get("measurements"))
     middle = predictions(record) if measured else ""
     body = f"{plans(record)}{timeline(record)}{middle}{setting(record)}"
-    head = lead(record) + next_steps(_next(record)) + facts(record)
-    return page(f"{program}: {title}", title, eyebrow, head, body, command)
+    head = lead(record) + page.next_steps(_next(record)) + facts(record)
+    return page.page(f"{program}: {title}", title, eyebrow, head, body, command)
 
 
 def _next(record: Record) -> dict[str, str]:
@@ -114,10 +98,12 @@ def plans(record: Record) -> str:
     searched = {name: "baseline" if kind_of(record, name) == "baseline" else "search" for name in names}
     kinds = {name: step_kind(name) or kind for name, kind in searched.items()}
     lines = [[name, kinds[name], *(value(known[name]) for value in columns.values())] for name in names]
-    table, words = rows("All plans", ["plan", "kind", *columns], lines, best, words=2), mapping(record.get("words"))
-    methods = details(definitions((name, words[name]) for name in names if name in words), "Methods and their sources")
+    table = page.rows("All plans", ["plan", "kind", *columns], lines, best, words=2)
+    words = mapping(record.get("words"))
+    told = page.definitions((name, words[name]) for name in names if name in words)
+    methods, lead_in = page.details(told, "Methods and their sources"), f"<p>{TOLD[runtime]}</p>"
     chart = _times(record, [name for name in names if not math.isnan(times[name])])
-    return section("plans", title, f"<p>{TOLD[runtime]}</p>", table, methods, _failures(known), _bound(record), chart)
+    return page.section("plans", title, lead_in, table, methods, _failures(known), _bound(record), chart)
 
 
 def _bound(record: Record) -> str:
@@ -187,7 +173,7 @@ def _times(record: Record, names: list[str]) -> str:
         if measured
         else "Dashed: the lower bound."
     )
-    return figure(svg, f"{caption} The axis need not start at zero.", heading="Times")
+    return page.figure(svg, f"{caption} The axis need not start at zero.", heading="Times")
 
 
 # Predictions and the search -------------------------------------------------------------------------------------------
@@ -214,15 +200,15 @@ def predictions(record: Record) -> str:
     name = f"Measured against predicted time of {len(points)} plans"
     svg = charts.compared(predicted, measured, "predicted ms", "measured ms", name, marks)
     lines = [(label, origin, brief(said), brief(found)) for said, found, origin, label in points]
-    table = rows("Predicted and measured", ("plan", "origin", "predicted ms", "measured ms"), lines, words=2)
+    table = page.rows("Predicted and measured", ("plan", "origin", "predicted ms", "measured ms"), lines, words=2)
     told = (
         f"<p>The simulator, corrected by what was measured until then, named a time for {len(points)} plans before "
         f"they ran. Kendall's tau between what it said and what was measured {agree}.</p>"
     )
     caption = "On the dashed diagonal a prediction is exact; above it the plan was slower than predicted."
     title = "Predicted before, measured after"
-    shapes = legend(("", charts.mark(kind, 0, 0), words) for kind, words in KINDS.items() if kind in dict(marks))
-    return section("predictions", title, told, figure(svg, caption, table, shapes))
+    shapes = page.legend(("", charts.mark(kind, 0, 0), words) for kind, words in KINDS.items() if kind in dict(marks))
+    return page.section("predictions", title, told, page.figure(svg, caption, table, shapes))
 
 
 # Where the numbers come from ------------------------------------------------------------------------------------------
@@ -233,14 +219,14 @@ def setting(record: Record) -> str:
     measured = runtime_of(record) == "measured"
     machine = {**mapping(record.get("machine")), "seconds in all": brief(record.get("seconds"))}
     where = "Machine" if measured else "Machine that computed this"
-    return section(
+    return page.section(
         "setting",
         "Machine, devices, command",
-        pair(
-            block(where, definitions(machine.items())),
-            block("Devices" if measured else "Devices of the costs", _devices(record)),
+        page.pair(
+            page.block(where, page.definitions(machine.items())),
+            page.block("Devices" if measured else "Devices of the costs", _devices(record)),
         ),
-        command_line(record),
+        page.command_line(record),
     )
 
 
@@ -249,4 +235,4 @@ def _devices(record: Record) -> str:
     if not names:
         return ""
     told = [mapping(entry).get("description", "") for entry in record["devices"]]
-    return rows("Devices", ("device", "what it is"), zip(names.values(), told, strict=True), words=2)
+    return page.rows("Devices", ("device", "what it is"), zip(names.values(), told, strict=True), words=2)

@@ -18,3 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["HeadFinetuning", "PlacedSteps", "SegmentDataModule", "SegmentTrainingModule"]
 
 __getattr__ = lazy_names(__name__)
+
+TRAINING = {
+    "fit": "train a model (LightningCLI: every trainer flag works)",
+    "validate": "evaluate on the validation part",
+    "test": "evaluate on the test part",
+    "predict": "score the test part",
+}
+"""Commands of `gst.training.cli`, and what each does."""

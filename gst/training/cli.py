@@ -30,6 +30,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gst.cost import LOSSES, METRICS
 from gst.nn import ENCODERS
+from gst.training import TRAINING
 from gst.training.checkpoints import BackgroundCheckpointIO, Stoppable, check_readable, opened
 from gst.training.datamodule import SegmentDataModule
 from gst.training.module import SegmentTrainingModule
@@ -87,12 +88,6 @@ USUAL = """\
 --trainer.default_root_dir DIR   where results go
 --predictions.path FILE.csv  where gst predict writes scores"""
 SECTIONS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "predictions")
-SUMMARIES = {
-    "fit": "Train a model; every flag of Lightning's trainer works",
-    "validate": "Evaluate a checkpoint on the validation part",
-    "test": "Evaluate a checkpoint on the test part",
-    "predict": "Score the test part",
-}
 
 CONFIG = "config.yaml"
 """File with the configuration of a training, in the folder of its directory of checkpoints."""
@@ -367,9 +362,10 @@ def _help(name: str) -> dict[str, Any]:
     usual = USUAL.format(**{key: ", ".join(names) for key, names in lists.items()})
     options = "\n".join(f"  {each}" for each in usual.splitlines())
     examples = "\n".join(f"  gst {name} {each}" for each in EXAMPLES[name])
+    purpose = TRAINING[name][0].upper() + TRAINING[name][1:]
     return {
         "usage": f"gst {name} --config FILE.yaml [--SECTION.NAME VALUE ...]",
-        "description": f"{SUMMARIES[name]}. Examples are at the end.",
+        "description": f"{purpose}. Examples are at the end.",
         "epilog": f"usual options:\n{options}\n\nall options:\n"
         f"  gst {name} --help.SECTION        options of {', '.join(SECTIONS)}\n"
         f"  gst {name} --model.encoder.help CLASS, --data.source.help CLASS, --optimizer.help CLASS ...\n\n"

@@ -17,7 +17,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from mmap import ALLOCATIONGRANULARITY
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -61,11 +60,9 @@ class ArrayWriter:
         self.keep(len(self.finished))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         for file in (*self._files.values(), self._journal):
-            with suppress(OSError) if error is not None else nullcontext():  # a full disk was reported already
+            with suppress(OSError) if kind is not None else nullcontext():  # a full disk was reported already
                 file.close()
 
     def keep(self, count: int) -> None:
@@ -268,14 +265,8 @@ def packable(values: Shaped[np.ndarray, "*rows symbols"]) -> bool:
 
 
 def packed(values: Int8[np.ndarray, "*rows symbols"]) -> UInt[np.ndarray, "*rows"]:
-    """Return words with symbol k of a row, plus one, in the bits 3k .. 3k + 2.
-
-    Raises:
-        ValueError: a value is not among -1 .. 6, or there are more than 21 in a row.
-    """
+    """Return words with symbol k of a row, plus one, in the bits 3k .. 3k + 2; values are `packable`."""
     word = word_for(values.shape[-1])
-    if not packable(values):
-        raise ValueError(f"values {values.min()} .. {values.max()} do not fit {BITS} bits, which hold -1 .. {HIGHEST}")
     words = np.zeros(values.shape[:-1], word)
     for k in range(values.shape[-1]):
         words |= (values[..., k] - LOWEST).astype(word) << word.type(BITS * k)

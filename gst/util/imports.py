@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 UNUSED = ("PIL", "matplotlib", "scienceplots", "scipy", "transformers")
@@ -50,6 +51,23 @@ def import_from_here() -> None:
     """Append the current directory to the path of modules, so that classes which a command names are found there."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
+
+
+def imported(name: str, of: str = "") -> ModuleType:
+    """Import a module that a command names, also from the current directory.
+
+    Args:
+        of: what the command names it for, in the message; such as "the method 'mine:hill'".
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    import_from_here()
+    try:
+        return import_module(name)
+    except ImportError as error:
+        named = f"{name!r} of {of}" if of else repr(name)
+        raise ValueError(f"cannot import {named} ({error}); run gst where that module is, or set PYTHONPATH") from error
 
 
 def import_torchmetrics() -> None:

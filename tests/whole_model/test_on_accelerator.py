@@ -11,7 +11,6 @@ from torch import nn
 from gst.lowering.calls import module_on
 from gst.lowering.plan import ExecutionError
 from gst.machine.devices import Device
-from gst.placement.fleet import host
 from gst.programs import capture_module
 from gst.whole_model import device_copy
 from gst.whole_model.child_process import bound, made, variants_beside
@@ -68,7 +67,7 @@ def test_plans_on_an_accelerator_are_held_against_the_step_on_it(tmp_path: Path)
         Device("cpu:0", "cpu", (0,), 1, "host", "measured"),
         Device("cuda:0", "cuda", (), 1, "cuda:0", "measured"),
     )
-    with host._steps(saved(tmp_path), [core, gpu], "left out, as asked") as runs:
+    with variants_beside(saved(tmp_path), [core, gpu], 60.0, "left out, as asked") as runs:
         assert set(runs) == {PYTORCH, COMPILED}
         for run in runs.values():
             with pytest.raises(ExecutionError, match=r"plain PyTorch stopped .*(CUDA|NVIDIA)"):

@@ -24,6 +24,7 @@ from gst.machine.devices import Device, discover, select, this_machine
 from gst.machine.load import LoadGate, repeated_while_busy
 from gst.placement.fleet.cluster import kinds_with
 from gst.placement.fleet.workers import FleetWorkers
+from gst.placement.loop import AT_ONCE
 from gst.placement.measured_plans import LOG, MeasuredPlans, Profiled, read_measured, write_header
 from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task, check_same, load_plan
@@ -31,8 +32,6 @@ from gst.programs import Program, kind_for
 from gst.programs.traces import pinned, traced
 from gst.util.cluster import joined
 from gst.util.progress import Progress, no_progress
-
-AT_ONCE = 4  # plans that are timed alternately; the log holds all of them before the next four begin
 
 
 @dataclass(frozen=True)

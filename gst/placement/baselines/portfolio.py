@@ -231,17 +231,19 @@ def etf(task: Task, favourite: Order | None = None) -> Plan | None:
     """
     children = np.full(task.num_nodes, -1) if favourite is None else favourite
     what, order = task_scheduled(task), longest_first(task)
-    return _of_both_units(task, partial(_etf, task, what, order, children))
+    return _of_both_units(task, partial(_scheduled, task, what, _earliest_first(order, children)))
 
 
-def _etf(
-    task: Task, what: Scheduled, order: Order, favourite: Order, parts: units.Units, room: units.Rooms
-) -> Plan | None:
-    return _in_turn_of(task, *earliest_first(order, *_undecided(task, what, parts, room), favourite))
+Schedule = Callable[[Scheduled, Places], tuple[Order, Order]]
 
 
-def _in_turn_of(task: Task, placement: Order, turn: Order) -> Plan | None:
-    """Return the plan that runs nodes by their turn; None if one has no place."""
+def _earliest_first(order: Order, favourite: Order) -> Schedule:
+    return lambda task, places: earliest_first(order, task, places, favourite)
+
+
+def _scheduled(task: Task, what: Scheduled, by: Schedule, parts: units.Units, room: units.Rooms) -> Plan | None:
+    """Return the plan that runs nodes by their turn in a schedule; None if one has no place."""
+    placement, turn = by(*_undecided(task, what, parts, room))
     return task.plan(placement, priority_of(np.argsort(turn, kind="stable"))) if (placement >= 0).all() else None
 
 
@@ -273,19 +275,13 @@ def moldable(task: Task) -> Plan | None:
     for slack, order in product(SLACKS, (longest_first(task), np.arange(task.num_nodes))):
         worthwhile = _worthwhile(what, parts, slack)
         some = replace(parts, times_us=np.where(worthwhile, parts.times_us, np.inf))
-        by_etf = units.fitted(task, parts, partial(_etf, task, what, order, none, some))
+        by_etf = units.fitted(task, parts, partial(_scheduled, task, what, _earliest_first(order, none), some))
         if by_etf is not None:
             plans += [by_etf, units.kept(task, task.plan(by_etf.placement, priority_of(order)))]
         for crowd in (0.0, 1.0):
             by_events = partial(with_widths, order, *threads, worthwhile, crowd)
-            plans.append(units.fitted(task, parts, partial(_by_events, task, helped, parts, by_events)))
+            plans.append(units.fitted(task, parts, partial(_scheduled, task, helped, by_events, parts)))
     return units.quickest(task, plans)
-
-
-def _by_events(
-    task: Task, what: Scheduled, parts: units.Units, schedule: Callable[..., tuple[Order, Order]], room: units.Rooms
-) -> Plan | None:
-    return _in_turn_of(task, *schedule(*_undecided(task, what, parts, room)))
 
 
 def _worthwhile(each: Scheduled, parts: units.Units, slack: float) -> Bool[np.ndarray, "devices units"]:

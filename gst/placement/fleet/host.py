@@ -8,8 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event
@@ -107,16 +106,11 @@ class Host:
         if arguments["with_steps"] is None:
             measurements = measure_plans(self._isolated, _plans(arguments), *settings)
         else:
-            with _steps(self._program, self._isolated.devices, arguments["with_steps"]) as steps:
+            devices, skip_reason = self._isolated.devices, arguments["with_steps"]
+            with variants_beside(self._program, devices, START_LIMIT_S, skip_reason) as variants:
+                steps = {name: variants[name] for name in (PYTORCH, COMPILED)}
                 measurements = measure_plans(self._isolated, _plans(arguments), *settings, steps)
         return {"measurements": [each.to_dict() for each in measurements]}
-
-
-@contextmanager
-def _steps(program: Path, devices: Sequence[Device], skip_reason: str) -> Iterator[dict[str, Callable[[], float]]]:
-    """Time the step as written and compiled, on the first accelerator of the devices, or otherwise on the cores."""
-    with variants_beside(program, devices, START_LIMIT_S, skip_reason) as steps:
-        yield {name: steps[name] for name in (PYTORCH, COMPILED)}
 
 
 def _plans(arguments: dict[str, Any]) -> list[Plan]:

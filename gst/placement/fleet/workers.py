@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from gst.execution.isolated import START_LIMIT_S
 from gst.execution.measure import Measurement
@@ -44,8 +43,6 @@ class Pool(Generic[Worker]):
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Worker]], count: int) -> None:
-        if count < 1:
-            raise ValueError(f"count is {count}; measuring needs at least one worker")
         self._make, self._executor = make, ThreadPoolExecutor(count)
         self._changed = threading.Condition()
         self._idle: list[tuple[Worker, ExitStack] | None] = [None] * count  # None: a worker that is not made yet
@@ -54,9 +51,7 @@ class Pool(Generic[Worker]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         """Wait for all jobs; after an error only for those that have begun, and the others are cancelled."""
         self._executor.shutdown(cancel_futures=kind is not None)
         for _, stack in filter(None, self._idle):
@@ -165,12 +160,10 @@ class FleetWorkers:
         self._pool.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         if kind is not None:
             self.kind.stopping.set()
-        self._pool.__exit__(kind, error, trace)
+        self._pool.__exit__(kind, *error)
         end_workers(worker for worker in self._free if isinstance(worker, RemoteWorker))
 
     def costs(self, repetitions: int = 5) -> Costs:
