@@ -216,10 +216,10 @@ def test_a_killed_sweep_goes_on_as_if_it_had_not_been() -> None:
 
 
 def test_bayes_tries_better_values_than_chance() -> None:
-    """The first ten are drawn by chance."""
+    """The first ten are drawn by chance; of four more the mean would be 0.96 of theirs, where `bayes` has 0.6."""
     assert main(["sweep", "--local", sweep_file(method="bayes"), "--trials", "14", "--json", "r.json"]) == 0
     values = [each["value"] for each in json.loads(Path("r.json").read_text())["trials"]]
-    assert sum(values[10:]) / 4 < sum(values[:10]) / 10
+    assert sum(values[10:]) / 4 < 0.8 * sum(values[:10]) / 10
 
 
 def test_failed_trials_are_told_and_three_in_a_row_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
