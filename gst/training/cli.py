@@ -165,6 +165,11 @@ class Parser(LightningArgumentParser):
 class GstCLI(LightningCLI):
     """LightningCLI with the callbacks and checkpoint writer of this package, and checks of strategy and precision."""
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the command of this process alone: parsers of the other three would take most of its start."""
+        return {sys.argv[1]: LightningCLI.subcommands()[sys.argv[1]]}
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(PredictionWriter, "predictions")
         parser.add_argument(
@@ -296,7 +301,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"prog": "gst", "description": "Graph Segment Training (GST)", "exit_on_error": False}
                 | {"formatter_class": _HelpFormatter}  # of the commands too
-                | {name: {"exit_on_error": False, **_help(name)} for name in EXAMPLES},
+                | {arguments[0]: {"exit_on_error": False, **_help(arguments[0])}},
             )
     except argparse.ArgumentError as error:
         more = f"; --config FILE.yaml gives them, such as {AN_EXAMPLE}" if "required" in error.message else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from embedding_cache import EmbeddingTable, storage
 from embedding_cache.storage import HUGE_PAGE, AcceleratorRows, HostRows, MappedFile, finite_rows, ordinary
+from tests.files import largest_file
 
 HOST, DIRECTORY = torch.device("cpu"), Path(tempfile.gettempdir())
 KINDS = ["accelerator", "ordinary", "mapped"]
@@ -133,17 +133,6 @@ def test_a_file_takes_no_name_and_goes_with_its_table(tmp_path: Path) -> None:
 
 def mapped_under(path: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Python ignores SIGXFSZ, so a longer file is an OSError, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_is_told_at_once_and_leaves_the_table_as_it_was(tmp_path: Path) -> None:

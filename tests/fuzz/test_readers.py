@@ -30,6 +30,3 @@ def test_damaged_files(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_ten_thousand_cases_found_stays_mended(name: str, case: int) -> None:
     assert list(findings(READERS[name], range(case, case + 1), 0)) == [None]
-
-
-# Who watches the watchman ----------------------------------------------------------------------------

@@ -3,14 +3,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from gst.graphs.store import open_store, prepare, verify
 from gst.method.batch import assemble
 from gst.util.arrays import ArrayWriter, PackedArray
 from partitioners import METHODS, partition
+from tests.files import largest_file
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]
 
@@ -351,17 +350,6 @@ def test_verify_notices_a_change_of_the_description(tmp_path: Path) -> None:
 
 
 # Failure -------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Python ignores SIGXFSZ, so a longer write is an OSError."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3000])

@@ -33,7 +33,7 @@ from gst.method.recorded import Recorded
 from gst.method.regression import RowRegression, moments, residual_products
 from tests.method.host_waits import Messages, graphs
 
-NUM_SEGMENTS = 4
+NUM_SEGMENTS = 3
 
 
 def trained(
@@ -48,7 +48,7 @@ def trained(
     head = nn.Linear(6, 2, dtype=torch.float64)
     model = GraphSegmentTraining(encoder, head, pooling, 2, table=table, estimate=estimate, **arguments)
     if table:
-        for _ in range(2):  # at most 4 of 4 segments are known; of the second graph fewer
+        for _ in range(2):  # at most all segments are known; of the second graph fewer
             model(data[:1])
         model(data)
         with torch.no_grad():

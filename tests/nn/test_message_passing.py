@@ -56,14 +56,6 @@ def test_a_maximum_is_a_loop_over_entries(dtype, seed, rows, columns, count, tie
     assert_same_outcome(neighbour_max(as_matrix(entries, rows, columns), x), slow_max(entries, rows, x), [x], dtype)
 
 
-@pytest.mark.parametrize("count", [0, 12])
-def test_gradients_are_right(count: int) -> None:
-    matrix = as_matrix(random_entries(1, 5, 4, count), 5, 4)
-    x = numbers(4, 6)
-    assert torch.autograd.gradcheck(lambda x: product(matrix, x), x)
-    assert torch.autograd.gradcheck(lambda x: neighbour_max(matrix, x), x)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_every_floating_dtype_stays_itself(dtype: torch.dtype) -> None:
     matrix = CsrMatrix.from_entries(torch.tensor([1, 2, 1]), torch.tensor([0, 1, 2]), (4, 4))

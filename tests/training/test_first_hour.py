@@ -44,7 +44,8 @@ def last_line(printed: str) -> str:
 
 
 @pytest.mark.parametrize("flags", [
-    (STOPPING, "--trainer.callbacks.monitor=val/tua"), (BEST, "--trainer.callbacks.monitor=tau"),
+    (STOPPING, "--trainer.callbacks.monitor=val/tua"),
+    pytest.param((BEST, "--trainer.callbacks.monitor=tau"), marks=pytest.mark.rest),
     pytest.param(PLATEAU, marks=pytest.mark.e2e),
 ], ids=["early stopping", "best", "learning rate"])  # fmt: skip
 def test_a_misspelt_monitor_is_refused_before_the_first_epoch(

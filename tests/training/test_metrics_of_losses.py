@@ -76,13 +76,6 @@ def test_a_regression_is_judged_by_its_errors() -> None:
     assert tested["test/rmse"] == pytest.approx(root_mean_squared_error(targets, scores), rel=1e-5)
 
 
-def test_classification_has_accuracy_and_macro_f1() -> None:
-    classes = f"{TARGETS}=[[0, 1, 2, 0, 1, 2, 0, 1], [1, 1, 0, 2, 2, 0, 1, 0]]"
-    assert small("fit", classes, "--model.loss=cross_entropy", "--model.head.outputs=3", "--json=fit.json") == 0
-    metrics = json.loads(Path("fit.json").read_text())["metrics"]
-    assert {"val/accuracy", "val/balanced_accuracy", "val/macro_f1"} <= metrics.keys()
-
-
 VALID = ["--data.valid_source=made_targets.MadeTargets", "--data.valid_source.init_args.targets=[[0, 1, 3, 2]]"]
 WRONG = {
     "from 1": (

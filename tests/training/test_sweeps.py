@@ -18,6 +18,7 @@ from made_targets import SMALL
 
 from gst.cli.command_line import _parser, main
 from gst.training.sweeps import Sweep, metric_of, read_sweep
+from tests.choices import with_rest
 from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_a_grid_is_tried_whole_and_the_best_comes_first(capsys: pytest.CaptureFi
     assert "x=0.25 y=a" in printed[first] and any("script.py --x=0.25 --y=a" in line for line in printed)
 
 
-@pytest.mark.parametrize("method", ["grid", "random"])
+@pytest.mark.parametrize("method", with_rest(["grid", "random"], ["random"]))
 def test_trials_at_once_are_those_that_run_one_after_the_other(method: str) -> None:
     file = sweep_file(method=method, parameters={"x": {"values": [0.0, 0.25, 1.0]}, "y": {"values": ["a", "bb"]}})
     assert main(["sweep", "--local", file, "--trials", "5", "--out", "one"]) == 0
@@ -215,10 +216,10 @@ def test_a_killed_sweep_goes_on_as_if_it_had_not_been() -> None:
 
 
 def test_bayes_tries_better_values_than_chance() -> None:
-    """The first ten are drawn by chance."""
-    assert main(["sweep", "--local", sweep_file(method="bayes"), "--trials", "18", "--json", "r.json"]) == 0
+    """The first ten are drawn by chance; of four more the mean would be 0.96 of theirs, where `bayes` has 0.6."""
+    assert main(["sweep", "--local", sweep_file(method="bayes"), "--trials", "14", "--json", "r.json"]) == 0
     values = [each["value"] for each in json.loads(Path("r.json").read_text())["trials"]]
-    assert sum(values[10:]) / 8 < sum(values[:10]) / 10
+    assert sum(values[10:]) / 4 < 0.8 * sum(values[:10]) / 10
 
 
 def test_failed_trials_are_told_and_three_in_a_row_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
