@@ -51,6 +51,8 @@ EQUIVALENT = {
     ),
     "labels = np.arange(csr.num_nodes, dtype=np.int32 if csr.num_nodes < 2**31 else np.int64)": "for memory alone",
     "if words == 1:  # the processor looks far enough ahead by itself": "for speed alone",
+    "for low, first, end in zip(range(0, num_nodes, block_nodes), ends - sizes, ends, strict=True):": "as long",
+    "for columns, values in zip(self._places.links[:, here, there], (latency, -took), strict=True):": "as long",
 }  # lines of survivors that change no result here, by inspection, with the reason
 LIMIT_S, ENDED = 400, "the process ended or took too long"  # seconds of processor time, for the tests of one mutant
 NEAREST = 12  # files of tests at most

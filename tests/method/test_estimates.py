@@ -325,6 +325,19 @@ def test_residuals_and_rows_that_are_unknown_or_not_finite_say_nothing() -> None
     assert (moments(torch.tensor([[1.0, torch.nan]]), torch.ones(1, 2)) == 0).all()
 
 
+def test_the_learned_map_does_not_depend_on_the_scale_of_embeddings() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(40, 3, generator=generator).double()
+    now, maps = rows @ torch.randn(3, 3, generator=generator).double() + 0.5, []
+    for scale in (1.0, 1e-2):
+        regression = RowRegression()
+        regression.observe(moments(scale * rows, scale * now))
+        linear = regression.map()
+        assert linear is not None
+        maps.append((linear[0], linear[1] / scale))
+    torch.testing.assert_close(maps[1], maps[0], rtol=1e-6, atol=1e-6)
+
+
 def test_a_linear_change_of_all_embeddings_is_learned() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(3, 3, generator=generator), torch.randn(3, generator=generator)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partition_cases import graphs, grid, unhurried, weights
 
 from partitioners import largest_part, num_parts_for, quality, repair, symmetric_csr
-from partitioners.balance import _overflow, heaviest_first, unplaceable
+from partitioners.balance import Problem, _overflow, heaviest_first, unplaceable
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -44,6 +44,23 @@ def test_the_kernel_stays_within_its_arrays(graph: tuple[np.ndarray, int], num_p
         kernel(csr, ones, parts, sizes, largest)
         results.append(parts)
     np.testing.assert_array_equal(*results)
+
+
+def test_a_node_that_just_fits_is_moved() -> None:
+    path = np.array([[0, 1, 2], [1, 2, 3]])
+    parts, sizes = np.array([0, 0, 0, 1]), np.array([3, 1])
+    _overflow(symmetric_csr(path, 4), np.ones(4, np.int64), parts, sizes, 2)
+    assert parts.tolist() == [0, 0, 1, 1] and sizes.tolist() == [2, 2]
+
+
+def test_sound_parts_stay_as_they_are_and_others_win_back_edges() -> None:
+    side = 30
+    problem = Problem(grid(side), side * side, 4, tolerance=0.1)
+    sound = np.random.default_rng(0).permutation(np.arange(side * side) % 4)
+    assert problem.refined(sound) is sound
+    one_too_heavy = np.where(np.arange(side * side) < side * side // 2, 0, sound)
+    cuts = [quality(problem.edges, each(one_too_heavy)).edge_cut for each in (problem.balanced, problem.refined)]
+    assert cuts[1] < 0.8 * cuts[0]
 
 
 def test_repair_keeps_most_of_the_cut_of_a_grid() -> None:

@@ -115,6 +115,14 @@ def test_a_group_of_the_busiest_device_goes_to_the_idlest_and_an_order_changes_w
     assert 0 < np.abs(offsets).max() < 2 * longest
 
 
+def test_priorities_that_cease_to_follow_the_placement_give_the_same_plan() -> None:
+    task = made_task(30, 1)
+    around = Neighbourhood(task, np.random.default_rng(0))
+    state = around.state(task.plan(np.arange(30) % 2), by_tail=True)
+    changed = [each for each in (around.moves["order"](state) for _ in range(200)) if not each.by_tail]
+    assert changed and all(around.plan(each).key == around.plan(state).key for each in changed)
+
+
 @pytest.mark.parametrize("queue", [False, True])
 def test_the_chain_of_waits_explains_the_makespan(queue: bool) -> None:
     """Each operation of the chain began when the next in it let it: at its end, or when its copy arrived."""

@@ -135,6 +135,12 @@ def test_by_hand_a_value_crosses_once_and_copies_of_a_memory_go_one_after_the_ot
     assert free.begin_us.tolist() == [0, 10, 25, 26, 25, 27]
 
 
+def test_an_operation_writes_its_result_and_reads_what_it_uses() -> None:
+    costs = made(MOLDABLE, [(0, 1), (0, 2), (1, 2)], np.ones((3, 3)))
+    costs = replace(costs, output_bytes=np.array([1, 2, 4]), computed=np.array([False, True, True]))
+    assert costs.traffic_bytes.tolist() == [0, 2 + 1, 4 + 1 + 2]
+
+
 def test_contention_is_recovered_from_runs_under_it() -> None:
     rng = np.random.default_rng(0)
     nodes = 400
