@@ -82,13 +82,14 @@ class Parts:
         if not (hasattr(source, "items") and hasattr(source, "load")):
             raise ValueError(f"hosts read graphs one by one: {type(source).__name__} has no items() and load(item)")
         self.source, self.cluster, self.cut, self.settings = source, cluster, cut, settings
-        key = shortened(hashlib.sha256(f"{self.fingerprint()} {settings}".encode()))
-        self.folder = (root if isinstance(root, Address) else root.absolute()) / f".parts-{key}"
+        self._fingerprint = str(getattr(source, "fingerprint", str)())
+        self._key = shortened(hashlib.sha256(f"{self._fingerprint} {settings}".encode()))
+        self.folder = (root if isinstance(root, Address) else root.absolute()) / f".parts-{self._key}"
         self._places: list[Path | Address] = []
 
     def fingerprint(self) -> str:
         """Return that of the source, empty if it has none."""
-        return str(getattr(self.source, "fingerprint", str)())
+        return self._fingerprint
 
     def __iter__(self) -> Iterator[Part]:
         yield from map(self._opened, self._places)
@@ -99,7 +100,8 @@ class Parts:
             import ray
 
             task = ray.remote(max_retries=ATTEMPTS)(_cut_one)
-            shared = ray.put((Path.cwd(), self.source, self.cut, self.folder, self.settings, self.fingerprint()))
+            known = self._key if self._fingerprint else ""  # fingerprints of many files are long
+            shared = ray.put((Path.cwd(), self.source, self.cut, self.folder, self.settings, known))
             waiting: deque[Any] = deque()
             for item in items:
                 waiting.append(task.remote(shared, item))
