@@ -197,7 +197,8 @@ def failing_test(tree: Path, compiled: Path, tests: Sequence[str], unsound: Sequ
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid or 0, signal.SIGKILL)  # its children, too
     process.join()
-    failed = [line.split(" ")[1] for line in printed.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = [line for line in printed.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line.partition(" ")[2].partition(" - ")[0] for line in lines]  # names of tests may have spaces
     return [*failed, ENDED][0] if process.exitcode not in (0, 5) else ""  # 5: all were left out
 
 
