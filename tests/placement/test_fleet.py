@@ -40,6 +40,8 @@ LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 @pytest.fixture(scope="module")
 def mark() -> Iterator[str]:
     """A fleet of two hosts, of which the second sees one core; the value of `MARK` in its processes."""
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
     with pytest.MonkeyPatch.context() as patch:
         mark = uuid4().hex
         for name, value in {
@@ -48,7 +50,6 @@ def mark() -> Iterator[str]:
         }.items():  # fmt: skip
             patch.setenv(name, value)
         from ray._private import ray_constants
-        from ray._private.authentication_test_utils import reset_auth_token_state
         from ray.cluster_utils import Cluster
 
         reset_auth_token_state()  # whoever imported Ray before us made it read the variables
@@ -66,6 +67,7 @@ def mark() -> Iterator[str]:
         with joined("ray"):
             yield mark
         cluster.shutdown()
+    reset_auth_token_state()  # the next cluster of this process has another token
 
 
 def begun(start: Callable[[], object]) -> None:
