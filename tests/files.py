@@ -1,9 +1,16 @@
 """Files that tests read: the fixtures, and measured data beside the repository where it is there; and full disks."""
 
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
+
+from gst.graphs.index import checksum_of
+from gst.util.arrays import shortened
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -24,3 +31,17 @@ def largest_file(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def changed_records(store: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield the records of the graphs of a store, to be changed; the index fits them afterwards."""
+    meta = json.loads((store / "meta.json").read_text())
+    records = [json.loads(line) for line in (store / "records.bin").read_text().splitlines()]
+    yield records
+    lines = [f"{json.dumps(record)}\n".encode() for record in records]
+    (store / "records.bin").write_bytes(b"".join(lines))
+    meta["files"]["records.bin"] = sum(map(len, lines))
+    meta["graphs"]["ends"] = list(accumulate(map(len, lines)))
+    meta["records"] = shortened(sha256(b"".join(lines)))
+    (store / "meta.json").write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))

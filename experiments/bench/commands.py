@@ -26,6 +26,7 @@ STUDIES = {
     "partition": "cuts and times of the partitioners",
     "distributed": "training with several processes compared with one: graphs a second, share of the table",
     "checkpoint": "saving and restoring a large table compared with a copy of the file, and how long training waits",
+    "many_graphs": "stores of many graphs: to prepare, to open, memory",
     "remote": "epochs from an S3 server with 20 ms of latency compared with a local store, and the bytes fetched",
     "scale": "1 to 256 processes simulated from measured figures, and where communication takes over",
     "step_calls": "launches, copies and waits of a training step, counted on a described accelerator",

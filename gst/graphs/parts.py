@@ -17,12 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gst.graphs.remote import INDEX
+from gst.graphs.index import RECORDS, read_index, record_of
 from gst.util.addresses import Address, download, remove
 from gst.util.arrays import ArrayWriter, Entry, Record, check_names, shortened
 from gst.util.cluster import joined
 from gst.util.copies import local_copy
-from gst.util.untrusted import read_object
 
 WAITING = 1000  # tasks at most, for clusters of up to as many cores
 ATTEMPTS = 5  # of a graph whose host is lost
@@ -34,11 +33,7 @@ class Part:
 
     place: Path | Address
     meta: dict[str, Any]
-
-    @property
-    def record(self) -> Record:
-        """Properties of the graph and the entries of its arrays."""
-        return self.meta["graphs"][0]
+    record: Record
 
     @property
     def name(self) -> str:
@@ -132,9 +127,11 @@ class Parts:
     def _opened(self, place: Path | Address) -> Part:
         if isinstance(place, Path) and not place.is_dir():
             raise ValueError(f"{place} is not on this host; give a folder that all hosts share, or an address")
-        part = Part(place, read_object(local_copy(place / INDEX)))
-        names = (f"{name}.bin" for name in (*part.record["arrays"], part.meta.get("parts", "none")))
-        check_names(place, (*part.meta["files"], *names))
+        meta = read_index(place)
+        check_names(place, (*meta["files"], f"{meta.get('parts', 'none')}.bin"))
+        folder = place / meta["parts"] if "parts" in meta else place
+        part = Part(place, meta, record_of(meta, local_copy(folder / RECORDS).read_bytes(), 0))
+        check_names(place, (f"{name}.bin" for name in part.record["arrays"]))
         return part
 
 

@@ -12,19 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gst.graphs.index import INDEX, checksum_of
 from gst.util.addresses import Address, details, upload, write_object
 from gst.util.arrays import check_names, shortened
 from gst.util.copies import RemoteFile, copies_directory, read_whole, usual_room
 from gst.util.untrusted import read_object, shown
 
-INDEX = "meta.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def checksum_of(meta: dict[str, Any]) -> str:
-    """Return the checksum of everything else in meta.json."""
-    content = {key: value for key, value in meta.items() if key != "checksum"}
-    return shortened(hashlib.sha256(json.dumps(content, sort_keys=True).encode()))
 
 
 def publish(store: Path, address: Address) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64, Shaped
@@ -67,6 +67,17 @@ class SegmentedGraph:
     spreads: Float64[np.ndarray, " configs"]
     node_data: Mapping[str, Array] = field(default_factory=dict)
     edge_data: Mapping[str, Array] = field(default_factory=dict)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Open a graph of `opened_later`, of which a field is asked for the first time."""
+            opener = self.__dict__.get("_opener")
+            if opener is None or name.startswith("_"):
+                raise AttributeError(f"a {type(self).__name__} has no {name}")
+            self.__dict__.update(opener().__dict__)
+            self.__dict__.pop("_opener", None)  # another thread may have been faster
+            return getattr(self, name)
 
     def to(self, device: object, non_blocking: bool = False) -> SegmentedGraph:
         """Return the graph itself: it stays on the host, whoever moves whole batches, as Lightning does."""
@@ -203,11 +214,19 @@ def collect(cut: Cutting) -> SegmentedGraph:
     return from_arrays(scalars, arrays)
 
 
+def opened_later(name: str, opener: Callable[[], SegmentedGraph]) -> SegmentedGraph:
+    """Return the graph that `opener` returns, which is called when the first field but the name is used."""
+    graph = object.__new__(SegmentedGraph)
+    graph.__dict__.update(name=name, _opener=opener)
+    return graph
+
+
 def from_arrays(scalars: Mapping[str, Any], arrays: Mapping[str, Any]) -> SegmentedGraph:
     """A graph from its arrays, under the names that they have in a store. Rows of tables stand for them: read-only."""
     arrays = {name: _read_only(array) for name, array in arrays.items()}
+    others = [name for name in arrays if name not in ARRAYS]
     data: dict[str, Any] = {
-        prefix: {name.removeprefix(f"{prefix}_"): arrays[name] for name in arrays if name.startswith(f"{prefix}_")}
+        prefix: {name.removeprefix(f"{prefix}_"): arrays[name] for name in others if name.startswith(f"{prefix}_")}
         for prefix in DATA
     }
     return SegmentedGraph(**scalars, **{name: arrays[name] for name in ARRAYS}, **data)

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,27 @@ from typing import Any
 import numpy as np
 
 from gst.graphs.graph import Graph, from_pyg, is_pyg, trouble_with
+from gst.graphs.index import (
+    INDEX,
+    RECORDS,
+    SCHEMA,
+    check_records,
+    checksum_of,
+    contents,
+    read_index,
+    record_of,
+    write_index,
+)
 from gst.graphs.parts import Part, Parts
 from gst.graphs.preparation import Preparation
-from gst.graphs.remote import INDEX, checksum_of, open_files, publish
-from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays
+from gst.graphs.remote import open_files, publish
+from gst.graphs.segments import BLOCK_NODES, SCALARS, SegmentedGraph, from_arrays, opened_later
 from gst.util.addresses import Address, details, place, write_object
-from gst.util.arrays import JOURNAL, Record, as_bytes, decoded, map_files, shortened, view
+from gst.util.arrays import as_bytes, decoded, map_files, shortened, view
 from gst.util.copies import local_copy
-from gst.util.untrusted import plain, read_object, shown
+from gst.util.untrusted import plain, shown
 from gst.util.writing import atomic_write, cache_directory, locked_file
 
-SCHEMA = 3
 DTYPES = {
     "owned_counts": np.int64, "row_ptr": np.int64, "edge_ptr": np.int64, "config_ptr": np.int64, "node_ids": np.int64,
     "opcodes": np.int32, "edges": np.int32, "config_rows": np.int32,
@@ -39,8 +50,8 @@ DTYPES = {
 """Of each array of a `SegmentedGraph`, but for features and data of nodes and edges, and for `config_features`, which
 are of int8 or float32."""
 
-READ_WHOLE = ("owned_counts", "row_ptr", "edge_ptr", "config_ptr", "targets", "counts", "spreads")
-"""Arrays that are read when a store behind an address is opened."""
+READ_WHOLE = ("records", "owned_counts", "row_ptr", "edge_ptr", "config_ptr", "targets", "counts", "spreads")
+"""Files that are read when a store behind an address is opened."""
 
 
 def prepare(
@@ -98,18 +109,16 @@ def prepare(
         return root / name
     named = _named(graphs)
     readable = chain([next(named)], named)  # the first is read now: if that cannot be, nothing has been touched yet
-    with _workplace(root, key) as partial:
+    with _workplace(root, key) as unfinished:
         workers = workers or len(os.sched_getaffinity(0))
-        with Preparation(partial, settings, workers, progress) as preparation:
+        with Preparation(unfinished, settings, workers, progress) as preparation:
             for graph in readable:
                 preparation.add(graph)
             records, sizes = preparation.finish()
-        meta = {"schema": SCHEMA, "settings": settings, "files": sizes, "graphs": records}
-        (partial / "meta.json").write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))
-        (partial / JOURNAL).unlink()
+        write_index(unfinished, settings, records, sizes)
         final = root / _digest(settings, [f"{record['name']} {record['digest']}" for record in records])
         try:
-            partial.rename(final)
+            unfinished.rename(final)
         except OSError:
             if not final.is_dir():  # else another process was faster
                 raise
@@ -179,9 +188,9 @@ def _stores(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, list[st
     """Name and contents of each readable store made with `settings`."""
     for path in root.glob("[!.]*/meta.json"):  # one that begins with a dot was killed before it got its name
         with suppress(ValueError, KeyError, TypeError):
-            meta = _read_meta(path.parent)
+            meta = read_index(path.parent)
             if meta["settings"] == settings:
-                yield path.parent.name, [f"{record['name']} {record['digest']}" for record in meta["graphs"]]
+                yield path.parent.name, contents(meta)
 
 
 @contextmanager
@@ -207,7 +216,7 @@ def _workplace(root: Path, key: str) -> Iterator[Path]:
 
 
 def open_store(directory: Path | str, cache: float | None = None) -> list[SegmentedGraph]:
-    """The graphs of a store, their arrays memory-mapped and read-only.
+    """The graphs of a store, their arrays memory-mapped and read-only. A graph is opened when it is used.
 
     Arrays behind an address are read where they are indexed, by ranges of bytes, and this disk keeps copies of these.
 
@@ -219,12 +228,15 @@ def open_store(directory: Path | str, cache: float | None = None) -> list[Segmen
     """
     directory = place(directory)
     with _damage_named(directory):
-        meta = _read_meta(directory)
+        meta = read_index(directory)
         if isinstance(directory, Address):
             files = open_files(directory, meta, READ_WHOLE, None if cache is None else int(cache * 1e9))
         else:
             files = map_files(directory, meta["files"])
-        return [_open_graph(record, files) for record in meta["graphs"]]
+        check_records(meta, files["records"])
+        names, ends = meta["graphs"]["names"], meta["graphs"]["ends"]
+        _require(len(names) == len(ends) and len(names) > 0, f"{len(ends)} lines of {RECORDS} for {len(names)} graphs")
+        return [opened_later(name, partial(_open_graph, directory, meta, files, i)) for i, name in enumerate(names)]
 
 
 @contextmanager
@@ -238,19 +250,13 @@ def _damage_named(directory: Path | str) -> Iterator[None]:
         raise ValueError(f"{directory} is no segment store ({plain(error)}); make one with `gst prepare`") from error
 
 
-def _read_meta(directory: Path | Address) -> dict[str, Any]:
-    meta = read_object(local_copy(directory / INDEX))
-    if meta["schema"] != SCHEMA:
-        schema = shown(meta["schema"])
-        raise ValueError(f"{directory} has schema {schema}, this version reads {SCHEMA}; prepare it again")
-    return meta
-
-
-def _open_graph(record: Record, files: dict[str, Any]) -> SegmentedGraph:
-    values: dict[str, Any] = {key: record[key] for key in SCALARS}
-    arrays = {key: decoded(files[key], entry) for key, entry in record["arrays"].items()}
-    graph = from_arrays(values, arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
-    check_layout(graph)
+def _open_graph(directory: Path | str, meta: dict[str, Any], files: dict[str, Any], number: int) -> SegmentedGraph:
+    with _damage_named(directory):
+        record = record_of(meta, files["records"], number)
+        values: dict[str, Any] = {key: record[key] for key in SCALARS}
+        arrays = {key: decoded(files[key], entry) for key, entry in record["arrays"].items()}
+        graph = from_arrays(values, arrays | {"edges": view(files["edges"], record["arrays"]["edges"]).T})
+        check_layout(graph)
     graph.checksums.update({key: entry.get("checksum", "") for key, entry in record["arrays"].items()})
     return graph
 
@@ -262,7 +268,7 @@ def verify(directory: Path) -> None:
         ValueError: `open_store` refuses it, a byte changed, or an index points nowhere; the message names the array.
     """
     with _damage_named(directory):
-        meta = _read_meta(directory)
+        meta = read_index(directory)
         _compare_checksums(directory, meta)
         for graph in open_store(directory):
             check_indices(graph)
@@ -274,7 +280,9 @@ def _compare_checksums(directory: Path, meta: dict[str, Any]) -> None:
     if checksum_of(meta) != meta.get("checksum"):
         raise ValueError(f"{directory}/meta.json {changed}; {advice}")
     files = map_files(directory, meta["files"])
-    for record in meta["graphs"]:
+    check_records(meta, files["records"])
+    for number in range(len(meta["graphs"]["names"])):
+        record = record_of(meta, files["records"], number)
         for key, entry in record["arrays"].items():
             name = shown(record["name"])
             if shortened(hashlib.sha256(as_bytes(view(files[key], entry)))) != entry.get("checksum"):

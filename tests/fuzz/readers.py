@@ -29,7 +29,7 @@ from gst.data import MalNet, TpuGraphsCollection, read_hlo
 from gst.data.malnet import read_edge_list
 from gst.data.tpugraphs import read
 from gst.execution.measure import Log
-from gst.graphs.remote import checksum_of
+from gst.graphs.index import checksum_of
 from gst.graphs.segments import ARRAYS
 from gst.graphs.store import open_store, prepare, verify
 from gst.lowering.plan import Plan
@@ -43,6 +43,7 @@ from gst.training.cli import run
 from gst.training.rank import load
 from gst.util.arrays import as_bytes, shortened, view
 from gst.util.untrusted import plain
+from tests.files import changed_records
 from tests.reference import random_graph
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -172,12 +173,13 @@ def _store(path: Path) -> object:
 def _seal_store(folder: Path) -> None:
     """Renew all checksums, as far as the store can still be understood."""
     with suppress(ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError, OverflowError):
-        meta = json.loads((folder / "meta.json").read_text())
         files = {path.stem: np.frombuffer(path.read_bytes(), np.uint8) for path in folder.glob("*.bin")}
+        with changed_records(folder) as records:
+            for record in records:
+                for key, entry in record["arrays"].items():
+                    entry["checksum"] = shortened(hashlib.sha256(as_bytes(view(files[key], entry))))
+        meta = json.loads((folder / "meta.json").read_text())
         meta["files"] |= {path.name: path.stat().st_size for path in folder.glob("*.bin")}
-        for record in meta["graphs"]:
-            for key, entry in record["arrays"].items():
-                entry["checksum"] = shortened(hashlib.sha256(as_bytes(view(files[key], entry))))
         (folder / "meta.json").write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))
 
 

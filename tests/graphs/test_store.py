@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ from segment_reference import assert_identical
 import gst.graphs.preparation
 from gst.data.synthetic import SyntheticPrograms, synthetic_program
 from gst.graphs.graph import Graph
+from gst.graphs.index import record_of
 from gst.graphs.segments import SegmentedGraph, segment
 from gst.graphs.store import open_store, prepare, verify
 from gst.method.batch import assemble
-from gst.util.arrays import ArrayWriter, PackedArray
+from gst.util.arrays import ArrayWriter, Mapped, PackedArray
 from partitioners import METHODS, partition
-from tests.files import largest_file
+from tests.files import changed_records, largest_file
 
 GRAPHS = [random_graph(seed, 10 + 20 * seed, num_configurable=4 * seed) for seed in range(3)]
 
@@ -76,7 +79,7 @@ def layouts(*at: tuple[int, int], num_configs: int = 300) -> Graph:
 def test_layouts_take_eight_bytes_for_each_configuration_and_node(tmp_path: Path) -> None:
     graph = layouts()
     (cut,) = open_store(prepare([graph], tmp_path, max_nodes=8))
-    assert isinstance(cut.config_features, PackedArray) and isinstance(cut.config_features.words, np.memmap)
+    assert isinstance(cut.config_features, PackedArray) and Mapped.of(cut.config_features) is not None
     assert cut.config_features.nbytes == 8 * 300 * 12 and graph.config_features.nbytes == 18 * 300 * 12
     assert 0 < segment(graph, max_nodes=8).nbytes() - cut.nbytes() == 10 * 300 * 12
     picks, chosen = [(0, 2), (0, 0)], np.array([[7, 299, 0]])
@@ -103,13 +106,13 @@ def test_other_symbols_are_kept_whole_wherever_they_come(
 
 def test_the_store_says_into_how_many_ranges_a_graph_was_cut_first(tmp_path: Path) -> None:
     store = prepare(GRAPHS, tmp_path, block_nodes=20)
-    records = json.loads((store / "meta.json").read_text())["graphs"]
+    records = map(json.loads, (store / "records.bin").read_text().splitlines())
     assert [(record["num_nodes"], record["blocks"]) for record in records] == [(10, 1), (30, 2), (50, 3)]
 
 
 def test_arrays_are_mapped_and_read_only(tmp_path: Path) -> None:
     (graph,) = open_store(prepare(GRAPHS[1:2], tmp_path, max_nodes=8))
-    assert isinstance(graph.node_features, np.memmap) and isinstance(graph.node_features.base, np.memmap)
+    assert Mapped.of(graph.node_features) is not None and not graph.node_features.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         graph.node_features[0] = 1
 
@@ -270,11 +273,15 @@ def change_meta(**changes: object) -> Callable[[Path], None]:
 
 def change_array(key: str = "node_features", **changes: object) -> Callable[[Path], None]:
     def change(store: Path) -> None:
-        meta = json.loads((store / "meta.json").read_text())
-        meta["graphs"][-1]["arrays"][key] |= changes
-        (store / "meta.json").write_text(json.dumps(meta))
+        with changed_records(store) as records:
+            records[-1]["arrays"][key] |= changes
 
     return change
+
+
+def change_lines(store: Path) -> None:
+    lines = (store / "records.bin").read_bytes()
+    (store / "records.bin").write_bytes(lines.replace(b"0", b"1", 1))
 
 
 @pytest.mark.parametrize(
@@ -293,6 +300,10 @@ def change_array(key: str = "node_features", **changes: object) -> Callable[[Pat
         change_meta(files={}),
         change_meta(files=[]),
         change_meta(graphs=[{}]),
+        change_meta(graphs={"names": [], "digests": [], "ends": []}),
+        change_meta(graphs={"names": ["one"], "digests": ["none"], "ends": [10**12]}),
+        change_lines,
+        lambda store: (store / "records.bin").unlink(),
         change_meta(graphs=None),
         change_meta(settings=None),
         change_array(offset=10**9),
@@ -324,7 +335,7 @@ def test_no_store_at_all_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_verify_names_the_file_the_graph_and_the_array_of_a_flipped_byte(tmp_path: Path) -> None:
     store = prepare(GRAPHS, tmp_path, max_nodes=8)
-    for record in json.loads((store / "meta.json").read_text())["graphs"]:
+    for record in map(json.loads, (store / "records.bin").read_text().splitlines()):
         for key, entry in record["arrays"].items():
             if not np.prod(entry["shape"]):
                 continue
@@ -343,10 +354,42 @@ def test_verify_names_the_file_the_graph_and_the_array_of_a_flipped_byte(tmp_pat
 def test_verify_notices_a_change_of_the_description(tmp_path: Path) -> None:
     store = prepare(GRAPHS, tmp_path, max_nodes=8)
     meta = json.loads((store / "meta.json").read_text())
-    meta["graphs"][1]["edge_cut"] += 0.125
+    meta["graphs"]["digests"][1] = "another"
     (store / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match=r"meta\.json was changed"):
         verify(store)
+
+
+def test_a_graph_is_opened_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = prepare(GRAPHS, tmp_path, max_nodes=8)
+    opened: list[str] = []
+
+    def counted(meta: Any, lines: Any, number: int) -> Any:
+        opened.append(meta["graphs"]["names"][number])
+        return record_of(meta, lines, number)
+
+    monkeypatch.setattr("gst.graphs.store.record_of", counted)
+    graphs = open_store(store)
+    assert [graph.name for graph in graphs] == [graph.name for graph in GRAPHS] and not opened
+    assert graphs[1].num_nodes == GRAPHS[1].num_nodes and opened == [GRAPHS[1].name]
+    there = ForkingPickler.loads(ForkingPickler.dumps(graphs[1]))
+    copies = [there, copy.copy(graphs[1]), replace(graphs[1], name="copy")]
+    assert all(np.array_equal(each.edges, graphs[1].edges) for each in copies) and len(opened) == 1
+    assert ForkingPickler.loads(ForkingPickler.dumps(graphs[2])).fingerprint == open_store(store)[2].fingerprint
+    assert copy.deepcopy(open_store(store)[0]).num_segments == graphs[0].num_segments
+    with pytest.raises(AttributeError, match="has no colour"):
+        graphs[0].colour  # noqa: B018
+
+
+def test_a_line_of_another_graph_is_refused_when_it_is_used(tmp_path: Path) -> None:
+    store = prepare(GRAPHS, tmp_path, max_nodes=8)
+    with changed_records(store) as records:
+        records[1], records[2] = records[2], records[1]
+    graphs = open_store(store)
+    assert graphs[0].num_nodes == GRAPHS[0].num_nodes
+    with pytest.raises(ValueError, match=r"line 2 of records\.bin is not that of graph") as refusal:
+        graphs[1].edges  # noqa: B018
+    assert str(store) in str(refusal.value)
 
 
 # Failure -------------------------------------------------------------------------------------------
