@@ -42,6 +42,11 @@ def largest_graph() -> list[str]:
     ]
 
 
+def many_graphs() -> list[str]:
+    last = recorded("many_graphs")["rows"][-1]
+    return [f"takes {last['use_cpu_s']:.0f} s of processor time and {last['use_mib']:.0f} MiB"]
+
+
 def variants() -> list[str]:
     alexnet, synthetic = (recorded(f"convergence_{task}") for task in ("alexnet", "synthetic"))
     (score, seconds), (ours, took) = (
@@ -107,7 +112,9 @@ def simulator() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("figures", [against_whole_graphs, largest_graph, variants, cost_models, placement, simulator])
+@pytest.mark.parametrize(
+    "figures", [against_whole_graphs, largest_graph, many_graphs, variants, cost_models, placement, simulator]
+)
 def test_the_page_says_what_the_results_hold(figures: Any) -> None:
     missing = [words for words in figures() if words not in PAGE]
     assert not missing, f"docs/explanation/limits.md no longer says: {missing}"

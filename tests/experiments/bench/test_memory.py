@@ -42,3 +42,11 @@ def test_memory(tmp_path: Path) -> None:
     for task in ("train", "eval"):
         peaks = result[f"{task}_peak_mib"]
         assert min(result[f"{task}_above_start_mib"]) > 1 and result[f"{task}_ratio"] == max(peaks) / min(peaks) < 1.3
+
+
+@pytest.mark.e2e
+def test_many_graphs(tmp_path: Path) -> None:
+    rows = ran(tmp_path, "many_graphs", "--graphs", "3,6", "--nodes", 60, "--indexed", 50, "--out", tmp_path)["rows"]
+    assert [row["graphs"] for row in rows] == [3, 6, 50] and rows[0]["files"] == rows[1]["files"]
+    assert all(row["open_cpu_s"] > 0 and row["use_cpu_s"] > 0 for row in rows)
+    assert rows[0]["index_mib"] < rows[1]["index_mib"] < rows[2]["index_mib"] and not list(tmp_path.glob("many-*"))
