@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from experiments.random_tasks import generated_task
 from experiments.reproductions.go.generalize import learned
 from experiments.reproductions.go.imitation import Example
 from experiments.reproductions.go.pretraining import examples, load_policy
 from experiments.worlds.world import WORLDS
-from gst.placement.machines import generated_task
 from gst.placement.policies.go import GO, GoTraining
 from gst.placement.policies.ppo import PPO
 from gst.placement.task import Task

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from experiments.random_tasks import generated_task
 from experiments.worlds.kernel_task import kernel_task
 from gst.execution.measure import Measurement, median_interval
 from gst.kernels.inductor import kernel_program
@@ -24,7 +25,7 @@ from gst.lowering.plan import Plan
 from gst.machine.devices import this_machine
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import kinds_of
-from gst.placement.machines import Chip, Machine, generated_task
+from gst.placement.machines import Chip, Machine
 from gst.placement.objectives import Batches, SimulatedObjective
 from gst.placement.task import Task
 from gst.programs import capture, resolve, traced

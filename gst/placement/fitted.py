@@ -70,8 +70,8 @@ class FittedSimulator(Surrogate):
         learned: on other programs of this machine (`learned`); then the model counts before anything is measured.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> model = FittedSimulator(task)
         >>> plans = [task.plan(np.full(task.num_nodes, device)) for device in (0, 1)]
         >>> simulated_ms = task.simulator.makespans(plans) / 1e3

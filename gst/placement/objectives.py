@@ -90,8 +90,8 @@ class SimulatedObjective:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> bool(SimulatedObjective(task)([single(task, 0)])[0] > 0)
         True
     """
@@ -308,8 +308,8 @@ class Reward:
 
     Examples:
         >>> from gst.placement.fitted import FittedSimulator
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> reward = Reward(task, FittedSimulator(task))
         >>> one, other = (task.plan(np.full(task.num_nodes, device)) for device in (0, 1))
         >>> reward.learn([one], np.array([7.0]))  # one measurement does not correct the simulator

@@ -130,8 +130,8 @@ def plan_all(
         ValueError: a method is unknown, or the log is of another task.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> plans = plan_all(task, SimulatedObjective(task), ["annealing"], evaluations=100)
         >>> plans["annealing"].expected_ms <= plans["heft"].expected_ms
         True
@@ -183,8 +183,8 @@ def place_simulated(
         ValueError: no plan fits the memories (the message says the least that would do), or `out` is of another task.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> result = place_simulated(task, Path("out"), Settings(methods=("annealing",), evaluations=100)).result
         >>> result["lower_bound"] <= result["objective"]
         True

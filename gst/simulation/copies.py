@@ -39,8 +39,8 @@ def copies_of(costs: Costs, run: Timeline) -> Copies:
     the value, then by that of the first reader.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=30, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> run = task.simulator.run(task.plan(np.arange(task.num_nodes) % 2))
         >>> copies = copies_of(task.costs, run)
         >>> bool((copies.begin_us >= run.end_us[copies.node]).all())

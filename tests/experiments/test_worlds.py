@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.random_tasks import generated_task
 from experiments.reproductions.go.imitation import distance
 from experiments.worlds import sequence, study, transfer
 from experiments.worlds.fitted import PARAMETERS, TenParameters
@@ -21,7 +22,6 @@ from experiments.worlds.world import WORLDS, World, world
 from gst.lowering.plan import Plan
 from gst.placement.baselines.portfolio import single
 from gst.placement.fitted import FittedSimulator
-from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO
 from gst.placement.search.neighbourhoods import mutate

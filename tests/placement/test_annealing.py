@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from placement_graphs import made_task
 
+from experiments.random_tasks import generated_task
 from gst.machine.devices import Device
 from gst.placement.baselines.portfolio import heft, portfolio, single
-from gst.placement.machines import generated_task
 from gst.placement.methods import GIANT, Annealing
 from gst.placement.objectives import Budgeted, SearchReward, SimulatedObjective
 from gst.placement.search.annealing import anneal

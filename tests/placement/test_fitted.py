@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.random_tasks import generated_task
 from gst.execution.measure import Log
 from gst.lowering.plan import Plan, Timeline
 from gst.placement.baselines.portfolio import portfolio, single
 from gst.placement.cost_models import LEARNED, NetworkOnFitted, load_costs, save_costs
 from gst.placement.fitted import UNSURE, Fitted, FittedSimulator, layout
 from gst.placement.loop import Loop
-from gst.placement.machines import generated_task, machine
+from gst.placement.machines import machine
 from gst.placement.objectives import Reward, SimulatedObjective, Surrogate, limits
 from gst.placement.planning import Settings
 from gst.placement.search.neighbourhoods import mutate

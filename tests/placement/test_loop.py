@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.random_tasks import generated_task
 from experiments.reproductions.colocrl import reinforce
 from experiments.reproductions.colocrl.method import ColocRL
 from gst.execution.measure import Log, Measurement
@@ -20,7 +21,6 @@ from gst.placement.baselines.portfolio import portfolio
 from gst.placement.cost_models import NetworkSurrogate
 from gst.placement.loop import Loop, Trial, brought, tau
 from gst.placement.loop import ran as ran_of
-from gst.placement.machines import generated_task
 from gst.placement.objectives import LEAST_MEASUREMENTS, Reward, SimulatedObjective, Surrogate
 from gst.placement.search.neighbourhoods import random_plans
 from gst.placement.task import Task

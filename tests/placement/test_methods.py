@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from experiments.random_tasks import generated_task
 from gst.cli import main
 from gst.execution.measure import Log
 from gst.placement.baselines.portfolio import portfolio
 from gst.placement.loop import Loop, report_rows
-from gst.placement.machines import generated_task
 from gst.placement.measured import finalists
 from gst.placement.methods import METHODS, Annealing, Method, registered
 from gst.placement.objectives import SimulatedObjective

@@ -25,13 +25,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from experiments.random_tasks import generated_task
 from experiments.reproductions.go.imitation import Example, imitate
 from experiments.reproductions.go.pretraining import examples, fine_tune, load_policy, save_policy, zero_shot
 from experiments.reproductions.hdp.method import hdp_training
 from experiments.reproductions.placement_tables import first_as_good
 from gst.machine.devices import machine_record
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.machines import generated_task, machine
+from gst.placement.machines import machine
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO, GoTraining
 from gst.placement.task import Task

@@ -51,7 +51,7 @@ def branched_bound(
 
     Examples:
         >>> from experiments.reproductions.public_problems.placing import placing_of
-        >>> from gst.placement.machines import generated_task
+        >>> from experiments.random_tasks import generated_task
         >>> task = generated_task(0, num_nodes=30, num_devices=2)
         >>> branched_bound(placing_of(task), 0.0, np.inf, 0.1).bound > 0
         True

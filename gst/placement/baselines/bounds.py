@@ -32,8 +32,8 @@ def lower_bound_us(task: Task) -> float:
 
     Examples:
         >>> from gst.placement.baselines.portfolio import single
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> lower_bound_us(task) <= task.simulator.run(single(task, 0)).makespan_us
         True
     """

@@ -33,9 +33,9 @@ def portfolio(task: Task) -> dict[str, Plan]:
     methods are left out if they find no plan within the memory limits.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> sorted(portfolio(generated_task(0, num_nodes=60, num_devices=2)))[:6]
-        ['chunks', 'etf', 'heft', 'metis', 'sct', 'single:gpu:0']
+        >>> import gst
+        >>> sorted(portfolio(gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))))[:6]
+        ['chunks', 'etf', 'heft', 'metis', 'sct', 'single:cuda:0']
     """
     alone = units.quickest_devices(task).tolist()
     plans: dict[str, Plan | None] = {f"single:{task.names[device]}": single(task, device) for device in alone}

@@ -38,8 +38,8 @@ def anneal(
 
     Examples:
         >>> from gst.placement.objectives import SimulatedObjective
-        >>> from gst.placement.machines import generated_task
-        >>> task = generated_task(0, num_nodes=60, num_devices=2)
+        >>> import gst
+        >>> task = gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))
         >>> objective = Budgeted(SimulatedObjective(task), budget=100)
         >>> anneal(task, objective)
         >>> objective.num_asked

@@ -337,8 +337,8 @@ def random_plans(task: Task, seed: int = 0) -> Iterator[tuple[str, Plan]]:
     Half of them leave priorities to program order, a quarter have upward ranks, and a quarter a random order.
 
     Examples:
-        >>> from gst.placement.machines import generated_task
-        >>> next(random_plans(generated_task(0, num_nodes=60, num_devices=2)))[0]
+        >>> import gst
+        >>> next(random_plans(gst.placement.machine("gpus:2").task(gst.programs.traced("rnnlm:layers=1,steps=2"))))[0]
         'baseline'
     """
     generator = np.random.default_rng(seed)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from jaxtyping import Float64
 
+from experiments.random_tasks import generated_task
 from gst.lowering.fusion import legalise
 from gst.lowering.plan import Plan
-from gst.placement.machines import generated_task
 from gst.placement.objectives import Budgeted, SimulatedObjective
 from gst.placement.policies.go import GO, GoTraining, RecurrentAttention
 from gst.placement.policies.ppo import draw, plans_of, policy_inputs

@@ -9,8 +9,8 @@ import pytest
 import torch
 from jaxtyping import Float64
 
+from experiments.random_tasks import generated_task
 from gst.lowering.plan import Plan
-from gst.placement.machines import generated_task
 from gst.placement.objectives import Objective
 from gst.placement.policies.go import GO
 from gst.placement.policies.ppo import FAILED, PPO, Lesson, advantages, clipped_gain, draw, plans_of, policy_inputs

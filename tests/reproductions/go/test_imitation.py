@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from experiments.random_tasks import generated_task
 from experiments.reproductions.go.imitation import Example, decisions_of, imitate
 from gst.placement.baselines.portfolio import portfolio
-from gst.placement.machines import generated_task
 from gst.placement.policies.go import GO
 from gst.placement.policies.ppo import policy_inputs
 

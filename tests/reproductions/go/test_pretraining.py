@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.random_tasks import generated_task
 from experiments.reproductions.go.imitation import imitate
 from experiments.reproductions.go.pretraining import examples, list_decoded, load_policy, most_likely, save_policy
-from gst.placement.machines import generated_task
 from gst.placement.objectives import SimulatedObjective
 from gst.placement.policies.go import GO
 from gst.placement.policies.ppo import plans_of, policy_inputs
