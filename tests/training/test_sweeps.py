@@ -247,6 +247,7 @@ def cluster() -> Iterator[str]:
             import ray
 
             patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # of controllers that tests start
+            patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # the address is of the loopback interface
             yield "ray"
 
 
