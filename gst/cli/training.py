@@ -7,11 +7,13 @@ import csv
 import shlex
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gst.util.cluster import joined
 from gst.util.progress import Bars
 from gst.util.writing import atomic_write
 
@@ -47,13 +49,17 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         "run the trials of a W&B sweep file here, without the service and without an account",
         "gst sweep --local experiments/sweeps/placement.yaml --trials 4\n"
         "gst sweep --local experiments/sweeps/placement.yaml --trials 8 --resume\n"
+        "gst sweep --local experiments/sweeps/gst_variants.yaml --workers ray://HOST:10001\n"
         "gst sweep --local experiments/sweeps/cost_model.yaml --out runs/cost_model --json runs/cost_model.json",
     )  # fmt: skip
     sweep.add_argument("file", type=Path, help="YAML, as `wandb sweep` takes it")
     sweep.add_argument("--local", action="store_true", help="run the trials on this machine, by Optuna (extra `sweep`)")
     trials = f"number of trials (default: run_cap of the file, or all of a grid, or {USUAL_NUMBER})"
     sweep.add_argument("--trials", type=int, metavar="N", help=trials)
-    sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="trials at a time (default: %(default)s)")
+    at_once = "trials at a time (default: 1; with --workers as many as there are GPUs, else cores)"
+    sweep.add_argument("--at-once", type=int, metavar="N", help=at_once)
+    workers = "hosts that run the trials: ray, the cluster on this host, or ray://HOST:PORT (default: this host)"
+    sweep.add_argument("--workers", metavar="ADDRESS", help=workers)
     sweep.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
     sweep.add_argument("--out", type=Path, metavar="DIR", help="directory of results (default: runs/sweeps/NAME)")
     sweep.add_argument("--resume", action="store_true", help="go on with what is in --out")
@@ -101,15 +107,20 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
         )
     from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
 
-    if options.at_once < 1:
+    if options.at_once is not None and options.at_once < 1:
         raise ValueError(f"--at-once is {options.at_once}; want 1 or more")
     sweep = read_sweep(options.file)
     out, most = options.out, _number(sweep, options.trials)
     if sweep.early_terminate:
         print("early_terminate is for W&B's service; here every trial runs to its end")
-    with Bars() as bars:
+    with Bars() as bars, joined(options.workers) if options.workers else nullcontext():
         told = partial(_tell, bars, most, sweep)
-        trials = run_sweep(sweep, out, most, options.seed, options.resume, told, options.at_once)
+        at_once, begin = options.at_once or 1, None
+        if options.workers:
+            from gst.training.sweep_hosts import on_hosts
+
+            at_once, begin = on_hosts(options.at_once or most)
+        trials = run_sweep(sweep, out, most, options.seed, options.resume, told, at_once, begin)
     best = best_of(trials, sweep.goal)
     if not best:
         last = trials[-1]

@@ -232,6 +232,7 @@ STORAGE = "sweep.db"
 FOLDER_OF_TRIAL = "GST_TRIAL"
 """Variable of the environment of a trial: its directory, in which `gst fit` keeps its checkpoints."""
 PATIENCE = 3  # trials that may fail one after the other
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -246,10 +247,11 @@ class Trial:
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, most: int, seed: int, resume: bool, told: Callable[[list[Trial]], None], at_once: int = 1
-) -> list[Trial]:
+    sweep: Sweep, out: Path, most: int, seed: int, resume: bool, told: Callable[[list[Trial]], None], at_once: int = 1,
+    begin: Callable[..., Any] | None = None,
+) -> list[Trial]:  # fmt: skip
     """Run trials, `at_once` of them, until `most` have ended or one reached the target; `told` gets all that ended, at
-    first and after each.
+    first and after each. `begin` is called as `begun` is, which starts a trial here.
 
     Each is the command of the file in a child process, with `--json` and, if the command has `--out`, an `--out` of its
     own, and with `WANDB_MODE=offline` unless that is set; several share the cores. `output.log` in its directory has
@@ -262,7 +264,8 @@ def run_sweep(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study, failed_in_a_row = _opened(sweep, out, seed, resume), 0
-    running: dict[Any, tuple[subprocess.Popen[bytes], float]] = {}
+    begin = begin or partial(begun, at_once=at_once)
+    running: dict[Any, tuple[Any, float]] = {}
     try:
         while True:
             ended = _ended(study)
@@ -272,13 +275,13 @@ def run_sweep(
                 return ended
             while not is_over and len(running) < min(at_once, most - len(ended)):
                 trial = _drawn(sweep, study, seed)
-                child = _begun(sweep, trial.params, folder_of(out, trial.number), at_once)
+                child = begin(sweep.words(trial.params), sweep.name, folder_of(out, trial.number))
                 running[trial] = child, time.monotonic()
             while not (done := [trial for trial, (child, _) in running.items() if child.poll() is not None]):
-                time.sleep(0.05)
+                time.sleep(LOOK_S)
             trial, (child, started) = done[0], running.pop(done[0])
             folder = folder_of(out, trial.number)
-            value, error = _result(sweep, child.returncode, folder)
+            value, error = _result(sweep, child.poll(), folder)
             trial.set_user_attr("seconds", time.monotonic() - started)
             if value is not None:
                 study.tell(trial, value)
@@ -293,6 +296,7 @@ def run_sweep(
     finally:
         for child, _ in running.values():
             child.terminate()
+        for child, _ in running.values():
             child.wait()
 
 
@@ -367,15 +371,17 @@ def _result(sweep: Sweep, status: int, folder: Path) -> tuple[float | None, str]
         return None, plain(error)
 
 
-def _begun(sweep: Sweep, values: dict[str, Any], folder: Path, at_once: int) -> subprocess.Popen[bytes]:
-    """Start a trial; its process ends with this one, on Linux also when this process is killed."""
+def begun(
+    words: list[str], name: str, folder: Path, at_once: int = 1, end: int = signal.SIGTERM
+) -> subprocess.Popen[bytes]:
+    """Start a trial of the sweep `name`; Linux sends it the signal `end` if this process is killed."""
     folder.mkdir(exist_ok=True)
-    program, *words = sweep.words(values)
+    program, *words = words
     known = {"gst": [sys.executable, "-m", "gst.cli"], "python": [sys.executable]}  # whether or not on the PATH
     command = [*known.get(program, [program]), *words, "--json", str(folder / "result.json")]
     if any(each == "--out" or each.startswith("--out=") for each in command):
         command += ["--out", str(folder)]
-    usual = {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": sweep.name}
+    usual = {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": name}
     if at_once > 1:
         usual["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // at_once))
     environment = {**usual, **os.environ, FOLDER_OF_TRIAL: str(folder)}
@@ -385,5 +391,5 @@ def _begun(sweep: Sweep, values: dict[str, Any], folder: Path, at_once: int) -> 
         print("$", shlex.join(command), file=log, flush=True)
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM, libc),
+            preexec_fn=partial(end_with_parent, os.getpid(), end, libc),
         )  # fmt: skip

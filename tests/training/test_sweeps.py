@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from made_targets import SMALL
 
 from gst.cli.command_line import _parser, main
 from gst.training.sweeps import Sweep, metric_of, read_sweep
+from gst.util.cluster import joined
 from tests.choices import with_rest
 from tests.processes import is_running
 
@@ -31,7 +34,14 @@ for name in ("--x", "--y", "--json", "--out"):
 found = parser.parse_args()
 with open("tried.txt", "a") as tried:
     print(found.x, found.y, file=tried)
+if pathlib.Path("lost").exists() and len(open("tried.txt").readlines()) == 2:
+    pathlib.Path("lost").unlink()
+    pathlib.Path(found.out, "left").touch()
+    pathlib.Path("trial").write_text(str(os.getpid()))
+    os.kill(os.getppid(), 9)
+    time.sleep(100)
 if pathlib.Path("stuck").exists() and len(open("tried.txt").readlines()) == 4:
+    pathlib.Path("trial").write_text(str(os.getpid()))
     pathlib.Path("stuck").unlink()
     time.sleep(100)
 if found.y == "bad":
@@ -199,20 +209,125 @@ def test_a_killed_sweep_goes_on_as_if_it_had_not_been() -> None:
     Path("tried.txt").unlink()
     Path("stuck").touch()
     command = [sys.executable, "-m", "gst.cli", "sweep", "--local", file, "--trials", "13", "--out", "killed"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while Path("stuck").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        (trial,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.send_signal(signal.SIGKILL)
+    killed(command, signal.SIGKILL)
     assert len(tried()) == 4
-    deadline = time.monotonic() + 30
-    while is_running(int(trial)) and time.monotonic() < deadline:  # the child of a killed parent
-        time.sleep(0.02)
-    assert not is_running(int(trial))
     assert main([*command[3:], "--resume", "--json", "r.json"]) == 0
     assert tried() == [*whole[:4], *whole[3:]]  # the one under way once more, and nothing else
     assert len(json.loads(Path("r.json").read_text())["trials"]) == 13
+
+
+def killed(command: list[str], number: int) -> None:
+    """Run a sweep, end it during the fourth trial, and wait for the end of that trial."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while Path("stuck").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(number)
+    ends(int(Path("trial").read_text()))
+
+
+def ends(trial: int) -> None:
+    """Wait for the end of a process whose parent was killed."""
+    deadline = time.monotonic() + 30
+    while is_running(trial) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(trial)
+
+
+# On the hosts of a cluster -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    if find_spec("ray") is None:
+        pytest.skip("ray is not installed (extra ray)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with joined("ray"):
+            import ray
+
+            patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # of controllers that tests start
+            patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # the address is of the loopback interface
+            yield "ray"
+
+
+def outcomes(path: str) -> list[tuple[Any, ...]]:
+    return [
+        (each["number"], each["parameters"], each["value"]) for each in json.loads(Path(path).read_text())["trials"]
+    ]
+
+
+@pytest.mark.e2e
+def test_trials_on_a_cluster_are_those_here(cluster: str) -> None:
+    command = ["sweep", "--local", sweep_file(method="bayes"), "--trials", "12", "--at-once", "1"]
+    assert main([*command, "--out", "here", "--json", "here.json"]) == 0
+    assert main([*command, "--out", "there", "--json", "there.json", "--workers", cluster]) == 0
+    assert outcomes("here.json") == outcomes("there.json") and tried()[:12] == tried()[12:]
+    written = [{path.name for path in Path(out).glob("trial-*/*")} for out in ("here", "there")]
+    assert written[0] == written[1] == {"output.log", "result.json"}
+
+
+@pytest.mark.e2e
+def test_a_killed_worker_costs_its_trial_alone_which_runs_again(cluster: str) -> None:
+    file = sweep_file(command=["${interpreter}", "script.py", "--out=elsewhere", "${args}"])
+    Path("lost").touch()
+    command = ["sweep", "--local", file, "--trials", "4", "--out", "out", "--at-once", "1", "--workers", cluster]
+    assert main([*command, "--json", "r.json"]) == 0
+    ends(int(Path("trial").read_text()))
+    assert [each[0] for each in outcomes("r.json")] == [0, 1, 2, 3] and tried()[1] == tried()[2] and len(tried()) == 5
+    assert not list(Path("out").glob("*/left"))  # of the attempt that was lost
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_controller_that_was_ended_ends_its_trials_and_goes_on(cluster: str, number: int) -> None:
+    file = sweep_file(parameters={"x": {"min": 0.0, "max": 1.0}, "y": {"value": "a"}})
+    Path("stuck").touch()
+    command = ["sweep", "--local", file, "--trials", "6", "--out", "out", "--at-once", "1", "--workers", cluster]
+    killed([sys.executable, "-m", "gst.cli", *command], number)
+    assert len(tried()) == 4
+    assert main([*command, "--resume", "--json", "r.json"]) == 0
+    assert len(tried()) == 7 and tried()[3] == tried()[4] and len(set(tried())) == len(outcomes("r.json")) == 6
+
+
+@pytest.mark.e2e
+def test_failures_on_a_cluster_are_told_as_here(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file(parameters={"x": {"min": 0.0, "max": 1.0}, "y": {"value": "bad"}})
+    said = refused(capsys, "--local", file, "--out", "out", "--workers", cluster)
+    assert "3 trials in a row failed, the last one with: exit status 1: it does not work" in said
+
+
+@pytest.mark.e2e
+def test_a_folder_that_hosts_do_not_share_is_named(cluster: str) -> None:
+    from gst.training import sweep_hosts
+
+    _, begin = sweep_hosts.on_hosts(1)
+    trial = begin(["python"], "sweep", Path("out"))
+    Path("out").rmdir()  # as if it were on another host; the cluster is busy for longer with a process that starts
+    with pytest.raises(ValueError, match=r"out is not on .*; give an --out that all hosts share"):
+        while trial.poll() is None:
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "limit", "most", "expected"),
+    [
+        ([(8, 0), (8, 0)], "CPU", 2, (2, 8)),  # a host each
+        ([(8, 0), (8, 0)], "CPU", 3, (3, 4)),
+        ([(8, 0), (2, 0)], "CPU", 1, (1, 8)),
+        ([(8, 0), (2, 0)], "CPU", 100, (10, 1)),
+        ([(8, 2), (16, 4), (64, 0)], "GPU", 100, (6, 4)),
+        ([(8, 2), (16, 4), (64, 0)], "GPU", 1, (1, 16)),
+        ([(1, 4)], "GPU", 4, (1, 1)),
+    ],
+)
+def test_trials_have_equal_shares_of_hosts(
+    hosts: list[tuple[int, int]], limit: str, most: int, expected: tuple[int, int]
+) -> None:
+    shares = pytest.importorskip("gst.training.sweep_hosts", exc_type=ImportError).shares
+    assert shares([{"CPU": cores, "GPU": gpus} for cores, gpus in hosts], limit, most) == expected
+    with pytest.raises(ValueError, match="no host of the cluster has a core"):
+        shares([{"CPU": 0}, {}], limit, most)
 
 
 def test_bayes_tries_better_values_than_chance() -> None:
