@@ -13,7 +13,6 @@ import numpy as np
 
 from experiments.bench.child import call
 from gst.execution.measure import median_interval, timed
-from gst.lowering.calls import pytorch
 from gst.machine.devices import machine_record
 from gst.programs import WORKLOADS, resolve
 from gst.programs.step import unseeded
@@ -57,6 +56,6 @@ def milliseconds(program: str, keeps: bool, steps: int) -> list[float]:
 
     def run_step() -> None:
         with unseeded():
-            pytorch(step)
+            step.function(*step.inputs)
 
     return [timed(run_step) for _ in range(WARM_UP + steps)][WARM_UP:]

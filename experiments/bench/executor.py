@@ -15,7 +15,7 @@ from jaxtyping import Float64
 
 from gst.execution.executor import NativeExecutor
 from gst.execution.measure import measure
-from gst.lowering.calls import eager, pytorch
+from gst.lowering.calls import eager
 from gst.lowering.plan import Plan
 from gst.machine.devices import Device, discover, machine_record, select
 from gst.machine.load import LoadGate
@@ -58,7 +58,7 @@ def _one(name: str, repetitions: int) -> dict[str, Any]:
 
     def eager_alone() -> None:
         torch.set_num_threads(1)
-        pytorch(step)
+        step.function(*step.inputs)
 
     threads = torch.get_num_threads()
     with NativeExecutor(program, devices) as executor, StepProcess(name) as plain:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from gst.data.hlo import read_hlo
     from gst.data.malnet import MalNet
     from gst.data.pyg import PygDataset
-    from gst.data.source import GraphSource, group_of
+    from gst.data.source import GraphSource, ItemSource, group_of
     from gst.data.synthetic import SyntheticPrograms
     from gst.data.tpugraphs import TpuGraphs, write_npz
 
 __all__ = [
     "GraphSource",
+    "ItemSource",
     "MalNet",
     "PygDataset",
     "SyntheticPrograms",

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from gst.data.source import GraphSource, fingerprint_of_files
+from gst.data.source import ItemSource, fingerprint_of_files
 from gst.data.tpugraphs import OPCODE_NAMES, VERSION, FileRows, read, rows_of_file
 from gst.graphs.graph import Graph
 from gst.util.untrusted import parse_json, plain
@@ -21,7 +21,7 @@ USUAL_ROOT = "~/data/tpugraphs"
 
 
 @dataclass(frozen=True)
-class TpuGraphsCollection(GraphSource):
+class TpuGraphsCollection(ItemSource):
     """One part of one collection, each graph named after its file.
 
     Targets of the part test are placeholders, 0 for every configuration: they can be ranked and not scored.
@@ -75,9 +75,6 @@ class TpuGraphsCollection(GraphSource):
     def load(self, item: Path) -> Graph:
         """Return the graph of a file."""
         return read(item, self.merge, None if self._rows is None else self._rows[item.stem])
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def file_rows(self, name: str) -> FileRows:
         """Return the rows of the file that a graph was read from, by the name of the graph."""

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.data.source import GraphSource, fingerprint_of_files
+from gst.data.source import ItemSource, fingerprint_of_files
 from gst.graphs.graph import Graph
 from partitioners.csr import symmetric_csr
 
@@ -72,7 +72,7 @@ def degree_profile(edges: Int64[np.ndarray, "2 edges"], num_nodes: int) -> Float
 
 
 @dataclass(frozen=True)
-class MalNet(GraphSource):
+class MalNet(ItemSource):
     """MalNet, or MalNet-Tiny, unpacked: files `type/family/hash.edgelist`.
 
     The target is the place of the type in `classes`; node features are log(1 + number) of the local degree profile.
@@ -93,9 +93,6 @@ class MalNet(GraphSource):
         if self.part != "all" and self.splits is None:
             raise ValueError(f"which graphs are in part {self.part!r}? give splits, the folder of {self.part}.txt")
 
-    def __iter__(self) -> Iterator[Graph]:
-        return map(self.load, self.items())
-
     def items(self) -> tuple[Path, ...]:
         """Return the files, which hosts may read at once."""
         return self.files
@@ -103,9 +100,6 @@ class MalNet(GraphSource):
     def load(self, item: Path) -> Graph:
         """Return the graph of a file."""
         return _read(item, self._numbers[item.parent.parent.name])
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def fingerprint(self) -> str:
         """Return the same text for equal files."""

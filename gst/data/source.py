@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gst.graphs.graph import Graph
 from gst.util.addresses import Address, details
@@ -33,6 +34,24 @@ class GraphSource(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[Graph]:
         """Yield the graphs, the same at every call; names are unique."""
+
+
+class ItemSource(GraphSource):
+    """A dataset whose graphs are read one by one, by many hosts at once; subclasses define `items` and `load`."""
+
+    @abstractmethod
+    def items(self) -> Sequence[Any]:
+        """Return what is read, in order: files, for example."""
+
+    @abstractmethod
+    def load(self, item: Any) -> Graph:
+        """Return the graph of an item."""
+
+    def __iter__(self) -> Iterator[Graph]:
+        return map(self.load, self.items())
+
+    def __len__(self) -> int:
+        return len(self.items())
 
 
 def group_of(name: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int8, Int64
 
-from gst.data.source import GraphSource
+from gst.data.source import ItemSource
 from gst.graphs.graph import CHUNK, Graph, chunks, empty_array
 
 NUM_OPCODES = 8
@@ -139,7 +138,7 @@ def _edges_between(
 
 
 @dataclass(frozen=True)
-class SyntheticPrograms(GraphSource):
+class SyntheticPrograms(ItemSource):
     """A dataset of `num_graphs` synthetic programs; arguments as in `synthetic_program`.
 
     Programs of more than a million nodes are files below `scratch` while they are read.
@@ -153,9 +152,6 @@ class SyntheticPrograms(GraphSource):
     seed: int = 0
     scratch: str | None = None
 
-    def __iter__(self) -> Iterator[Graph]:
-        return map(self.load, self.items())
-
     def items(self) -> range:
         """Return the seeds of the programs, which hosts may make at once."""
         return range(self.seed, self.seed + self.num_graphs)
@@ -168,9 +164,6 @@ class SyntheticPrograms(GraphSource):
         # Mapped files stay readable until the arrays are garbage.
         with tempfile.TemporaryDirectory(prefix="synthetic-", dir=self.scratch, ignore_cleanup_errors=True) as scratch:
             return synthetic_program(*arguments, Path(scratch))
-
-    def __len__(self) -> int:
-        return self.num_graphs
 
     def fingerprint(self) -> str:
         """Return the same text for equal programs."""

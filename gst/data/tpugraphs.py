@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from gst.data.source import GraphSource, fingerprint_of_files
+from gst.data.source import ItemSource, fingerprint_of_files
 from gst.graphs.graph import Graph, chunks, groups_of_equals
 from gst.util.addresses import Address, matches, place
 from gst.util.copies import local_copy
@@ -141,7 +141,7 @@ def write_npz(graph: Graph, path: Path | str) -> None:
 
 
 @dataclass(frozen=True)
-class TpuGraphs(GraphSource):
+class TpuGraphs(ItemSource):
     """A dataset of TpuGraphs files, given by paths, addresses or glob patterns of npz files.
 
     Examples:
@@ -165,9 +165,6 @@ class TpuGraphs(GraphSource):
             paths += found
         return paths
 
-    def __iter__(self) -> Iterator[Graph]:
-        return map(self.load, self.items())
-
     def items(self) -> list[Path | Address]:
         """Return the files, which hosts may read at once."""
         return self.paths()
@@ -175,9 +172,6 @@ class TpuGraphs(GraphSource):
     def load(self, item: Path | Address) -> Graph:
         """Return the graph of a file."""
         return read(item)
-
-    def __len__(self) -> int:
-        return len(self.paths())
 
     def file_rows(self, name: str) -> FileRows:
         """Return the rows of the file that a graph was read from, by the name of the graph."""

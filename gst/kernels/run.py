@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from gst.execution.costs import Graphs, call_us, graph_maker, span_us, timing_on
 from gst.execution.lanes import issue_order, synchronise
@@ -28,6 +27,7 @@ from gst.kernels.lower import Layout, check, layout, placed_bytes, run_steps, sh
 from gst.kernels.program import KernelProgram, View, filled, views_in
 from gst.lowering.happens_before import happens_before
 from gst.lowering.plan import RECORD, RUN, WAIT, StreamProgram, Timeline
+from gst.programs.operation import tensors_of
 from gst.util.recording import WARM_RUNS, Graph, is_here, new_graph, no_garbage, recorded
 from gst.util.untrusted import first_line
 
@@ -154,9 +154,9 @@ class Run:
             values = (args, kwargs) if is_fixed else filled((args, kwargs), self._tensor)
             result = call(*values[0], **values[1])
             if makes:
-                made = _tensors(result)
+                made = tensors_of(result)
                 if not fresh:
-                    given = {each.untyped_storage().data_ptr() for each in _tensors(values)}
+                    given = {each.untyped_storage().data_ptr() for each in tensors_of(values)}
                     fresh[:] = [n for n, each in enumerate(made) if each.untyped_storage().data_ptr() not in given]
                 self._made.update(zip(makes, (made[number] for number in fresh), strict=True))
 
@@ -195,10 +195,6 @@ class Stream(Protocol):
     def record_event(self) -> Any: ...
 
     def wait_event(self, event: Any) -> Any: ...
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
 
 
 def kernel_times_us(run: Run, repetitions: int = 5) -> np.ndarray:

@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from gst.lowering.plan import ExecutionError, Rows, Timeline, rows
 from gst.machine.devices import Device, core_use, memories_of
-from gst.programs import Operation, Program, Reference, TrainingStep, as_module
+from gst.programs import Operation, Program, Reference, as_module
 from gst.programs.operation import references
 
 
@@ -189,11 +188,6 @@ def eager(program: Program, inputs: Sequence[Tensor] | None = None, device: torc
     except Exception as error:  # whatever operators raise
         raise ExecutionError(f"{type(error).__name__}: {error}", "the calling thread", node) from error
     return [values[each.node] if isinstance(each, Reference) else each for each in program.outputs]
-
-
-def pytorch(step: TrainingStep) -> list[Any]:
-    """Run the step as written, not captured, with PyTorch's own threads: the baseline; return flat outputs."""
-    return pytree.tree_leaves(step.function(*step.inputs))
 
 
 @lru_cache(maxsize=16)

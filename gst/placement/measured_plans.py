@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from gst.data.source import GraphSource, fingerprint_of_files
+from gst.data.source import ItemSource, fingerprint_of_files
 from gst.execution.measure import Log, Measurement
 from gst.graphs.graph import Graph
 from gst.lowering.plan import Plan, ranks
@@ -168,7 +168,7 @@ def _check(profiled: Profiled, plans: Sequence[Plan], measurements: Sequence[Mea
             raise ValueError(f"a plan ran for {shown(seen.median_ms)} ms")
 
 
-class MeasuredPlans(GraphSource):
+class MeasuredPlans(ItemSource):
     """Programs and their measured plans, one graph for each directory that `gst measure` wrote; targets are ns.
 
     Args:
@@ -190,16 +190,10 @@ class MeasuredPlans(GraphSource):
             paths |= {Path(log).parent for log in logs}
         return sorted(paths)
 
-    def __len__(self) -> int:
-        return len(self.paths())
-
     def fingerprint(self) -> str:
         """Return the same text for equal files."""
         files = [path / name for path in self.paths() for name in (GRAPH, LOG)]
         return fingerprint_of_files(files, f"measured plans {VERSION}")
-
-    def __iter__(self) -> Iterator[Graph]:
-        return map(self.load, self.items())
 
     def items(self) -> list[Path]:
         """Return the directories, which hosts may read at once."""

@@ -209,6 +209,11 @@ def opened(value: Any) -> Any:
     return pytree.tree_map(lambda each: _Fields(each) if _is_dataclass(each) else each, value)
 
 
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors of nested values, in order."""
+    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+
+
 def leaves(value: Any) -> list[Any]:
     """Return the flat outputs of a call for comparison: also those in dataclasses and in attributes of other objects;
     of sparse, nested and quantized tensors their numbers."""

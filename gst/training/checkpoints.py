@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.serialization import config
 
 from gst.util.copies import local_copy
 from gst.util.process import SIGNALS, Stopped
@@ -98,8 +99,10 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
 def write(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a checkpoint atomically: under another name, flushed to the disk, then renamed; OSError if it cannot."""
+    # checksums take as long as writing, and no memory-mapped read verifies them
+    no_checksums = config.patch({"save.compute_crc32": False})  # type: ignore[attr-defined]
     try:
-        with atomic_path(path) as partial, partial.open("wb", buffering=0) as file, _without_checksums():
+        with atomic_path(path) as partial, partial.open("wb", buffering=0) as file, no_checksums:
             torch.save(checkpoint, Flushed(file))  # type: ignore[arg-type]
     except RuntimeError as error:  # torch wraps what the disk says
         raise OSError(f"{path}: the checkpoint cannot be written ({plain(error)}); make room") from error
@@ -242,17 +245,6 @@ def set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     if device.type != "cpu" and "device" in states:
         torch.get_device_module(device).set_rng_state(states["device"])
-
-
-@contextmanager
-def _without_checksums() -> Iterator[None]:
-    """Write tensors without checksums, which take as long as writing, and which no memory-mapped read verifies."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
 
 
 def _is_remote(path: Any) -> bool:

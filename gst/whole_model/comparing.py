@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gst.lowering.calls import is_expanded, unexpanded
 from gst.programs import differ_beyond_rounding, outputs_differ
-from gst.programs.operation import leaves, special_kind
+from gst.programs.operation import leaves, special_kind, tensors_of
 from gst.programs.watcher import Watcher
 
 _version, _requires_grad = attrgetter("_version"), attrgetter("requires_grad")
@@ -293,8 +293,3 @@ def repeats(model: nn.Module, inputs: Sequence[Any]) -> bool:
         except Exception as error:
             raise ValueError(f"the model refuses these inputs: {error}") from error
     return outputs_differ(first, second) is None and [each._version for each in versions] == before
-
-
-def tensors_of(inputs: Any) -> list[Tensor]:
-    """Return the tensors of nested inputs, in order."""
-    return [each for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor)]

@@ -24,10 +24,10 @@ from gst.execution.lane_graphs import DRAWS_ON_HOST, Resident, draws_on_host
 from gst.lowering.calls import copied, module_on
 from gst.machine.devices import Device
 from gst.programs import Program, Step
-from gst.programs.operation import opened
+from gst.programs.operation import opened, tensors_of
 from gst.util.recording import is_here
 from gst.whole_model.choosing import SEED, Subject
-from gst.whole_model.comparing import DRAWS, Guard, difference, tensors_of
+from gst.whole_model.comparing import DRAWS, Guard, difference
 from gst.whole_model.variants import (
     COMPILED,
     MODE,

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from gst.programs.operation import tensors_of
 from gst.util.untrusted import first_line
-from gst.whole_model.comparing import Guard, repeats, tensors_of
+from gst.whole_model.comparing import Guard, repeats
 
 ONNX_RUNTIME, OPENVINO = "onnxruntime", "openvino"
 PACKAGES = {name: (name, "onnx", "onnxscript") for name in (ONNX_RUNTIME, OPENVINO)}
