@@ -22,10 +22,9 @@ from gst.data.tpugraphs import write_npz
 from gst.graphs.graph import Graph
 from gst.graphs.parts import Parts
 from gst.graphs.store import prepare
-from gst.util.cluster import joined
+from tests.clusters import ROOT, cluster_here
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (extra ray)")]
-ROOT = Path(__file__).parents[2]
 settings: Any = {"max_nodes": 100, "halo": 1, "seed": 3}
 
 
@@ -61,10 +60,8 @@ class Watched(GraphSource):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
-        with joined("ray"):
-            yield "ray"
+    with cluster_here(Path(__file__).parent):
+        yield "ray"
 
 
 @pytest.fixture

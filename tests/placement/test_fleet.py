@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from gst.placement.api.measuring import MeasuringSettings, measure_on_fleet
 from gst.placement.measured_plans import LOG, read_measured
 from gst.util.cluster import joined
 from gst.util.progress import Progress
+from tests.clusters import ROOT, begun
 
 pytestmark = [
     pytest.mark.e2e,
@@ -30,7 +31,6 @@ pytestmark = [
     pytest.mark.skipif(len(usable_cores()) < 2, reason="two kinds of hosts need two cores, this machine has one"),
 ]
 PROGRAM = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocabulary=10"
-ROOT = Path(__file__).parents[2]
 MARK = "GST_TEST_FLEET"  # a variable that the processes of this fleet have
 NUMBER = 16
 LISTENING = "0A"  # Documentation/networking/proc_net_tcp.rst
@@ -68,19 +68,6 @@ def mark() -> Iterator[str]:
             yield mark
         cluster.shutdown()
     reset_auth_token_state()  # the next cluster of this process has another token
-
-
-def begun(start: Callable[[], object]) -> None:
-    """Ray gives a host up that has not started within 30 s, as may happen on a busy machine; so try a few times."""
-    for _ in range(3):
-        try:
-            start()
-            return
-        except Exception as error:
-            failure = error
-            if "timed out" not in str(error).lower():
-                raise
-    raise failure
 
 
 def processes(mark: str, title: str = "") -> list[int]:

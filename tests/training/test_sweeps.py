@@ -20,8 +20,8 @@ from made_targets import SMALL
 
 from gst.cli.command_line import _parser, main
 from gst.training.sweeps import Sweep, metric_of, read_sweep
-from gst.util.cluster import joined
 from tests.choices import with_rest
+from tests.clusters import cluster_here
 from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
@@ -241,14 +241,12 @@ def ends(trial: int) -> None:
 def cluster() -> Iterator[str]:
     if find_spec("ray") is None:
         pytest.skip("ray is not installed (extra ray)")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        with joined("ray"):
-            import ray
+    with cluster_here() as patch:
+        import ray
 
-            patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # of controllers that tests start
-            patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # the address is of the loopback interface
-            yield "ray"
+        patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # of controllers that tests start
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # the address is of the loopback interface
+        yield "ray"
 
 
 def outcomes(path: str) -> list[tuple[Any, ...]]:
