@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
@@ -33,6 +33,11 @@ SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 ITERATORS: tuple[type, ...] = (GeneratorType, itertools.count, *map(type, map(iter, ([], (), set(), {}, range(0)))))
 GENERATORS: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 GLOBAL_GENERATORS: dict[str, Any] = {"Python": random._inst, "NumPy": np.random.mtrand._rand}
+NOTES = (
+    "meta", "_lineno_map", "_prologue_start", "_tracer_extras", "_replace_hooks", "_create_node_hooks",
+    "_erase_node_hooks", "_deepcopy_hooks",
+)  # fmt: skip
+"""Attributes that exports write to an `fx.GraphModule`, for their own use."""
 OPAQUE = ("torch._", "torch.fx", "gst.", "builtins", "logging", "threading", "_thread", "weakref")
 TABLES = ("_parameters", "_buffers", "_modules")
 MOST_OBJECTS = 10**6
@@ -83,7 +88,7 @@ class Snapshot:
         self._noting: list[Watch] = []  # those whose functions note their calls
         self._contents: dict[int, tuple[str, str, Any, Any]] = {}
         self._versions: list[tuple[Tensor, int]] = []
-        self._derived: list[str] = []  # names of attributes that PyTorch computes from weights
+        self._derived: list[str] = []  # names of attributes that PyTorch writes itself
         self._modes = [(get(), get, put) for get, put in MODES]
         self._random = _torch_random()
         self._objects: dict[int, Any] = {}  # keeps them, so that no other object gets their ids
@@ -126,7 +131,7 @@ class Snapshot:
                 put(mode)
         for state, put in self._random:
             put(state)
-        named = [each for each in changes if each.kind != INPUT and not each.name.startswith(tuple(self._derived))]
+        named = [each for each in changes if each.kind != INPUT and not is_part(each.name, self._derived)]
         self.changes = list(dict.fromkeys([*self.changes, *named]))
 
     def note_calls(self) -> None:
@@ -356,16 +361,27 @@ def words(changes: Sequence[Change]) -> str:
 
 
 def derived_attributes(module: nn.Module) -> list[str]:
-    """Return names of attributes that PyTorch itself computes from weights: the list of weights of a recurrent module,
-    and weights under the older `weight_norm` and `spectral_norm`.
+    """Return names of attributes that PyTorch itself writes: the list of weights of a recurrent module, weights under
+    the older `weight_norm` and `spectral_norm`, and notes of exports on an `fx.GraphModule`.
 
     Examples:
         >>> derived_attributes(nn.LSTM(1, 1)), derived_attributes(nn.Linear(1, 1))
         (['_flat_weights', '_flat_weight_refs'], [])
     """
     own = ["_flat_weights", "_flat_weight_refs"] if isinstance(module, nn.RNNBase) else []
+    own += NOTES if isinstance(module, fx.GraphModule) else []
     hooks = [each for each in module._forward_pre_hooks.values() if type(each).__module__.startswith("torch.nn.utils")]
     return own + [each.name for each in hooks if hasattr(each, "name")]
+
+
+def is_part(name: str, attributes: Sequence[str]) -> bool:
+    """True for the name of one of some attributes, and of its parts.
+
+    Examples:
+        >>> [is_part(name, ["weight"]) for name in ("weight", "weight[0]", "weight.scale", "weight_scale")]
+        [True, True, True, False]
+    """
+    return f"{name}.".startswith(tuple(f"{each}{end}" for each in attributes for end in ".["))
 
 
 # Parts of objects ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gst.programs.untouched import ATTRIBUTE, Snapshot, Watch
+from gst.programs.untouched import ATTRIBUTE, Snapshot, Watch, is_part
 
 _number: Callable[[dict[Any, Any]], int] | None = None  # of a dictionary, which each write changes
 if sys.version_info < (3, 12):  # later some writes of attributes do not
@@ -34,12 +34,11 @@ class Watcher:
 
     def __init__(self, root: Any) -> None:
         snapshot = Snapshot([root], copies=False)
-        derived = tuple(snapshot._derived)
         modules = [each for each in snapshot._objects.values() if isinstance(each, nn.Module)]
         weights = {
             _address(each) for of in modules for table in (of._parameters, of._buffers) for each in table.values()
         }
-        self._derived = derived
+        self._derived = snapshot._derived
         self._watches = [each for each in snapshot._watches if each.kind == ATTRIBUTE]
         tables = [each.table for each in self._watches if each.table is not None]
         unread = {
@@ -51,7 +50,7 @@ class Watcher:
         self._others = [each for each in self._watches if each.table is None]
         plain = [
             (name, each) for name, each in snapshot.tensors
-            if _address(each) not in weights and not each.is_inference() and not name.startswith(derived)
+            if _address(each) not in weights and not each.is_inference() and not is_part(name, self._derived)
         ]  # fmt: skip
         self._names, self._tensors = [name for name, _ in plain], [each for _, each in plain]
         self._counts = self._versions()
@@ -83,7 +82,7 @@ class Watcher:
         for watch in watches:
             for key in watch.changed():
                 name = watch.named(key)
-                if not name.startswith(self._derived) and not str(key).startswith(("_dynamo", "_torchdynamo")):
+                if not is_part(name, self._derived) and not str(key).startswith(("_dynamo", "_torchdynamo")):
                     return f"{name} changed or was replaced"
         return None
 

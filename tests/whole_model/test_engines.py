@@ -107,11 +107,13 @@ def test_changed_weights_and_other_batches_run_the_model_as_written(change: Call
         assert subject.wrong(guarded.run), "the engine itself is stale"
 
 
-def test_a_graph_module_that_an_export_traced_runs_by_the_engine() -> None:
+def test_a_graph_module_that_an_export_traced_runs_by_the_engine(tmp_path: Path) -> None:
     model, inputs = perceptron()
     traced = torch.fx.symbolic_trace(inference(model))
     guarded = subject_on_cores(traced, inputs, cores=1).guarded(Variant(ONNX_RUNTIME))
     assert guarded.guard is not None and guarded.guard.reason(inputs) is None
+    torch.onnx.export(traced, inputs, tmp_path / "model.onnx", dynamo=True, verbose=False)  # writes notes to it
+    assert guarded.guard.reason(inputs) is None
     traced.graph.output_node().replace_input_with(traced.graph.output_node().args[0], next(iter(traced.graph.nodes)))
     traced.recompile()
     assert "changed or was replaced" in str(guarded.guard.reason(inputs))
