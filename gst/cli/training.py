@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gst.util.cluster import joined
 from gst.util.progress import Bars
 from gst.util.writing import atomic_write
 
@@ -106,6 +105,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
             f"ENTITY/PROJECT/SWEEP` as that prints it; without them: `gst sweep --local {options.file}`"
         )
     from gst.training.sweeps import best_of, folder_of, read_sweep, run_sweep
+    from gst.util.cluster import joined
 
     if options.at_once is not None and options.at_once < 1:
         raise ValueError(f"--at-once is {options.at_once}; want 1 or more")
