@@ -22,7 +22,8 @@ TUNED = {
 }
 HELD_OUT, UNIQUE = 1_000, 23_905  # configurations of AlexNet
 VARIANT_TASKS = {
-    "synthetic": "synthetic, 100,000 nodes", "alexnet": "AlexNet", "circuits": "circuits", "elf-language": "binaries",
+    "synthetic": "synthetic, 100,000 nodes", "alexnet": "AlexNet", "tile": "tile sizes", "circuits": "circuits",
+    "elf-language": "binaries",
 }  # fmt: skip
 GRAPH_KINDS = {"grid": "grid", "netlist": "netlist, hidden order", "powerlaw": "power law", "dag": "DAG in order"}
 MACHINES = {"cores:2": "2 cores", "cores:4": "4 cores", "gpus:2": "2 GPUs", "gpus:4": "4 GPUs"}
