@@ -24,7 +24,7 @@ demo: $(STAMPS)/base            ## set up, then show training, ranking and place
 	$(BIN)/gst demo --json runs/demo.json
 
 test: $(STAMPS)/dev             ## set up, then check every law, unit and property of the product (five minutes on two quiet cores)
-	.ci/cpu_seconds 480 1200 "make test" $(PYTEST) -m "not e2e and not slow and not rest" --ignore=tests/experiments --ignore=tests/reproductions
+	.ci/cpu_seconds 480 2400 "make test" $(PYTEST) -m "not e2e and not slow and not rest" --ignore=tests/experiments --ignore=tests/reproductions
 
 studies: $(STAMPS)/dev          ## tests of benchmarks and reproductions, in experiments/
 	$(PYTEST) -m "not e2e and not slow and not rest" tests/experiments tests/reproductions
