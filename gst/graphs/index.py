@@ -45,8 +45,8 @@ def write_index(directory: Path, settings: dict[str, Any], records: list[Record]
         "schema": SCHEMA, "settings": settings, "files": sizes | {RECORDS: len(lines)}, "graphs": graphs,
         "records": shortened(hashlib.sha256(lines)),
     }  # fmt: skip
-    (directory / INDEX).write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))
     (directory / JOURNAL).rename(directory / RECORDS)
+    (directory / INDEX).write_text(json.dumps(meta | {"checksum": checksum_of(meta)}))
 
 
 def read_index(directory: Path | Address) -> dict[str, Any]:
