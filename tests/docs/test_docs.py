@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gst.util.compiled import compiler
 from tests.docs.pages import OUTPUT, Page
 
 ROOT = Path(__file__).parents[2]
+OURS = ("gst", "embedding_cache", "partitioners", "experiments")
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 FRONT = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()]
 PAGES = {str(path.relative_to(ROOT)): Page(path) for path in [*FRONT, *DOCS]}
@@ -124,6 +126,14 @@ def test_an_output_follows_what_prints_it(name: str) -> None:
         if fence.title == OUTPUT:
             assert before is not None and before.runs and not before.title, fence.line
         before = fence
+
+
+@every_page
+def test_names_that_a_page_imports_exist(name: str) -> None:
+    for fence in PAGES[name].fences:
+        for node in ast.walk(ast.parse(fence.source)) if fence.language == "python" else ():
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in OURS:
+                exec(compile(ast.Module([node], []), name, "exec"), {})
 
 
 # The links -------------------------------------------------------------------------------------------
