@@ -6,14 +6,15 @@ All variants of a task take the same number of steps, after which the validation
 rising. Each training runs in a process of its own on one core; the learning rate falls along a cosine, and +F freezes
 the encoder for the last eighth. Seed 0 trains with the learning rates of the task, of which the validation part chooses
 one for the other seeds. A curve of validation scores is taken over the processor time of the training steps; the test
-part is scored once, at the end, from all segments. A seed decides the split, the weights and all draws. Finished
-trainings are kept in `experiments/results/convergence_TASK.json`, so that a comparison resumes; all five columns take
-about twelve hours of one core.
+part is scored once, at the end, from all segments. A seed decides the split, the weights and all draws; differences
+from whole graphs are taken seed by seed. Finished trainings are kept in `experiments/results/convergence_TASK.json`,
+so that a comparison resumes, on the same graphs only; all five columns take about twelve hours of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -173,6 +174,13 @@ def boosting(features: np.ndarray, goals: np.ndarray) -> Callable[[np.ndarray], 
     return lambda rows: np.stack([tree.predict(rows) for tree in trees], 1)
 
 
+def digest(task: Task) -> str:
+    """Return a hash of names and sizes of the graphs, which for binaries depend on the machine."""
+    loader, *others = task.loaders(True, 0)
+    graphs = sorted((graph.name, graph.num_nodes) for part in (loader.selections, *others) for graph, _ in part)
+    return hashlib.sha256(json.dumps(graphs).encode()).hexdigest()[:16]
+
+
 def run(task: str, job: tuple[str, int, float], found: dict[str, Any], path: Path) -> None:
     """Train in a process of its own, unless the runs in `found` have the result, and save it."""
     (variant, seed, rate), runs = job, found["runs"]
@@ -181,7 +189,12 @@ def run(task: str, job: tuple[str, int, float], found: dict[str, Any], path: Pat
     child = [sys.executable, "-m", "experiments.variants.compare", "--run", task, variant, str(seed), str(rate)]
     done = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True)
     runs[key] = {"variant": variant, "seed": seed, "rate": rate, **json.loads(done.stdout)}
-    write_json(path, {"controls": found["controls"], **summary(TASKS[task], dict(runs))})
+    save(task, found, path)
+
+
+def save(task: str, found: Mapping[str, Any], path: Path) -> None:
+    kept = {key: found[key] for key in ("controls", "graphs")}
+    write_json(path, kept | summary(TASKS[task], dict(found["runs"])))
 
 
 def best_rate(task: Task, runs: Mapping[str, Any], variant: str) -> float:
@@ -200,28 +213,32 @@ def summary(task: Task, runs: Mapping[str, Any]) -> dict[str, Any]:
         for name in VARIANTS
     }
     reference = next((name for name in (WHOLE, "GST") if any(each["curve"] for each in chosen[name])), "")
+    of_reference = {each["seed"]: each["score"] for each in chosen.get(reference, ()) if each["curve"]}
     finals = [each["curve"][-1][2] for each in chosen.get(reference, ()) if each["curve"]]
     goal = 0.99 * statistics.median(finals) if finals else math.inf
     seeds = 1 + max(each["seed"] for each in runs.values())
     return {
         "task": task.name, "kind": task.kind, "steps": task.steps, "reference": reference, "goal": goal,
-        "budget_mib": BUDGET_MIB, "variants": {name: row(each, goal) for name, each in chosen.items() if each},
+        "budget_mib": BUDGET_MIB, "variants": {name: row(each, goal, of_reference) for name, each in chosen.items() if each},
         "runs": runs, "machine": machine_record(),
         "command": f"python -m experiments.variants.compare --tasks {task.name} --seeds {seeds}",
     }  # fmt: skip
 
 
-def row(runs: Sequence[Mapping[str, Any]], goal: float) -> dict[str, Any]:
-    """Return mean and 95 % interval of the scores of a variant, and medians over its seeds."""
+def row(runs: Sequence[Mapping[str, Any]], goal: float, of_reference: Mapping[int, float]) -> dict[str, Any]:
+    """Return mean and 95 % interval of the scores of a variant, and of their differences from those of the reference
+    with the same seed; and medians over its seeds."""
     runs = sorted(runs, key=lambda each: each["seed"])
     if any(each["score"] is None for each in runs):
         return {"rate": runs[0]["rate"], "score_mean": None, "peak_mib": max(each["peak_mib"] for each in runs)}
     scores = [each["score"] for each in runs]
+    ahead = [each["score"] - of_reference[each["seed"]] for each in runs if each["seed"] in of_reference]
     reached = [next((at for _, at, value in each["curve"] if value >= goal), math.inf) for each in runs]
     until = statistics.median(reached)
     return {
         "rate": runs[0]["rate"], "scores": scores, "score_mean": statistics.mean(scores),
-        "score_half_width": half_width(scores), "seconds_to_goal": until if math.isfinite(until) else None,
+        "score_half_width": half_width(scores), "ahead_mean": statistics.mean(ahead) if ahead else None,
+        "ahead_half_width": half_width(ahead), "seconds_to_goal": until if math.isfinite(until) else None,
         **{key: statistics.median(each[key] for each in runs) for key in ("seconds", "step_ms", "peak_mib", "encoded")},
     }  # fmt: skip
 
@@ -251,7 +268,10 @@ def main() -> None:
         for whole in (True, False):  # prepared here, once
             TASKS[task].loaders(whole, 0)
         path = RESULTS / f"convergence_{task}.json"
-        found = {"controls": {}, "runs": {}, **(read_object(path) if path.exists() else {})}
+        here = digest(TASKS[task])
+        found = {"controls": {}, "runs": {}, "graphs": here, **(read_object(path) if path.exists() else {})}
+        if found["graphs"] != here:
+            raise SystemExit(f"{path} is of other graphs than this machine has; remove it to begin anew")
         if any(len(each["scores"]) != options.seeds for each in found["controls"].values()) or not found["controls"]:
             found["controls"] = controls(TASKS[task], options.seeds)
         with ThreadPoolExecutor(options.processes) as pool:
@@ -264,6 +284,7 @@ def main() -> None:
                 ]
                 done = pool.map(lambda job: run(task, job, found, path), jobs)  # noqa: B023 (ends within the loop)
                 list(bar(done, total=len(jobs), desc=f"{task}, {'other seeds' if seeds[0] else 'learning rates'}"))
+        save(task, found, path)
 
 
 if __name__ == "__main__":
