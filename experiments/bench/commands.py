@@ -31,7 +31,6 @@ STUDIES = {
     "scale": "1 to 256 processes simulated from measured figures, and where communication takes over",
     "step_calls": "launches, copies and waits of a training step, counted on a described accelerator",
     "executor": "the cost of running a captured program beyond its operations, compared with plain PyTorch",
-    "allocator": "gain of a step as written from keeping the memory of freed tensors",
     "simulator": "simulated and measured runtimes of random plans",
     "unseen": "plans of a program that no model has seen, predicted by each model, and measured",
     "placement": "plans of the searches, measured with plain PyTorch, torch.compile, one device and the baselines",

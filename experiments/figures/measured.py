@@ -146,12 +146,16 @@ def _score(row: Row | None) -> str:
 
 
 def convergence(task: str) -> str:
-    """Return the rows of one task: score, times, memory and work."""
-    found = result(f"convergence_{task}")
+    """Return the rows of one task: score, its difference from whole graphs, times, memory and work."""
+    found, ahead = result(f"convergence_{task}"), "{ahead_mean:+.3f} ± {ahead_half_width:.3f}"
     rows = [{**row, "test": _score(row)} for row in named(found["variants"])]
+    for row in rows:
+        if row["name"] == found["reference"]:
+            del row["ahead_mean"]
     rows += [{"name": name, "test": _score(row)} for name, row in found["controls"].items()]
     return formatted(rows, [
-        ("", "{name}"), ("test part", "{test}"), (f"until {found['goal']:.3f}, s", "{seconds_to_goal:.0f}"),
+        ("", "{name}"), ("test part", "{test}"), (f"minus {found['reference']}", ahead),
+        (f"until {found['goal']:.3f}, s", "{seconds_to_goal:.0f}"),
         (f"{found['steps']:,} steps, s", "{seconds:.0f}"), ("step, ms", "{step_ms:.0f}"),
         ("peak memory, MiB", "{peak_mib:,.0f}"), ("segments with gradient", "{encoded:,.0f}"), ("rate", "{rate:.2g}"),
     ])  # fmt: skip

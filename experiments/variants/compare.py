@@ -217,10 +217,10 @@ def summary(task: Task, runs: Mapping[str, Any]) -> dict[str, Any]:
     finals = [each["curve"][-1][2] for each in chosen.get(reference, ()) if each["curve"]]
     goal = 0.99 * statistics.median(finals) if finals else math.inf
     seeds = 1 + max(each["seed"] for each in runs.values())
+    rows = {name: row(each, goal, of_reference) for name, each in chosen.items() if each}
     return {
         "task": task.name, "kind": task.kind, "steps": task.steps, "reference": reference, "goal": goal,
-        "budget_mib": BUDGET_MIB, "variants": {name: row(each, goal, of_reference) for name, each in chosen.items() if each},
-        "runs": runs, "machine": machine_record(),
+        "budget_mib": BUDGET_MIB, "variants": rows, "runs": runs, "machine": machine_record(),
         "command": f"python -m experiments.variants.compare --tasks {task.name} --seeds {seeds}",
     }  # fmt: skip
 

@@ -191,4 +191,6 @@ def _served(address: Address) -> Iterator[tuple[Any, str]]:
         words = "credentials come from the environment or the profile of its library"
         raise ValueError(f"{address}: access is denied ({first_line(error)}); {words}") from error
     except Exception as error:  # of any library: botocore, aiohttp and others have classes of their own
+        if isinstance(error.__context__, RecursionError):  # botocore follows an answer that names no region for ever
+            raise ValueError(f"{address}: another region has it; AWS_DEFAULT_REGION names the region") from error
         raise Unreachable(f"{address}: {first_line(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_a_rate_is_chosen_by_validation_and_times_are_until_whole_graphs_score()
     assert rows["whole graph"]["rate"] == 1.0 and rows["whole graph"]["scores"] == [0.7]
     assert found["goal"] == pytest.approx(0.99 * 0.9) and rows["whole graph"]["seconds_to_goal"] == 30.0
     assert rows["GST"]["seconds_to_goal"] is None and rows["GST-One"]["score_mean"] is None
+    assert rows["GST"]["ahead_mean"] == pytest.approx(0.4 - 0.7)
+
+
+def test_a_comparison_does_not_go_on_with_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "RESULTS", tmp_path)
+    monkeypatch.setattr(compare, "TASKS", {"small": SMALL})
+    monkeypatch.setattr(sys, "argv", ["compare", "--tasks", "small", "--variants", ""])
+    (tmp_path / "convergence_small.json").write_text('{"runs": {}, "graphs": "0123"}')
+    with pytest.raises(SystemExit, match="other graphs"):
+        compare.main()
 
 
 def test_estimates_are_compared_with_the_exact_embedding(monkeypatch: pytest.MonkeyPatch) -> None:

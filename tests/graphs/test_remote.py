@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,31 @@ def test_a_bucket_that_is_missing_or_closed_is_refused_in_one_line(
             open_store(store)
     finally:
         _ask(server, "/moto-api/reset-auth", b"inf")
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """A region that does not hold the bucket, and does not say which one does."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(301)
+        self.end_headers()
+
+    do_GET = do_PUT = do_HEAD
+
+    def log_message(self, *words: Any) -> None: ...
+
+
+def test_a_bucket_of_another_region_is_refused_in_one_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{elsewhere.server_port}")
+        s3fs.S3FileSystem.clear_instance_cache()
+        status = main(["prepare", "synthetic:200", "--store", ROOT])
+        elsewhere.shutdown()
+    said = capsys.readouterr().err
+    assert status == 2 and said.count("\n") == 1 and ROOT in said and "AWS_DEFAULT_REGION" in said
 
 
 def test_a_store_that_is_none_is_refused(server: Server) -> None:
