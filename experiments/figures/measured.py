@@ -151,7 +151,7 @@ def convergence(task: str) -> str:
     rows = [{**row, "test": _score(row)} for row in named(found["variants"])]
     for row in rows:
         if row["name"] == found["reference"]:
-            del row["ahead_mean"]
+            row.pop("ahead_mean", None)
     rows += [{"name": name, "test": _score(row)} for name, row in found["controls"].items()]
     return formatted(rows, [
         ("", "{name}"), ("test part", "{test}"), (f"minus {found['reference']}", ahead),

@@ -125,7 +125,7 @@ REPRODUCTIONS: tuple[tuple[str, str, Callable[[], str], str], ...] = (
     ("ColocRL (2017), simulated GPUs", "reproductions.colocrl", partial(_policy, "colocrl"), "2026-11-23"),
     ("HDP (2018), simulated GPUs", "reproductions.hdp", partial(_policy, "hdp"), "2026-11-23"),
     ("GO (2020), simulated GPUs", "reproductions.go --evaluations 500 --seeds 2", partial(_policy, "go"), "2026-11-22"),
-    ("OpenABC-D (2021), circuits", "variants.compare --tasks circuits --seeds 3", _circuits, "2026-11-30"),
+    ("OpenABC-D (2021), circuits", "variants.compare --tasks circuits --seeds 5", _circuits, "2026-12-01"),
     ("call graphs of ELF binaries", "variants.compare --tasks elf-language --seeds 2", _binaries, "2026-11-30"),
     ("MSR's cost graphs, certificates", "reproductions.public_problems.table", _certificates, "2026-11-29"),
 )
