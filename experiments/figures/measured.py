@@ -141,20 +141,23 @@ def _score(row: Row | None) -> str:
         return "-"
     if row["score_mean"] is None:
         return "over 2 GiB"
+    return _mean(row, "score", ".2f")
+
+
+def _mean(row: Row, name: str, form: str) -> str:
     few = len(row["scores"]) < 3  # say nothing of the interval
-    return f"{row['score_mean']:.2f}" + ("" if few else f" ± {row['score_half_width']:.2f}")
+    return f"{row[f'{name}_mean']:{form}}" + ("" if few else f" ± {row[f'{name}_half_width']:{form.lstrip('+')}}")
 
 
 def convergence(task: str) -> str:
     """Return the rows of one task: score, its difference from whole graphs, times, memory and work."""
-    found, ahead = result(f"convergence_{task}"), "{ahead_mean:+.3f} ± {ahead_half_width:.3f}"
+    found = result(f"convergence_{task}")
     rows = [{**row, "test": _score(row)} for row in named(found["variants"])]
-    for row in rows:
-        if row["name"] == found["reference"]:
-            row.pop("ahead_mean", None)
+    for row in (row for row in rows if "ahead_mean" in row and row["name"] != found["reference"]):
+        row["ahead"] = _mean(row, "ahead", "+.3f")
     rows += [{"name": name, "test": _score(row)} for name, row in found["controls"].items()]
     return formatted(rows, [
-        ("", "{name}"), ("test part", "{test}"), (f"minus {found['reference']}", ahead),
+        ("", "{name}"), ("test part", "{test}"), (f"minus {found['reference']}", "{ahead}"),
         (f"until {found['goal']:.3f}, s", "{seconds_to_goal:.0f}"),
         (f"{found['steps']:,} steps, s", "{seconds:.0f}"), ("step, ms", "{step_ms:.0f}"),
         ("peak memory, MiB", "{peak_mib:,.0f}"), ("segments with gradient", "{encoded:,.0f}"), ("rate", "{rate:.2g}"),

@@ -42,6 +42,7 @@ from gst.graphs.segments import SegmentedGraph
 from gst.machine.devices import machine_record
 from gst.method.estimator import GraphSegmentTraining
 from gst.nn import SAGE, Head
+from gst.util.arrays import shortened
 from gst.util.process import keep_freed_memory
 from gst.util.progress import bar
 from gst.util.untrusted import read_object
@@ -178,7 +179,7 @@ def digest(task: Task) -> str:
     """Return a hash of names and sizes of the graphs, which for binaries depend on the machine."""
     loader, *others = task.loaders(True, 0)
     graphs = sorted((graph.name, graph.num_nodes) for part in (loader.selections, *others) for graph, _ in part)
-    return hashlib.sha256(json.dumps(graphs).encode()).hexdigest()[:16]
+    return shortened(hashlib.sha256(json.dumps(graphs).encode()))
 
 
 def run(task: str, job: tuple[str, int, float], found: dict[str, Any], path: Path) -> None:
@@ -213,8 +214,9 @@ def summary(task: Task, runs: Mapping[str, Any]) -> dict[str, Any]:
         for name in VARIANTS
     }
     reference = next((name for name in (WHOLE, "GST") if any(each["curve"] for each in chosen[name])), "")
-    of_reference = {each["seed"]: each["score"] for each in chosen.get(reference, ()) if each["curve"]}
-    finals = [each["curve"][-1][2] for each in chosen.get(reference, ()) if each["curve"]]
+    finished = [each for each in chosen.get(reference, ()) if each["curve"]]
+    of_reference = {each["seed"]: each["score"] for each in finished}
+    finals = [each["curve"][-1][2] for each in finished]
     goal = 0.99 * statistics.median(finals) if finals else math.inf
     seeds = 1 + max(each["seed"] for each in runs.values())
     rows = {name: row(each, goal, of_reference) for name, each in chosen.items() if each}
@@ -269,8 +271,8 @@ def main() -> None:
             TASKS[task].loaders(whole, 0)
         path = RESULTS / f"convergence_{task}.json"
         here = digest(TASKS[task])
-        found = {"controls": {}, "runs": {}, "graphs": here, **(read_object(path) if path.exists() else {})}
-        if found["graphs"] != here:
+        found = read_object(path) if path.exists() else {"controls": {}, "runs": {}, "graphs": here}
+        if found.get("graphs") != here:
             raise SystemExit(f"{path} is of other graphs than this machine has; remove it to begin anew")
         if any(len(each["scores"]) != options.seeds for each in found["controls"].values()) or not found["controls"]:
             found["controls"] = controls(TASKS[task], options.seeds)
